@@ -1,0 +1,9 @@
+"""Personalized federated learning on PyTorch Lightning."""
+
+from datamodules.errors import ConfigError
+from pfl.loop import FederatedLoop
+from pfl.strategy import ClientParallelStrategy
+from pfl.trainer import Trainer
+
+__version__ = "0.1.0"
+__all__ = ["ClientParallelStrategy", "ConfigError", "FederatedLoop", "Trainer", "__version__"]

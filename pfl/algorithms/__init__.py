@@ -1,0 +1,11 @@
+"""Federated methods, one file each."""
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.fedavg import FedAvg
+from pfl.algorithms.fedprox import FedProx
+from pfl.algorithms.fedslr import FedSLR
+from pfl.algorithms.gpgd import GPGD
+from pfl.algorithms.local_train import LocalTrain
+from pfl.algorithms.lpgd import LPGD
+
+__all__ = ["GPGD", "LPGD", "FedAvg", "FedProx", "FedSLR", "FederatedAlgorithm", "LocalTrain"]

@@ -1,0 +1,23 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized
+Data", AISTATS 2017."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.clients import Clients
+
+
+class FedAvg(FederatedAlgorithm):
+    """Local SGD from the global model; the server averages the clients' models (Algorithm 1).
+
+    w_i <- w;  w_i <- w_i - η g_i(w_i) (local steps);  w <- sum_i n_i w_i / sum_i n_i.
+
+    With a `server_optimizer` this is FedOpt: w - mean(w_i) is its gradient.
+    Cost: P values down, P up. No client state.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Local SGD; sends w_i."""
+        return self.local_sgd(clients, w)

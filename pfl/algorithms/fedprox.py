@@ -1,0 +1,32 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.clients import Clients
+
+
+class FedProx(FederatedAlgorithm):
+    """FedAvg with local objectives f_i(v) + (μ/2) |v - w|^2 (Algorithm 2).
+
+    v <- v - η (g_i(v) + μ (v - w));  w <- mean of v. With μ = 0 it is FedAvg.
+    Cost: P values down, P up. No client state.
+
+    Parameters
+    ----------
+    proximal_weight
+        μ; the pull towards the received model.
+    """
+
+    def __init__(self, network: nn.Module, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        _require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
+        self.proximal_weight = proximal_weight
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Proximal local SGD; sends v."""
+        return self.local_sgd(clients, w, lambda v, g: g + self.proximal_weight * (v - w))

@@ -1,0 +1,46 @@
+"""LPGD: local proximal gradient descent, an ablation of FedSLR (TMLR 2023, Section 6.4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.clients import Clients
+from pfl.communication import Message, low_rank_size
+from pfl.proximal import low_rank
+
+
+class LPGD(FederatedAlgorithm):
+    """Every local step is followed by the nuclear norm's prox; the server averages.
+
+    v <- SVT_{η λ}(v - η g_i(v)), K steps from w;  w <- mean of v.
+    Cost: P values down (a mean of low-rank models has a higher rank), low-rank factors up.
+    No client state.
+
+    Parameters
+    ----------
+    low_rank_penalty
+        λ.
+    """
+
+    def __init__(
+        self, network: nn.Module, *, low_rank_penalty: float = 1e-4, **kwargs: Any
+    ) -> None:
+        super().__init__(network, weighting="uniform", **kwargs)
+        _require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
+        self.low_rank_penalty = low_rank_penalty
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        """Proximal local SGD; sends the factors of v."""
+        ranks = self.space.full_ranks.repeat(len(clients), 1)
+
+        def prox(v: Tensor, lr: float) -> Tensor:
+            v, rank = low_rank(self.space, v, self.low_rank_penalty * lr)
+            ranks[: len(v)] = rank
+            return v
+
+        v = self.local_sgd(clients, w, prox=prox)
+        return Message(v, low_rank_size(self.space, ranks) * v.element_size())

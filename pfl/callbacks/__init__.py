@@ -1,0 +1,8 @@
+"""What happens around a run: records, progress, checkpoints, comparison."""
+
+from pfl.callbacks.alone import TrainAlone
+from pfl.callbacks.checkpoint import RoundCheckpoint
+from pfl.callbacks.progress import RoundProgress
+from pfl.callbacks.recorder import RunRecorder
+
+__all__ = ["RoundCheckpoint", "RoundProgress", "RunRecorder", "TrainAlone"]

@@ -1,0 +1,86 @@
+"""What every client would have reached alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.clients import Clients, ClientStore
+from pfl.evaluation import ClientScores, score_rows
+from pfl.loop import FederatedLoop
+
+
+class TrainAlone(Callback):
+    """Trains every client alone once the run is over, for comparison.
+
+    The same initial model, rounds, cohorts, local steps and learning rates as in the run, but a
+    client goes on from its own last model: what `LocalTrain` computes under the same loop. It takes
+    about as long as the local training of the run itself.
+
+    Attributes
+    ----------
+    scores
+        Of every client on its test samples: `accuracy`, `loss` and `count`, float64 [M].
+    """
+
+    def __init__(self) -> None:
+        self.scores: dict[str, np.ndarray] | None = None
+        self._initial: Tensor | None = None
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Remember the initial model."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        if self._initial is None:
+            self._initial = pl_module.global_model.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The initial model: a resumed run compares with the same beginning."""
+        return {"initial": self._initial}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self._initial = state_dict["initial"]
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Train and score."""
+        assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
+        loop = trainer.datamodule  # type: ignore[attr-defined]
+        with torch.no_grad(), torch.autocast(pl_module.device.type, enabled=False):
+            self.scores = train_alone(pl_module, loop, self._initial, pl_module.rounds)
+
+
+def train_alone(
+    algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: Tensor, rounds: int
+) -> dict[str, np.ndarray]:
+    """`LocalTrain` with an algorithm's network, local settings and engine; its test scores."""
+    store = ClientStore(loop.num_clients)
+    store.declare("w", initial.cpu())
+    buffers = algorithm.oracle.buffers
+    if buffers.size:
+        store.declare("buffers", buffers.read(algorithm.network, initial).cpu())
+    data = loop.client_data(algorithm.device)
+
+    def chunks(ids: np.ndarray, round: int, split: str) -> list[Clients]:
+        parts = -(-len(ids) // (loop.clients_at_once or len(ids))) if len(ids) else 0
+        made = []
+        for chunk in loop.chunks(ids, split, max(1, parts), owned=True):
+            state = {name: store.read(name, chunk, algorithm.device) for name in store.names}
+            made.append(Clients(chunk, round, data, split, state=state, dtype=initial.dtype))
+            made[-1].buffers = state.get("buffers")
+        return made
+
+    for round in range(rounds):
+        for clients in chunks(loop.cohort(round), round, "train"):
+            store.write("w", clients.ids, algorithm.local_sgd(clients, clients.state["w"]))
+            if clients.buffers is not None:
+                store.write("buffers", clients.ids, clients.buffers)
+    metric = ClientScores(loop.num_clients).to(algorithm.device)
+    for clients in chunks(np.arange(loop.num_clients), rounds, "test"):
+        score_rows(metric, algorithm.oracle, clients, clients.state["w"])
+    return metric.compute()

@@ -1,0 +1,38 @@
+"""A checkpoint that costs little: of whole rounds, and not more often than it pays."""
+
+from __future__ import annotations
+
+import time
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+
+class RoundCheckpoint(ModelCheckpoint):
+    """Keeps `checkpoints/last.ckpt`: at the end of a round, and always of the last one.
+
+    Parameters
+    ----------
+    every_seconds
+        The time that a crash may cost; 0 saves after every round. A checkpoint holds every
+        client's state, so saving after every short round could take longer than the round.
+    """
+
+    def __init__(self, every_seconds: float = 30.0) -> None:
+        super().__init__(
+            filename="last",
+            save_top_k=1,
+            every_n_epochs=1,
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+        self.every_seconds = every_seconds
+        self._saved_at = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Save if it is time, or if this was the last round."""
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        due = time.monotonic() - self._saved_at >= self.every_seconds
+        if trainer.strategy.broadcast(last or due):  # saving gathers: all processes or none
+            super().on_train_epoch_end(trainer, pl_module)
+            self._saved_at = time.monotonic()

@@ -1,0 +1,290 @@
+"""The record of a run: config, a row per round, a row per client, a summary, a table."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_info
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.callbacks.alone import TrainAlone
+from pfl.evaluation import worst_tenth
+from pfl.loop import FederatedLoop
+from pfl.report.table import summary_table
+
+PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
+
+
+class RunRecorder(Callback):
+    """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
+
+    `metrics.csv` is written round by round, the other two at the end and when a run is broken off.
+    A resumed run begins with the rows of the checkpoint, so that its file equals that of an
+    uninterrupted run. At the end a table of the result is printed.
+
+    Parameters
+    ----------
+    config
+        YAML text of the run's configuration; the command line gives it.
+    """
+
+    def __init__(self, config: str | None = None) -> None:
+        self.config = config
+        self.rows: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        self._columns: list[str] = []
+        self._begun = time.monotonic()
+        self._folder = Path()
+        self._writes = True
+
+    # ---- training -----------------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Choose the folder."""
+        self._folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
+        self._writes = trainer.is_global_zero
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write what is known before the first round."""
+        self._begun = time.monotonic() - self.seconds
+        self._columns = []
+        if not self._writes:
+            return
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if self.config is not None:
+            (self._folder / "config.yaml").write_text(self.config)
+        if self.rows:
+            self._rewrite_metrics()
+        rank_zero_info(f"Writing to {self._folder}")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The last round is always evaluated."""
+        if trainer.current_epoch + 1 == trainer.max_epochs:
+            trainer.check_val_every_n_epoch = 1
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the round's row."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        row: dict[str, Any] = dict(pl_module.row)
+        for name, value in trainer.callback_metrics.items():
+            row.setdefault(name, value.item())
+        self.rows.append(row)
+        self.seconds = time.monotonic() - self._begun
+        if not self._writes:
+            return
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._rewrite_metrics()
+        else:
+            with (self._folder / "metrics.csv").open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+
+    def _rewrite_metrics(self) -> None:
+        self._columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        with (self._folder / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns)
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the result and print it."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        summary = self._write_result(trainer, pl_module)
+        if self._writes:
+            print(summary_table(summary), flush=True)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Nothing that was computed is lost."""
+        alone = trainer.num_devices == 1 and trainer.num_nodes == 1  # else others would hang
+        if self.rows and trainer.training and alone and isinstance(pl_module, FederatedAlgorithm):
+            self._write_result(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows and time so far."""
+        return {"rows": self.rows, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.rows = list(state_dict["rows"])
+        self.seconds = state_dict["seconds"]
+
+    # ---- test and predict ---------------------------------------------------------------------
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write `test.json` and `test_clients.csv`."""
+        self._write_evaluation(trainer, pl_module, "test")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """After `validate` (not within `fit`): write `validate.json`, `validate_clients.csv`."""
+        if trainer.state.fn == "validate":
+            self._write_evaluation(trainer, pl_module, "validate")
+
+    def _write_evaluation(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str
+    ) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        columns = client_columns(pl_module, _loop(trainer))
+        if self._writes:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            _write_json(self._folder / f"{name}.json", pl_module.row)
+            _write_csv(self._folder / f"{name}_clients.csv", columns)
+
+    def on_predict_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Append a chunk's predictions to `predictions.csv`, a row a sample."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
+        path = self._folder / f"predictions{rank}.csv"
+        if outputs:
+            _write_csv(path, outputs, append=batch_idx > 0)
+
+    # ---- the result ---------------------------------------------------------------------------
+
+    def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any]:
+        loop = _loop(trainer)
+        alone = next((c for c in trainer.callbacks if isinstance(c, TrainAlone)), None)  # type: ignore[attr-defined]
+        columns = client_columns(algorithm, loop, alone.scores if alone else None)
+        summary = {
+            "name": self._folder.name,
+            "folder": str(self._folder),
+            "algorithm": type(algorithm).__name__,
+            **self.rows[-1],
+            "best": best_round(self.rows),
+            **compare(columns),
+            "protocol": loop.describe(),
+            "partition_hash": loop.datamodule.partition.hash,
+            "seed": loop.seed,
+            "wall_seconds": self.seconds,
+            "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
+            "peak_memory_bytes": peak_memory(),
+            "engine": algorithm.oracle.engine,
+            "versions": versions(),
+        }
+        if self._writes:
+            _write_csv(self._folder / "clients.csv", columns)
+            _write_json(self._folder / "summary.json", summary)
+        return summary
+
+
+def _loop(trainer: pl.Trainer) -> FederatedLoop:
+    return trainer.datamodule  # type: ignore[attr-defined]
+
+
+def best_round(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The row that validation selects, with `selected_by`; None without validation.
+
+    By the mean accuracy of the personalized models where there are some, else of the global model;
+    for regression by the loss. The first of equal rounds.
+    """
+    for number, sign in (("accuracy", 1), ("loss", -1)):
+        for kind in ("personalized", "global"):
+            name = f"val/{kind}/{number}"
+            have = [row for row in rows if name in row and not math.isnan(row[name])]
+            if have:
+                best = max(have, key=lambda row: sign * row[name])  # noqa: B023 (used at once)
+                return {"selected_by": name, **best}
+    return None
+
+
+def client_columns(
+    algorithm: FederatedAlgorithm,
+    loop: FederatedLoop,
+    alone: dict[str, np.ndarray] | None = None,
+) -> dict[str, np.ndarray]:
+    """A row per client: sample counts, label counts, scores of the last evaluation, bytes."""
+    data = loop.datamodule
+    columns: dict[str, np.ndarray] = {"client": np.arange(loop.num_clients)}
+    for split in ("train", "val", "test"):
+        columns[f"{split}_samples"] = getattr(data.partition, split).sizes
+    if data.num_classes is not None:
+        counts = data.label_counts()
+        columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
+    evaluation = getattr(algorithm, "evaluation", None)
+    for (split, kind), scores in (evaluation.scores if evaluation else {}).items():
+        for number in ("accuracy", "loss"):
+            columns[f"{split}_{kind}_{number}"] = scores[number]
+    if alone is not None:
+        columns |= {f"test_alone_{number}": alone[number] for number in ("accuracy", "loss")}
+    columns |= {f"{way}_bytes": count.numpy() for way, count in algorithm.client_bytes().items()}
+    return columns
+
+
+def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What clients gained over training alone, if that was measured.
+
+    `alone/...` are the scores of training alone; `gained`, `equal` and `lost` the shares of the
+    clients whose federated model (the personalized one where there is one) has a higher, the same
+    or a lower test accuracy; for regression, a lower, the same or a higher loss.
+    """
+    if "test_alone_accuracy" not in columns:
+        return {}
+    number, sign = "accuracy", 1
+    if np.isnan(columns["test_alone_accuracy"]).all():
+        number, sign = "loss", -1
+    kinds = [k for k in ("personalized", "global") if f"test_{k}_{number}" in columns]
+    alone = columns[f"test_alone_{number}"]
+    have = ~np.isnan(alone)
+    result: dict[str, Any] = {
+        f"alone/{number}": float(alone[have].mean()),
+        f"alone/{number}_std": float(alone[have].std()),
+        f"alone/{number}_worst10": worst_tenth(alone[have] * sign) * sign,
+    }
+    if kinds:
+        gain = sign * (columns[f"test_{kinds[0]}_{number}"] - alone)[have]
+        shares = {"gained": gain > 0, "equal": gain == 0, "lost": gain < 0}
+        result |= {name: float(mask.mean()) for name, mask in shares.items()}
+    return result
+
+
+def peak_memory() -> int:
+    """The most memory this process has held so far, in bytes: of the GPU where one was used."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that could change a result."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write at once or not at all: a run that is killed leaves no half file."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(content, indent=2, default=float) + "\n")
+    os.replace(part, path)
+
+
+def _write_csv(path: Path, columns: dict[str, np.ndarray], append: bool = False) -> None:
+    with path.open("a" if append else "w", newline="") as file:
+        writer = csv.writer(file)
+        if not append:
+            writer.writerow(columns)
+        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))

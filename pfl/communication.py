@@ -1,0 +1,107 @@
+"""What travels between server and clients, and the ledger that counts it in bytes.
+
+Only payload is counted: values, and the indices or bit masks without which a sparse message cannot
+be read. Headers of a few bytes a message are not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.parameters import ParameterSpace
+
+
+@dataclass
+class Message:
+    """Values as the receiver reads them, and what they cost on the wire.
+
+    Attributes
+    ----------
+    values
+        [K] from the server to everyone, or [C, K] from C clients.
+    nbytes
+        Bytes of one message, or int64 [C] where the clients' messages differ in size.
+    """
+
+    values: Tensor
+    nbytes: int | Tensor
+
+
+def dense(values: Tensor) -> Message:
+    """Every value, at its own width."""
+    return Message(values, values.shape[-1] * values.element_size())
+
+
+def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:
+    """Two factors for every matrix layer where they are smaller than the layer itself.
+
+    A layer d1 x d2 of rank r goes as U diag(s)^(1/2) and diag(s)^(1/2) V', that is r (d1 + d2)
+    values, or densely as d1 d2 (FedSLR, Section 5). 1-D layers are dense.
+
+    Parameters
+    ----------
+    values
+        Flat models [..., P].
+    ranks
+        int64 [..., number of matrix layers].
+    """
+    return Message(values, low_rank_size(space, ranks) * values.element_size())
+
+
+def low_rank_size(space: ParameterSpace, ranks: Tensor) -> Tensor:
+    """Number of values of `low_rank`: sum_l min(r_l (d1 + d2), d1 d2) + the 1-D layers, int64."""
+    shapes = torch.tensor([layer.matrix_shape for layer in space.matrices]).reshape(-1, 2)
+    area = shapes.prod(1)
+    factors = torch.minimum(ranks.cpu() * shapes.sum(1), area)
+    return factors.sum(-1) + (space.size - int(area.sum()))
+
+
+def sparse(values: Tensor) -> Message:
+    """The non-zero values with 4-byte indices or with a mask of one bit a value, the smaller."""
+    count = values.count_nonzero(-1)
+    indices, bits = 4 * count, -(-values.shape[-1] // 8)
+    return Message(values, count * values.element_size() + indices.clamp_max(bits))
+
+
+def part(values: Tensor, mask: Tensor) -> Message:
+    """Only the values under a mask (bool [K]) that both sides know: nothing else is sent."""
+    return Message(values, int(mask.sum()) * values.element_size())
+
+
+class Ledger:
+    """Counts bytes up and down, for each client and over all rounds.
+
+    Attributes
+    ----------
+    uplink, downlink
+        int64 [number of clients]: bytes that each client has sent and received so far.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        self.uplink = np.zeros(num_clients, np.int64)
+        self.downlink = np.zeros(num_clients, np.int64)
+
+    def add(self, clients: np.ndarray, down: int | Tensor, up: int | Tensor) -> None:
+        """Book the messages of some clients, each in bytes."""
+        np.add.at(self.downlink, clients, _bytes(down))
+        np.add.at(self.uplink, clients, _bytes(up))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counts as tensors."""
+        return {
+            "uplink": torch.from_numpy(self.uplink.copy()),
+            "downlink": torch.from_numpy(self.downlink.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        self.uplink = state["uplink"].numpy().copy()
+        self.downlink = state["downlink"].numpy().copy()
+
+
+def _bytes(count: int | Tensor) -> int | np.ndarray:
+    return count.cpu().numpy() if isinstance(count, Tensor) else count

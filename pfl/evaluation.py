@@ -1,0 +1,208 @@
+"""Scores of every client, and the numbers that papers report about them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torchmetrics
+from torch import Tensor
+
+from pfl.clients import Clients
+from pfl.oracle import Oracle
+from pfl.strategy import gather
+
+if TYPE_CHECKING:
+    from pfl.algorithms.base import FederatedAlgorithm
+
+POOL = 4096  # samples in one forward pass of one model
+
+
+class ClientScores(torchmetrics.Metric):
+    """Loss and accuracy of each client, summed sample by sample (and over processes).
+
+    Parameters
+    ----------
+    num_clients
+        The population, M.
+    """
+
+    full_state_update = False
+    loss_sum: Tensor
+    correct_sum: Tensor
+    count: Tensor
+
+    def __init__(self, num_clients: int) -> None:
+        super().__init__()
+        for name in ("loss_sum", "correct_sum", "count"):
+            zeros = torch.zeros(num_clients, dtype=torch.float64)
+            self.add_state(name, zeros, dist_reduce_fx="sum")
+
+    def update(self, ids: Tensor, losses: Tensor, correct: Tensor, count: Tensor) -> None:
+        """Add sums over some samples of clients `ids`; all four [C]."""
+        ids = ids.to(self.count.device)
+        self.loss_sum.index_add_(0, ids, losses.to(self.loss_sum))
+        self.correct_sum.index_add_(0, ids, correct.to(self.loss_sum))
+        self.count.index_add_(0, ids, count.to(self.loss_sum))
+
+    def compute(self) -> dict[str, np.ndarray]:
+        """`loss`, `accuracy` (NaN for regression) and `count`, float64 [M].
+
+        Clients without samples have NaN.
+        """
+        count = self.count.cpu().numpy()
+        with np.errstate(invalid="ignore", divide="ignore"):
+            loss = self.loss_sum.cpu().numpy() / count
+            accuracy = self.correct_sum.cpu().numpy() / count
+        return {"loss": loss, "accuracy": accuracy, "count": count}
+
+
+def summarize(scores: dict[str, np.ndarray]) -> dict[str, float]:
+    """The reported numbers: for accuracy and loss, over the clients that have samples.
+
+    The unweighted mean over clients; `_std` the standard deviation over clients (divisor: their
+    number); `_worst10` the mean of the worst tenth of the clients, rounded up; `_pooled` the mean
+    over all samples. Accuracy is left out for regression.
+    """
+    result: dict[str, float] = {}
+    count = scores["count"]
+    for name, sign in (("accuracy", 1), ("loss", -1)):
+        have = count > 0
+        values = scores[name][have]
+        if not len(values) or (name == "accuracy" and np.isnan(values).all()):
+            continue
+        result[name] = float(values.mean())
+        result[f"{name}_std"] = float(values.std())
+        result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
+        result[f"{name}_pooled"] = float(np.average(values, weights=count[have]))
+    return result
+
+
+def worst_tenth(values: np.ndarray) -> float:
+    """Mean of the lowest tenth of the values, rounded up to a whole number of them."""
+    return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
+
+
+class Evaluation:
+    """One pass over all clients: collects scores of each split and kind of model.
+
+    Attributes
+    ----------
+    scores
+        After `finish`: what `ClientScores.compute` gives, by (split, "global" or "personalized").
+    """
+
+    def __init__(self, num_clients: int, device: torch.device) -> None:
+        self.num_clients, self.device = num_clients, device
+        self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        self._metrics: dict[tuple[str, str], ClientScores] = {}
+        self._numbers = np.zeros(2)  # sum over personalized models, and how many they are
+        self._global_numbers = 0
+        self._shared: dict[str, Tensor] = {}
+
+    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+        """Score a chunk of clients with the models that the algorithm has."""
+        if algorithm.has_global:
+            self._global_numbers = algorithm.parameters_global()
+            self._score_global(self._metric(clients.split, "global"), algorithm, clients)
+        if algorithm.has_personalized:
+            metric = self._metric(clients.split, "personalized")
+            w = algorithm.personalized(clients)
+            numbers = algorithm.parameters_personalized(clients, w)
+            self._numbers += [float(numbers.sum()), len(clients)]
+            score_rows(metric, algorithm.oracle, clients, w)
+
+    def finish(self) -> dict[str, float]:
+        """All reported numbers, named `<split>/<kind>/<number>`; every process must call it."""
+        row: dict[str, float] = {}
+        for (split, kind), metric in self._metrics.items():
+            self.scores[split, kind] = metric.compute()
+            for name, value in summarize(self.scores[split, kind]).items():
+                row[f"{split}/{kind}/{name}"] = value
+        if self._global_numbers:
+            row["parameters/global"] = self._global_numbers
+        if any(kind == "personalized" for _, kind in self._metrics):
+            total, models = np.sum(gather(self._numbers), axis=0)
+            row["parameters/personalized"] = float(total / models)
+        return row
+
+    def _metric(self, split: str, kind: str) -> ClientScores:
+        if (split, kind) not in self._metrics:
+            metric = ClientScores(self.num_clients).to(self.device)
+            metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
+            self._metrics[split, kind] = metric
+        return self._metrics[split, kind]
+
+    def _score_global(
+        self, metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients
+    ) -> None:
+        oracle, w = algorithm.oracle, algorithm.global_model
+        if clients.buffers is not None and algorithm.buffer_policy == "local":
+            score_rows(metric, oracle, clients, w.expand(len(clients), -1))
+            return
+        if not len(clients):
+            return
+        buffers = None if clients.buffers is None else clients.buffers[0]
+        if not clients.data.shared(clients.split):
+            _score_pooled(metric, oracle, clients, w, buffers)
+            return
+        # The same samples for everyone and one model: one client's score is everyone's.
+        if clients.split not in self._shared:
+            probe = ClientScores(self.num_clients).to(self.device)
+            one = replace(clients, ids=clients.ids[:1])
+            _score_pooled(probe, oracle, one, w, buffers)
+            sums = (probe.loss_sum, probe.correct_sum, probe.count)
+            self._shared[clients.split] = torch.stack([s.sum() for s in sums])
+        sums = self._shared[clients.split][:, None].expand(3, len(clients))
+        metric.update(torch.from_numpy(clients.ids), *sums)
+
+
+def score_rows(metric: ClientScores, oracle: Oracle, clients: Clients, w: Tensor) -> None:
+    """Every client's own model, w [C, P], on its own samples."""
+    ids = torch.from_numpy(clients.ids)
+    for rows, batch in clients.samples():
+        buffers = None if clients.buffers is None else clients.buffers[rows]
+        losses, correct = oracle.evaluate(w[rows], batch, buffers)
+        metric.update(ids[rows], losses.sum(1), correct.sum(1), torch.tensor(batch.counts))
+
+
+def _score_pooled(
+    metric: ClientScores, oracle: Oracle, clients: Clients, w: Tensor, buffers: Tensor | None
+) -> None:
+    """One model, w [P], on the pooled samples of all these clients."""
+    for owners, index in clients.pooled(POOL):
+        inputs, targets = clients.data.gather(index, clients.dtype)
+        losses, correct = oracle.evaluate_one(w, inputs, targets, buffers)
+        ids = torch.from_numpy(clients.ids[owners])
+        metric.update(ids, losses, correct, torch.ones(len(owners)))
+
+
+def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np.ndarray]:
+    """Predicted class (or value) of every sample of some clients, a row a sample.
+
+    `client`, `sample` (its index in the data set), `target`, and `global` and `personalized`
+    where the algorithm has such a model.
+    """
+    columns: dict[str, list[np.ndarray]] = {}
+    w = {"global": algorithm.global_model.expand(len(clients), -1)} if algorithm.has_global else {}
+    if algorithm.has_personalized:
+        w["personalized"] = algorithm.personalized(clients)
+    for owners, index in clients.pooled(POOL):
+        inputs, targets = clients.data.gather(index, clients.dtype)
+        values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
+        values["target"] = targets.cpu().numpy()
+        for kind, models in w.items():
+            outputs = []
+            for c in np.unique(owners):
+                buffers = None if clients.buffers is None else clients.buffers[c]
+                mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
+                outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
+            output = torch.cat(outputs)
+            chosen = output if targets.is_floating_point() else output.argmax(1)
+            values[kind] = chosen.float().cpu().numpy()
+        for name, column in values.items():
+            columns.setdefault(name, []).append(column)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}

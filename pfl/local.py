@@ -1,0 +1,81 @@
+"""The clients' local optimizer: steps on the rows of a [C, P] matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from datamodules.errors import ConfigError
+
+OptimizerFactory = Callable[[Iterable], Optimizer]
+"""Makes an optimizer of parameters; configured in YAML by class path and arguments."""
+
+_NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+
+
+class LocalOptimizer:
+    """Moves C clients' models at once, each as if it were alone.
+
+    An elementwise optimizer treats every float on its own, so that one optimizer of a [C, P]
+    matrix is C optimizers of its rows.
+
+    Parameters
+    ----------
+    w
+        [C, P], changed in place.
+    lr
+        Learning rate.
+    weight_decay
+        Adds weight_decay * w to the gradient.
+    factory
+        A `torch.optim` optimizer, whose learning rate is set to `lr`; None for plain SGD.
+
+    Raises
+    ------
+    ConfigError
+        For an optimizer that mixes the entries of a tensor.
+    """
+
+    def __init__(
+        self,
+        w: Tensor,
+        lr: float,
+        weight_decay: float = 0.0,
+        factory: OptimizerFactory | None = None,
+    ) -> None:
+        self.w, self.lr, self.weight_decay = w, lr, weight_decay
+        self._optimizer: Optimizer | None = None
+        if factory is not None:
+            self._parameter = torch.nn.Parameter(w)  # shares the memory of w
+            self._optimizer = check_elementwise(factory([self._parameter]))
+            for group in self._optimizer.param_groups:
+                group["lr"] = lr
+
+    def step(self, g: Tensor, active: int) -> None:
+        """Move the first `active` rows along -g [C, P]; the other rows keep their place."""
+        rows = self.w[:active]
+        if self.weight_decay:
+            g = torch.add(g, self.w, alpha=self.weight_decay)
+        if self._optimizer is None:
+            rows.sub_(g[:active], alpha=self.lr)
+            return
+        # Momentum would also move the rows whose client has no data left.
+        rest = self.w[active:].clone()
+        self._parameter.grad = g
+        with torch.enable_grad():  # some optimizers refuse to work without
+            self._optimizer.step()
+        self.w[active:] = rest
+
+
+def check_elementwise(optimizer: Optimizer) -> Optimizer:
+    """The optimizer itself, or a ConfigError where its update mixes entries of a tensor."""
+    name = type(optimizer).__name__
+    if name in _NOT_ELEMENTWISE:
+        raise ConfigError(
+            f"optimizer: {name} mixes the entries of a tensor, so clients would influence each "
+            f"other; use an elementwise one such as SGD, Adam, AdamW, Adagrad or RMSprop"
+        )
+    return optimizer

@@ -1,0 +1,255 @@
+"""The federated loop: who trains in which round, in which chunks, on which process.
+
+One Lightning epoch is one round, and one Lightning batch is a chunk of that round's cohort, so
+that the stock Trainer runs the whole federation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+
+from datamodules import FederatedDataModule
+from datamodules.errors import ConfigError
+from pfl.clients import ClientData, Clients
+from pfl.randomness import generator
+
+Split = Literal["val", "test"]
+
+
+class FederatedLoop(LightningDataModule):
+    """Feeds the Trainer with cohorts of clients.
+
+    Parameters
+    ----------
+    datamodule
+        Whose samples the clients own.
+    clients_per_round
+        A number of clients (int), a share of the population (float in (0, 1]), or None: everyone.
+    sampling
+        How the cohort of a round is drawn: "uniform", a fixed number without replacement;
+        "bernoulli", each client on its own with probability clients_per_round / M, drawn again if
+        nobody takes part; "weighted", a fixed number without replacement with probabilities
+        proportional to the number of training samples.
+    trace
+        Replays given cohorts instead: a list of lists of client ids, one for each round, or the
+        path of a JSON file with such a list. A round may be empty.
+    clients_at_once
+        How many clients are trained together as the rows of one matrix; None: as many as fit
+        comfortably. Changes speed and memory, never results.
+    evaluate
+        Which splits are evaluated during `fit`; a split without samples is left out.
+    seed
+        Of client sampling and of the order of their samples; None: the datamodule's seed.
+
+    Raises
+    ------
+    ConfigError
+        For values that cannot be.
+    """
+
+    def __init__(
+        self,
+        datamodule: FederatedDataModule,
+        clients_per_round: int | float | None = None,
+        sampling: Literal["uniform", "bernoulli", "weighted"] = "uniform",
+        trace: str | Sequence[Sequence[int]] | None = None,
+        clients_at_once: int | None = None,
+        evaluate: Sequence[Split] = ("val", "test"),
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.datamodule = datamodule
+        self.clients_per_round = clients_per_round
+        self.sampling = sampling
+        self.clients_at_once = clients_at_once
+        self.evaluate = tuple(evaluate)
+        self.seed = seed
+        self.trace = _read_trace(trace)
+        self.stateful = True  # the algorithm says so when it is set up
+        self._data: ClientData | None = None
+        if sampling not in ("uniform", "bernoulli", "weighted"):
+            raise ConfigError(
+                f"loop.sampling: {sampling!r} is unknown; choose uniform, bernoulli or weighted"
+            )
+        if clients_at_once is not None and clients_at_once < 1:
+            raise ConfigError(f"loop.clients_at_once: {clients_at_once}; it must be at least 1")
+        if unknown := set(self.evaluate) - {"val", "test"}:
+            raise ConfigError(f"loop.evaluate: {sorted(unknown)}; choose from val and test")
+
+    # ---- set-up -------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Download, where the data set needs it."""
+        self.datamodule.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Partition the data, and check the loop's own arguments against it."""
+        self.datamodule.setup(stage)
+        if self.seed is None:
+            self.seed = self.datamodule.seed or 0
+        total, count = self.num_clients, self.clients_per_round
+        whole = isinstance(count, int)
+        if count is not None and not (1 <= count <= total if whole else 0 < count <= 1):
+            raise ConfigError(
+                f"loop.clients_per_round: {count}; it must be an int from 1 to {total} "
+                f"(data.num_clients), a share in (0, 1], or null for everyone"
+            )
+        for number, cohort in enumerate(self.trace or ()):
+            if len(set(cohort)) < len(cohort) or not all(0 <= c < total for c in cohort):
+                raise ConfigError(
+                    f"loop.trace: round {number} has {list(cohort)}; it must hold different "
+                    f"client ids from 0 to {total - 1}"
+                )
+
+    @property
+    def num_clients(self) -> int:
+        """M, the population."""
+        return self.datamodule.num_clients
+
+    def client_data(self, device: torch.device) -> ClientData:
+        """The samples on a device; moved once."""
+        if self._data is None or self._data.device != device:
+            assert self.seed is not None, "client_data comes after setup"
+            self._data = ClientData(self.datamodule, device, self.seed)
+        return self._data
+
+    def describe(self) -> str:
+        """The protocol in words: the data's, and who trains in a round."""
+        if self.trace is not None:
+            who = f"a replayed trace of {len(self.trace)} rounds"
+        elif self.cohort_size == self.num_clients:
+            who = "all clients"
+        else:
+            who = f"{self.cohort_size} clients a round, {self.sampling} sampling"
+        return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}."
+
+    # ---- who trains ---------------------------------------------------------------------------
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients take part in a round: exactly, or at least as expected (Bernoulli)."""
+        if self.trace is not None:
+            return max(map(len, self.trace), default=0)
+        count = self.clients_per_round
+        if count is None:
+            return self.num_clients
+        return count if isinstance(count, int) else max(1, round(count * self.num_clients))
+
+    def cohort(self, round: int) -> np.ndarray:
+        """Ids of the clients that train in a round, ascending: a function of (seed, round)."""
+        if self.trace is not None:
+            if round >= len(self.trace):
+                raise ConfigError(
+                    f"loop.trace: it has {len(self.trace)} rounds, but round {round} is asked "
+                    f"for; set trainer.max_epochs to at most {len(self.trace)}"
+                )
+            return np.sort(np.asarray(self.trace[round], np.int64))
+        total, size = self.num_clients, self.cohort_size
+        if size == total:
+            return np.arange(total)
+        rng = generator(self.seed or 0, "cohort", round)
+        if self.sampling == "bernoulli":
+            while not (chosen := rng.random(total) < size / total).any():
+                pass
+            return np.flatnonzero(chosen)
+        weights = None
+        if self.sampling == "weighted":
+            sizes = self.datamodule.client_sizes
+            weights = sizes / sizes.sum()
+        return np.sort(rng.choice(total, size, replace=False, p=weights))
+
+    def chunks(
+        self, ids: np.ndarray, split: str, count: int, *, owned: bool
+    ) -> list[np.ndarray]:
+        """This process's share of some clients, in `count` chunks, largest clients first.
+
+        Clients that keep state between rounds (`owned`) stay on the process id % world_size, which
+        has their rows; others are dealt out by size, so that processes finish together.
+        """
+        rank, world = self._rank()
+        by_size = ids[np.argsort(-self._split_sizes(split)[ids], kind="stable")]
+        if owned:
+            mine = by_size[by_size % world == rank]
+        else:
+            place = np.arange(len(by_size)) % (2 * world)  # there and back: 0 1 2 2 1 0 0 1 2
+            mine = by_size[np.where(place < world, place, 2 * world - 1 - place) == rank]
+        return np.array_split(mine, count)
+
+    def _split_sizes(self, split: str) -> np.ndarray:
+        return getattr(self.datamodule.partition, split).sizes
+
+    def _rank(self) -> tuple[int, int]:
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+
+    # ---- what Lightning asks for --------------------------------------------------------------
+
+    def train_dataloader(self) -> ChunkLoader:
+        """The chunks of the current round's cohort."""
+        return ChunkLoader(self, ["train"])
+
+    def val_dataloader(self) -> ChunkLoader | list[Any]:
+        """All clients, for every split that is evaluated during `fit` and has samples."""
+        splits = [s for s in self.evaluate if self._split_sizes(s).any()]
+        return ChunkLoader(self, splits) if splits else []
+
+    def test_dataloader(self) -> ChunkLoader:
+        """All clients, with their test samples."""
+        if not self._split_sizes("test").any():
+            raise ConfigError("data.protocol: no client has a test sample; give it a test share")
+        return ChunkLoader(self, ["test"])
+
+    predict_dataloader = test_dataloader
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
+        """Chunks read their samples on the device themselves."""
+        return batch
+
+
+class ChunkLoader:
+    """Iterates over chunks of clients; its length is the same in every round and process."""
+
+    def __init__(self, loop: FederatedLoop, splits: list[str]) -> None:
+        self.loop, self.splits = loop, splits
+
+    def __len__(self) -> int:
+        return len(self.splits) * self._chunks_per_split()
+
+    def _chunks_per_split(self) -> int:
+        loop = self.loop
+        clients = loop.cohort_size if self.splits == ["train"] else loop.num_clients
+        at_once = loop.clients_at_once or clients
+        return max(1, -(-clients // (at_once * loop._rank()[1])))
+
+    def __iter__(self) -> Iterator[Clients]:
+        # A generator: Lightning calls iter() before the round number is right after a resume.
+        loop, count = self.loop, self._chunks_per_split()
+        trainer = loop.trainer
+        assert trainer is not None
+        for split in self.splits:
+            round = trainer.current_epoch
+            ids = loop.cohort(round) if split == "train" else np.arange(loop.num_clients)
+            data = loop.client_data(trainer.strategy.root_device)
+            owned = loop.stateful or split != "train"
+            for number, chunk in enumerate(loop.chunks(ids, split, count, owned=owned)):
+                yield Clients(
+                    chunk, round, data, split, first=number == 0, last=number == count - 1
+                )
+
+
+def _read_trace(trace: str | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:
+    if not isinstance(trace, str):
+        return trace
+    try:
+        rounds = json.loads(Path(trace).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"loop.trace: {trace} cannot be read as JSON: {error}") from error
+    if not (isinstance(rounds, list) and all(isinstance(r, list) for r in rounds)):
+        raise ConfigError(f"loop.trace: {trace} must hold a list of lists of client ids")
+    return rounds

@@ -1,0 +1,334 @@
+"""The oracle: the only place where the network runs.
+
+Everything else in a method is algebra on [C, P] matrices whose rows are clients' models.
+Two engines with one meaning: `loop` takes one client after another and runs any module; `vmap`
+runs all clients in one batched call (torch.func).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from datamodules.errors import ConfigError
+from pfl.parameters import BufferSpace, ParameterSpace
+
+Engine = Literal["auto", "loop", "vmap"]
+
+
+@dataclass
+class Batch:
+    """One mini-batch of each of A clients.
+
+    Attributes
+    ----------
+    inputs, targets
+        [A, B, ...]; rows are padded at their end to B samples.
+    counts
+        How many samples of each row are real (integers on the host); B is the largest of them.
+    seeds
+        One for each row, for what the network itself draws (dropout).
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    counts: list[int]
+    seeds: Callable[[int], int] = lambda row: 0
+
+    @property
+    def clients(self) -> int:
+        """A, the number of rows."""
+        return len(self.counts)
+
+    def sample_weights(self) -> Tensor:
+        """[A, B]: 1 / count where the sample is real, else 0, so that rows sum to one."""
+        width, device = self.inputs.shape[1], self.inputs.device
+        counts = torch.tensor(self.counts, device=device)[:, None]
+        real = torch.arange(width, device=device) < counts
+        return real / counts.clamp_min(1)
+
+
+class Oracle:
+    """Losses and gradients of many clients' models.
+
+    Parameters
+    ----------
+    network
+        The architecture; a private copy is used, the original is never run or changed.
+    space
+        Maps its parameters to vectors.
+    loss
+        loss(output, target), a module such as `torch.nn.CrossEntropyLoss`, or a function. It must
+        return one value (or one tensor) per sample; `reduction` is set to "none" where it exists.
+    engine
+        "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on GPUs,
+        and on CPUs for networks without convolutions.
+
+    Notes
+    -----
+    `inspect` must be called once with a few samples before anything else: it finds out which
+    buffers training changes, whether the network draws random numbers, and settles the engine.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        space: ParameterSpace,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        engine: Engine = "auto",
+    ) -> None:
+        if engine not in ("auto", "loop", "vmap"):
+            raise ConfigError(f"engine: {engine!r} is unknown; choose auto, loop or vmap")
+        self.space = space
+        self.network = copy.deepcopy(network)
+        self.loss = copy.deepcopy(loss)
+        if hasattr(self.loss, "reduction"):
+            self.loss.reduction = "none"
+        self.engine = engine
+        self.buffers = BufferSpace(self.network)
+        self.random = False
+        self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
+        self._parameters = space.parameters_of(self.network)
+
+    # ---- what is asked of it ------------------------------------------------------------------
+
+    def gradient(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Mean loss and its gradient for each row of a batch.
+
+        Parameters
+        ----------
+        w
+            [C, P] with C >= A: row c is the model of the batch's row c.
+        buffers
+            [C, number of changing buffer values]; changed in place, as the network does it.
+
+        Returns
+        -------
+        loss [A] and g [C, P]; rows of g from A on are zero.
+        """
+        engine = self._gradient_vmap if self.engine == "vmap" else self._gradient_loop
+        self.network.train()
+        with torch.enable_grad(), self.precision():
+            return engine(w.detach(), batch, buffers)
+
+    @torch.no_grad()
+    def evaluate(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Loss and correctness of each sample: both [A, B], zero for padding.
+
+        `correct` is the share of right predictions (0 or 1 for one label a sample); NaN for
+        regression. Row c is evaluated with its own model w[c].
+        """
+        self.network.eval()
+        with self.precision():
+            outputs = self._outputs(w, batch, buffers)
+            losses, correct = self._scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
+        real = batch.sample_weights() > 0
+        shape = real.shape
+        zero = losses.new_zeros(())
+        return (
+            torch.where(real, losses.view(shape), zero),
+            torch.where(real, correct.view(shape), zero),
+        )
+
+    @torch.no_grad()
+    def evaluate_one(
+        self, w: Tensor, inputs: Tensor, targets: Tensor, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """As `evaluate`, for one model w [P] and pooled samples [n, ...]: both [n]."""
+        return self._scores(self.predict(w, inputs, buffers), targets)
+
+    @torch.no_grad()
+    def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """Outputs [n, ...] of one model w [P] for inputs [n, ...]."""
+        self.network.eval()
+        with self.precision():
+            self._load(w, buffers)
+            return self.network(inputs)
+
+    # ---- engines ------------------------------------------------------------------------------
+
+    def _gradient_loop(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        g = torch.zeros_like(w) if batch.clients < len(w) else torch.empty_like(w)
+        losses = []
+        with _isolated_randomness(w.device) if self.random else nullcontext():
+            for c, count in enumerate(batch.counts):
+                if self.random:
+                    torch.manual_seed(batch.seeds(c))
+                self._load(w[c], None if buffers is None else buffers[c])
+                outputs = self.network(batch.inputs[c, :count])
+                loss = self._per_sample(outputs, batch.targets[c, :count]).mean()
+                pieces = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+                torch.cat([p.reshape(-1) for p in pieces], out=g[c])
+                losses.append(loss.detach())
+                if buffers is not None and self.buffers.size:
+                    buffers[c] = self.buffers.read(self.network, buffers)
+        return torch.stack(losses), g
+
+    def _gradient_vmap(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        active = w[: batch.clients]
+        weights = batch.sample_weights().to(w.dtype)
+        g, loss = vmap(grad_and_value(self._weighted_loss))(
+            active, batch.inputs, batch.targets, weights
+        )
+        if batch.clients < len(w):
+            g = torch.cat([g, g.new_zeros(len(w) - batch.clients, w.shape[1])])
+        return loss.detach(), g.detach()
+
+    def _weighted_loss(self, w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+        outputs = functional_call(self.network, self.space.split(w), (inputs,))
+        return (self._per_sample(outputs, targets) * weight).sum()
+
+    def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
+        if self.engine == "vmap":
+            return vmap(
+                lambda row, x: functional_call(self.network, self.space.split(row), (x,))
+            )(w, batch.inputs)
+        rows = [
+            self.predict(w[c], batch.inputs[c, :count], None if buffers is None else buffers[c])
+            for c, count in enumerate(batch.counts)
+        ]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def _load(self, w: Tensor, buffers: Tensor | None) -> None:
+        self.space.point(self._parameters, w)
+        if buffers is not None and self.buffers.size:
+            with torch.no_grad():
+                self.buffers.write(self.network, buffers)
+
+    # ---- losses and scores --------------------------------------------------------------------
+
+    def _per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = self.loss(outputs, targets)
+        if losses.ndim == 0 or len(losses) != len(targets):
+            raise ConfigError(
+                f"loss: {_name(self.loss)} returns shape {list(losses.shape)} for a batch of "
+                f"{len(targets)}; it must return one value per sample (reduction='none')"
+            )
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    def _scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        losses = self._per_sample(outputs, targets)
+        if targets.is_floating_point():
+            return losses, torch.full_like(losses, torch.nan)
+        hits = (outputs.argmax(1) == targets).to(losses.dtype)
+        return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
+
+    # ---- inspection ---------------------------------------------------------------------------
+
+    def inspect(self, inputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
+        """Run a few samples [n, ...] once and settle what depends on the network.
+
+        Raises
+        ------
+        ConfigError
+            Where the network cannot take these inputs, its output does not fit the targets, the
+            loss is not per sample, or the chosen engine cannot run this network.
+        """
+        self.network.to(inputs.device)
+        w = self.space.vector.detach().clone()[None]
+        batch = Batch(inputs[None], targets[None], [len(inputs)])
+        before = {n: b.clone() for n, b in self.network.named_buffers()}
+        wanted, self.engine = self.engine, "loop"
+        with _isolated_randomness(inputs.device):
+            state = _random_state(inputs.device)
+            self._try(w, batch, num_classes)
+            self.random = not all(
+                torch.equal(a, b)
+                for a, b in zip(state, _random_state(inputs.device), strict=True)
+            )
+        changed = [n for n, b in self.network.named_buffers() if not torch.equal(b, before[n])]
+        with torch.no_grad():
+            for name, buffer in self.network.named_buffers():
+                buffer.copy_(before[name])
+        self.buffers = BufferSpace(self.network, changed)
+        self.engine = self._settle(wanted, w, batch)
+
+    def _try(self, w: Tensor, batch: Batch, num_classes: int | None) -> None:
+        network, shape = type(self.network).__name__, list(batch.inputs.shape[2:])
+        try:
+            self.network.train()
+            with torch.no_grad(), self.precision():
+                self._load(w[0], None)
+                outputs = self.network(batch.inputs[0])
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(
+                f"network: {network} cannot process inputs of shape {shape}: {_line(error)}"
+            ) from error
+        if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
+            raise ConfigError(
+                f"network: {network} gives outputs of shape {list(outputs.shape[1:])} for data "
+                f"with {num_classes} classes; give it num_classes={num_classes}"
+            )
+        try:
+            self.gradient(w, batch)
+        except ConfigError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(
+                f"loss: {_name(self.loss)} cannot compare outputs {list(outputs.shape)} of "
+                f"{network} with targets {list(batch.targets.shape[1:])} "
+                f"({batch.targets.dtype}): {_line(error)}"
+            ) from error
+
+    def _settle(self, wanted: Engine, w: Tensor, batch: Batch) -> Engine:
+        """The engine that runs: what was asked for if it can, what pays if that was left open."""
+        if wanted == "loop":
+            return "loop"
+        network, reason = type(self.network).__name__, None
+        if self.buffers.size:
+            reason = f"it keeps running statistics ({self.buffers.names[0]})"
+        elif self.random:
+            reason = "it draws random numbers (dropout)"
+        elif wanted == "auto" and w.device.type == "cpu" and self._convolves():
+            return "loop"
+        else:
+            try:
+                self._gradient_vmap(w, batch, None)
+            except RuntimeError as error:
+                reason = _line(error)
+        if reason is None:
+            return "vmap"
+        if wanted == "auto":
+            return "loop"
+        raise ConfigError(f"engine: vmap cannot train {network}: {reason}; use engine: loop")
+
+    def _convolves(self) -> bool:
+        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.network.modules())
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+@contextmanager
+def _isolated_randomness(device: torch.device) -> Iterator[None]:
+    """What is drawn inside leaves no trace in torch's global generators."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        yield
+
+
+def _name(thing: object) -> str:
+    return getattr(thing, "__name__", type(thing).__name__)
+
+
+def _line(error: Exception) -> str:
+    """The first line of an error that says something."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

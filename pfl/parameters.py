@@ -1,0 +1,203 @@
+"""A module's parameters as one flat vector, and its running statistics as another."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from datamodules.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where one parameter tensor lies in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int
+
+    @property
+    def size(self) -> int:
+        """Number of floats."""
+        return prod(self.shape)
+
+    @property
+    def span(self) -> slice:
+        """Its place in the last dimension of a [..., P] tensor."""
+        return slice(self.start, self.start + self.size)
+
+    @property
+    def matrix_shape(self) -> tuple[int, int] | None:
+        """Rows and columns of the matrix that a nuclear norm acts on; None for 1-D tensors.
+
+        A convolution o x i x d1 x d2 is the (o d1) x (i d2) matrix W[(o,u),(i,v)] = w[o,i,u,v]
+        (FedSLR, footnote to Section 4, and its code); other tensors keep their first axis as rows.
+        """
+        if len(self.shape) < 2:
+            return None
+        if len(self.shape) == 4:
+            o, i, d1, d2 = self.shape
+            return o * d1, i * d2
+        return self.shape[0], prod(self.shape[1:])
+
+    def to_matrix(self, values: Tensor) -> Tensor:
+        """[..., size] -> [..., rows, columns]."""
+        tensor = values.reshape(*values.shape[:-1], *self.shape)
+        if len(self.shape) == 4:
+            tensor = tensor.transpose(-3, -2)
+        assert self.matrix_shape is not None
+        return tensor.reshape(*values.shape[:-1], *self.matrix_shape)
+
+    def from_matrix(self, matrix: Tensor) -> Tensor:
+        """[..., rows, columns] -> [..., size], the inverse of `to_matrix`."""
+        batch = matrix.shape[:-2]
+        if len(self.shape) == 4:
+            o, i, d1, d2 = self.shape
+            matrix = matrix.reshape(*batch, o, d1, i, d2).transpose(-3, -2)
+        return matrix.reshape(*batch, self.size)
+
+
+class ParameterSpace:
+    """The map between a module's trainable parameters and one flat vector of P floats.
+
+    The module's parameters become views of `vector`: whoever changes the one changes the other,
+    so the module always is the global model. Frozen parameters (`requires_grad=False`) are no part
+    of it and never move; tied weights are one entry.
+
+    Parameters
+    ----------
+    module
+        Its trainable parameters must be initialized and share one floating dtype.
+
+    Raises
+    ------
+    ConfigError
+        Where there is nothing to train, or dtypes are mixed.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        name = type(module).__name__
+        trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
+        if not trainable:
+            raise ConfigError(f"network: {name} has no trainable parameter; unfreeze some")
+        for n, p in trainable.items():
+            if isinstance(p, nn.parameter.UninitializedParameter):
+                raise ConfigError(
+                    f"network: parameter {n} of {name} is lazy and has no shape yet; "
+                    f"run one forward pass before, or give its sizes"
+                )
+        dtypes = {str(p.dtype) for p in trainable.values()}
+        if len(dtypes) > 1:
+            raise ConfigError(
+                f"network: the parameters of {name} mix dtypes {sorted(dtypes)}; use one"
+            )
+        self.layers: list[Layer] = []
+        start = 0
+        for n, p in trainable.items():
+            self.layers.append(Layer(n, tuple(p.shape), start))
+            start += p.numel()
+        self.size = start
+        self.vector = nn.Parameter(torch.empty(0))
+        self.bind(module)
+
+    def bind(self, module: nn.Module) -> None:
+        """Make the module's parameters views of `vector`, keeping their values.
+
+        Needed again whenever PyTorch has replaced the parameters' storage (`.to`, deepcopy).
+        """
+        parameters = self.parameters_of(module)
+        self.vector.data = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.point(parameters, self.vector.data)
+
+    def parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
+        """The module's parameter objects, in the order of the layers."""
+        found = dict(module.named_parameters())
+        return [found[layer.name] for layer in self.layers]
+
+    def point(self, parameters: Sequence[nn.Parameter], w: Tensor) -> None:
+        """Let `parameters` be views of the vector `w` [P]. Copies nothing."""
+        for parameter, layer, values in zip(parameters, self.layers, self._pieces(w), strict=True):
+            parameter.data = values.view(layer.shape)
+
+    def split(self, w: Tensor) -> dict[str, Tensor]:
+        """[..., P] -> the parameters by name, each [..., *shape]: views, so gradients join."""
+        return {
+            layer.name: values.reshape(*w.shape[:-1], *layer.shape)
+            for layer, values in zip(self.layers, self._pieces(w), strict=True)
+        }
+
+    def _pieces(self, w: Tensor) -> tuple[Tensor, ...]:
+        return w.split([layer.size for layer in self.layers], dim=-1)
+
+    @property
+    def matrices(self) -> list[Layer]:
+        """The layers with at least two dimensions."""
+        return [layer for layer in self.layers if layer.matrix_shape is not None]
+
+    @property
+    def full_ranks(self) -> Tensor:
+        """The largest rank each matrix layer can have, int64 [number of matrix layers]."""
+        shapes = [layer.matrix_shape or (0,) for layer in self.matrices]
+        return torch.tensor([min(shape) for shape in shapes], dtype=torch.int64)
+
+    def mask(self, patterns: Sequence[str]) -> Tensor:
+        """Which of the P floats belong to parameters whose name matches a pattern: bool [P].
+
+        Parameters
+        ----------
+        patterns
+            Shell patterns on parameter names, such as ``head.*``.
+
+        Raises
+        ------
+        ConfigError
+            For a pattern that matches no parameter.
+        """
+        mask = torch.zeros(self.size, dtype=torch.bool, device=self.vector.device)
+        for pattern in patterns:
+            hits = [x for x in self.layers if fnmatch.fnmatchcase(x.name, pattern)]
+            if not hits:
+                names = ", ".join(layer.name for layer in self.layers)
+                raise ConfigError(f"parameters: {pattern!r} matches none of {names}")
+            for layer in hits:
+                mask[layer.span] = True
+        return mask
+
+
+class BufferSpace:
+    """The buffers that training changes (BatchNorm's running statistics), as one flat vector.
+
+    Parameters
+    ----------
+    module
+        The network.
+    names
+        Which of its buffers; integer buffers (`num_batches_tracked`) travel as floats and are
+        rounded when they are put back.
+    """
+
+    def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
+        self.names = list(names)
+        self.size = sum(b.numel() for b in self._buffers(module))
+
+    def _buffers(self, module: nn.Module) -> list[Tensor]:
+        found = dict(module.named_buffers())
+        return [found[name] for name in self.names]
+
+    def read(self, module: nn.Module, like: Tensor) -> Tensor:
+        """The buffers' values, [B], with the dtype and device of `like`."""
+        empty = like.new_empty(0)
+        return torch.cat([empty, *(b.reshape(-1).to(like) for b in self._buffers(module))])
+
+    def write(self, module: nn.Module, values: Tensor) -> None:
+        """Put values [B] into the module's buffers."""
+        start = 0
+        for buffer in self._buffers(module):
+            piece = values[start : start + buffer.numel()].view(buffer.shape)
+            buffer.copy_(piece if buffer.is_floating_point() else piece.round())
+            start += buffer.numel()

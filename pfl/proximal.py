@@ -1,0 +1,72 @@
+"""Proximal operators: Prox_{t h}(x) = argmin_z h(z) + |z - x|^2 / (2 t), in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from pfl.parameters import ParameterSpace
+
+Prox = Callable[[Tensor, float], Tensor]
+"""Maps a tensor and a threshold to the proximal point."""
+
+
+def soft_threshold(x: Tensor, threshold: float) -> Tensor:
+    """Prox of threshold * |x|_1: sign(x) max(|x| - threshold, 0), elementwise.
+
+    Any shape; the result is exactly zero where |x| <= threshold.
+    """
+    return torch.nn.functional.softshrink(x, threshold)
+
+
+def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """Prox of threshold * (nuclear norm): U diag(max(s - threshold, 0)) V' for x = U diag(s) V'.
+
+    Parameters
+    ----------
+    x
+        Matrices [..., m, n].
+    threshold
+        At least 0; with 0 the matrices come back as they are.
+
+    Returns
+    -------
+    The thresholded matrices, and the rank of each (int64, shape [...]).
+
+    References
+    ----------
+    Cai, Candes, Shen, "A singular value thresholding algorithm for matrix completion", 2010.
+    """
+    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    kept = s - threshold
+    if threshold == 0:  # no rounding, and the rank as NumPy and MATLAB define it
+        tolerance = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
+        return x, (s > tolerance).sum(-1)
+    kept = kept.clamp_min(0)
+    return (u * kept.unsqueeze(-2)) @ vh, (kept > 0).sum(-1)
+
+
+def low_rank(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+    """`singular_value_threshold` for every layer that is a matrix; 1-D layers stay as they are.
+
+    Parameters
+    ----------
+    space
+        Names the layers and views them as matrices.
+    w
+        Flat models [..., P].
+
+    Returns
+    -------
+    The models [..., P], and the ranks int64 [..., number of matrix layers].
+    """
+    w, ranks = w.clone(), []
+    for layer in space.matrices:
+        matrix, rank = singular_value_threshold(layer.to_matrix(w[..., layer.span]), threshold)
+        w[..., layer.span] = layer.from_matrix(matrix)
+        ranks.append(rank)
+    shape = (*w.shape[:-1], 0)
+    stacked = torch.stack(ranks, -1) if ranks else w.new_zeros(shape, dtype=torch.int64)
+    return w, stacked

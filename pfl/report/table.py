@@ -1,0 +1,47 @@
+"""The table at the end of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("alone", "alone/"))
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """A run's summary in a few lines: scores, gain over training alone, bytes, parameters."""
+    number = "accuracy"
+    if not any(f"{prefix}accuracy" in summary for _, prefix in ROWS):
+        number = "loss"
+    title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
+    head = f"  {'test ' + number:<16}{'mean':>9}{'std':>9}{'worst 10%':>11}"
+    lines = ["", title, head, "  " + "-" * (len(head) - 2)]
+    for name, prefix in ROWS:
+        if f"{prefix}{number}" in summary:
+            mean, std, worst = (summary[f"{prefix}{number}{x}"] for x in ("", "_std", "_worst10"))
+            lines.append(f"  {name:<16}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
+    if "gained" in summary:
+        lines.append(
+            f"  against training alone {summary['gained']:.0%} of the clients gained, "
+            f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
+        )
+    up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
+    lines.append(f"  sent up {up}, down {down}")
+    counts = [
+        f"{name} {summary[f'parameters/{name}']:,.0f}"
+        for name in ("global", "personalized")
+        if f"parameters/{name}" in summary
+    ]
+    if counts:
+        lines.append(f"  parameters: {', '.join(counts)}")
+    lines.append(f"  everything else: {summary['folder']}")
+    return "\n".join(lines)
+
+
+def size(count: float) -> str:
+    """Bytes in the unit that fits: 893.92 GB, with 1 kB = 1,000 bytes."""
+    unit = "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"

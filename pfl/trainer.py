@@ -1,0 +1,103 @@
+"""Lightning's Trainer with the defaults that federated training needs."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from pfl.callbacks import RoundCheckpoint, RoundProgress, RunRecorder
+
+
+class Trainer(pl.Trainer):
+    """`lightning.pytorch.Trainer` for federated runs: one epoch is one round.
+
+    A run writes into `<default_root_dir>/<name>/`, or `<name>-2/` and so on where that folder is
+    taken; a run that continues a checkpoint writes into the folder where the checkpoint lies.
+
+    Parameters
+    ----------
+    name
+        Of the run.
+    max_epochs
+        Number of rounds.
+    default_root_dir
+        Folder of all runs.
+    logger
+        Loggers besides the run's own CSV and JSON files, which are always written.
+    callbacks
+        As in Lightning. `RunRecorder`, `RoundProgress` and `RoundCheckpoint` are added where the
+        list has none of their kind and the Trainer's `enable_...` arguments allow it.
+    kwargs
+        Everything else that Lightning's Trainer takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str = "run",
+        max_epochs: int | None = 100,
+        default_root_dir: str | Path | None = "runs",
+        logger: Any = False,
+        callbacks: list[Callback] | Callback | None = None,
+        devices: list[int] | str | int = 1,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        enable_model_summary: bool = False,
+        num_sanity_val_steps: int = 0,
+        log_every_n_steps: int = 1,
+        use_distributed_sampler: bool = False,
+        inference_mode: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        self.name = name
+        self.root = Path(default_root_dir or "runs")
+        self._run_dir: Path | None = None
+        callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        _add(callbacks, RunRecorder)
+        if enable_checkpointing:
+            _add(callbacks, RoundCheckpoint)
+        if enable_progress_bar:
+            _add(callbacks, RoundProgress)
+        super().__init__(
+            max_epochs=max_epochs,
+            default_root_dir=str(self.root),
+            logger=logger,
+            callbacks=callbacks,
+            devices=devices,
+            enable_checkpointing=enable_checkpointing,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            num_sanity_val_steps=num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
+            use_distributed_sampler=use_distributed_sampler,
+            inference_mode=inference_mode,
+            **kwargs,
+        )
+
+    @property
+    def run_dir(self) -> Path:
+        """The folder of this run; settled when it is first asked for, the same on every process."""
+        if self._run_dir is None:
+            self._run_dir = self.strategy.broadcast(self._choose_run_dir())
+            self._default_root_dir = str(self._run_dir)
+        return self._run_dir
+
+    def _choose_run_dir(self) -> Path:
+        if self.ckpt_path is not None:
+            folder = Path(self.ckpt_path).resolve().parent
+            if folder.name == "checkpoints":
+                return folder.parent
+        number = 1
+        while (path := self.root / (self.name + (f"-{number}" if number > 1 else ""))).exists():
+            number += 1
+        return path
+
+
+def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
+    base = kind.__mro__[1] if kind is RoundProgress else kind
+    if not any(isinstance(callback, base) for callback in callbacks):
+        callbacks.append(kind())

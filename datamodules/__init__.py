@@ -1,0 +1,38 @@
+"""Data sets whose samples are owned by clients; usable in any Lightning project."""
+
+from datamodules.arrays import ArrayDataModule, TensorDataModule
+from datamodules.base import FederatedDataModule, Loaded
+from datamodules.digits import DigitsDataModule
+from datamodules.errors import ConfigError
+from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
+from datamodules.loaders import ClientDataModule
+from datamodules.partition import Partition, Ragged
+from datamodules.partitioners import IID, LogNormal, Natural, Partitioner
+from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
+from datamodules.samples import DatasetSamples, Samples, TensorSamples
+
+__all__ = [
+    "IID",
+    "ArrayDataModule",
+    "ClassesPerClient",
+    "ClientDataModule",
+    "ConfigError",
+    "DatasetSamples",
+    "DigitsDataModule",
+    "Dirichlet",
+    "FederatedDataModule",
+    "Loaded",
+    "LogNormal",
+    "MatchLabels",
+    "Natural",
+    "Partition",
+    "Partitioner",
+    "Protocol",
+    "Ragged",
+    "Samples",
+    "Shards",
+    "SharedTest",
+    "SplitOwn",
+    "TensorDataModule",
+    "TensorSamples",
+]

@@ -1,0 +1,129 @@
+"""Which client owns which sample, stored as a few flat arrays."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+_HASH_CHUNK = 1 << 20  # entries converted to little-endian int64 at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Index arrays of M clients in one flat array; no Python object per client.
+
+    Client ``i`` holds ``indices[starts[i] : starts[i] + sizes[i]]``. The clients' stretches lie end
+    to end in the order of the clients, or every client's stretch is the whole of ``indices``: a
+    test set that is the same for all is stored once.
+
+    Attributes:
+        indices: int64 [total], sample indices.
+        starts: int64 [M], where each client's stretch begins.
+        sizes: int64 [M], its length.
+    """
+
+    indices: np.ndarray
+    starts: np.ndarray
+    sizes: np.ndarray
+
+    @classmethod
+    def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
+        """Build from the clients' arrays laid end to end, in the order of the clients."""
+        sizes = sizes.astype(np.int64)
+        return cls(indices.astype(np.int64, copy=False), np.cumsum(sizes) - sizes, sizes)
+
+    @classmethod
+    def from_owners(cls, owners: np.ndarray, num_clients: int) -> "Ragged":
+        """Group samples by owner.
+
+        Args:
+            owners: Integers [N]: the client of every sample, -1 for nobody.
+            num_clients: M.
+
+        Returns:
+            One ascending index array per client.
+        """
+        indices = np.arange(len(owners))
+        if (owned := owners >= 0).all():
+            held = owners
+        else:
+            indices, held = indices[owned], owners[owned]
+        # The pair (owner, sample) packed into one integer: sorting values is several times
+        # faster than an argsort of the owners. M and N are both far below 2^31.
+        bits = len(owners).bit_length()
+        packed = np.sort((held.astype(np.int64) << bits) | indices)
+        sizes = np.bincount(held, minlength=num_clients)
+        return cls.from_sizes(packed & ((1 << bits) - 1), sizes)
+
+    @classmethod
+    def shared(cls, indices: np.ndarray, num_clients: int) -> "Ragged":
+        """Give every client the same array, stored once."""
+        starts = np.zeros(num_clients, np.int64)
+        return cls(indices.astype(np.int64), starts, np.full(num_clients, len(indices)))
+
+    def __len__(self) -> int:
+        """Return the number of clients M."""
+        return len(self.sizes)
+
+    def __getitem__(self, client: int) -> np.ndarray:
+        """Return the index array of one client, int64, as a view."""
+        start = self.starts[client]
+        return self.indices[start : start + self.sizes[client]]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the clients share one array."""
+        return len(self.indices) < self.sizes.sum()
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The client of each entry of the clients' arrays laid end to end, int64 [sizes.sum()]."""
+        return np.repeat(np.arange(len(self)), self.sizes)
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The clients' arrays laid end to end, int64 [sizes.sum()]; shared ones are repeated."""
+        return np.tile(self.indices, len(self)) if self.is_shared else self.indices
+
+    def select(self, keep: np.ndarray) -> "Ragged":
+        """Keep the entries of ``flat`` where ``keep`` (bool) holds; clients stay in place."""
+        sizes = np.bincount(self.owners[keep], minlength=len(self))
+        return Ragged.from_sizes(self.flat[keep], sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Every client's training, validation and test samples.
+
+    Sample indices count through one index space: the training samples, followed by the official
+    test samples if the data set has any.
+
+    Attributes:
+        train: Training samples of each client.
+        val: Validation samples, taken from the client's own; empty arrays if there are none.
+        test: Test samples, as the protocol gives them.
+    """
+
+    train: Ragged
+    val: Ragged
+    test: Ragged
+
+    def __len__(self) -> int:
+        """Return the number of clients M."""
+        return len(self.train)
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256 (64 hex digits) over all arrays as little-endian int64: equal on all platforms.
+
+        It changes when any sample moves to another client or to another split.
+        """
+        digest = hashlib.sha256()
+        for name in ("train", "val", "test"):
+            ragged: Ragged = getattr(self, name)
+            for array in (ragged.starts, ragged.sizes, ragged.indices):
+                digest.update(f"{name}:{len(array)};".encode())
+                for begin in range(0, len(array), _HASH_CHUNK):
+                    digest.update(array[begin : begin + _HASH_CHUNK].astype("<i8").tobytes())
+        return digest.hexdigest()

@@ -1,0 +1,161 @@
+"""Digits, a user's own arrays, and configuration by YAML."""
+
+import jsonargparse
+import numpy as np
+import pytest
+import torch
+
+from datamodules import (
+    IID,
+    ArrayDataModule,
+    DigitsDataModule,
+    Dirichlet,
+    FederatedDataModule,
+    MatchLabels,
+    Natural,
+    SharedTest,
+    SplitOwn,
+)
+
+
+def test_digits():
+    dm = DigitsDataModule()
+    x, y = dm.samples.gather(torch.arange(1797))
+    assert len(dm.samples) == 1797
+    assert x.shape == (1797, 1, 8, 8)
+    assert x.dtype == torch.float32
+    assert (x.min(), x.max()) == (0, 1)
+    assert y.dtype == torch.int64
+    assert (dm.num_classes, dm.num_clients, dm.input_shape) == (10, 20, (1, 8, 8))
+    assert isinstance(dm.partitioner, Dirichlet)
+    assert dm.partitioner.alpha == 0.1
+
+
+def test_digits_test_set_is_a_fifth_of_each_class():
+    from sklearn.datasets import load_digits
+
+    dm = DigitsDataModule(1, IID(), SharedTest(validation=0.0))
+    train, test = dm.label_counts("train")[0], dm.label_counts("test")[0]
+    per_class = np.bincount(load_digits().target)
+    assert (train + test == per_class).all()
+    assert (test == per_class // 5).all()
+    # All images are there once: compare as multisets of rows.
+    x = dm.samples.gather(torch.arange(1797))[0].flatten(1).numpy() * 16
+    assert sorted(map(bytes, x.astype(np.uint8))) == sorted(
+        map(bytes, load_digits().data.astype(np.uint8))
+    )
+
+
+X = np.arange(80, dtype=np.float64).reshape(40, 2)
+Y = np.arange(40) % 4
+
+
+def test_arrays():
+    dm = ArrayDataModule(X, Y.astype(np.uint16), num_clients=4, partition=IID())
+    x, y = dm.samples.gather(torch.tensor([3]))
+    assert x.dtype == torch.float32
+    assert (x.tolist(), y.tolist()) == ([[6.0, 7.0]], [3])
+    assert y.dtype == torch.int64
+    images = ArrayDataModule((X / X.max() * 255).astype(np.uint8), Y, num_clients=4)
+    assert images.samples.nbytes == 80 + 40 * 8
+    assert images.samples.gather(torch.tensor([39]))[0].max() == 1
+    regression = ArrayDataModule(X, Y / 2, num_clients=4)
+    assert regression.num_classes is None
+    assert regression.samples.targets.dtype == torch.float32
+
+
+def test_arrays_refuse(one_line, tmp_path):
+    with one_line("targets is missing"):
+        ArrayDataModule(X, num_clients=2)
+    with one_line("test_targets is missing"):
+        ArrayDataModule(X, Y, X, num_clients=2)
+    with one_line("(40, 2)", "(3,)"):
+        ArrayDataModule(X, Y[:3], num_clients=2)
+    with one_line("inputs of type", "<U32"):
+        ArrayDataModule(X.astype(str), Y, num_clients=2)
+    with one_line("file='a.npz'", "inputs, targets"):
+        ArrayDataModule(X, Y, file="a.npz", num_clients=2)
+    with one_line("nowhere.npz' does not exist"):
+        ArrayDataModule(file=tmp_path / "nowhere.npz", num_clients=2)
+    (tmp_path / "text.npz").write_text("inputs: 3")
+    with one_line("text.npz' is not an .npz file"):
+        ArrayDataModule(file=tmp_path / "text.npz", num_clients=2).setup()
+    np.savez(tmp_path / "half.npz", inputs=X)
+    with one_line("targets is missing", "half.npz"):
+        ArrayDataModule(file=tmp_path / "half.npz", num_clients=2).setup()
+    np.savez(tmp_path / "more.npz", inputs=X, targets=Y, label=Y)
+    with one_line("more.npz' holds label", "client_ids"):
+        ArrayDataModule(file=tmp_path / "more.npz", num_clients=2).setup()
+    np.savez(tmp_path / "objects.npz", inputs=np.array([{}, []], object), targets=Y)
+    with one_line("objects.npz' is not an .npz file of plain arrays"):
+        ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
+
+
+def from_yaml(text):
+    """Build a data module the way a Lightning command line does."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    return parser.instantiate(parser.parse_string(text)).data
+
+
+def test_a_file_from_yaml(tmp_path):
+    ids = np.array(["ann", "bob"])[np.arange(40) % 2]
+    np.savez(
+        tmp_path / "mine.npz", inputs=X, targets=Y, test_inputs=X, test_targets=Y, client_ids=ids
+    )
+    dm = from_yaml(f"""
+data:
+  class_path: ArrayDataModule
+  init_args:
+    file: {tmp_path / "mine.npz"}
+    partition: Natural
+    protocol: {{class_path: MatchLabels, init_args: {{samples: 8}}}}
+""")
+    assert isinstance(dm.partitioner, Natural)
+    assert isinstance(dm.protocol, MatchLabels)
+    assert dm.num_clients == 2
+    assert dm.partition.test.sizes.tolist() == [8, 8]
+    # Ann holds the even samples, of labels 0 and 2.
+    assert (dm.label_counts("test") > 0).tolist() == [[True, False] * 2, [False, True] * 2]
+
+
+def test_client_ids_from_yaml(tmp_path):
+    np.savez(tmp_path / "mine.npz", inputs=X[:6], targets=Y[:6])
+    dm = from_yaml(f"""
+data:
+  class_path: ArrayDataModule
+  init_args:
+    file: {tmp_path / "mine.npz"}
+    partition: {{class_path: Natural, init_args: {{client_ids: [a, b, a, b, b, b]}}}}
+    protocol: {{class_path: SplitOwn, init_args: {{test: 0, validation: 0}}}}
+""")
+    assert [dm.partition.train[i].tolist() for i in range(2)] == [[0, 2], [1, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "arguments"),
+    [
+        ("IID", ""),
+        ("Dirichlet", "alpha: 0.5, over: labels, min_size: 2, equal_sizes: true"),
+        ("ClassesPerClient", "classes: 3"),
+        ("Shards", "shards_per_client: 3"),
+        ("LogNormal", "sigma: 0.4"),
+    ],
+)
+def test_every_rule_from_yaml(rule, arguments):
+    dm = from_yaml(f"""
+data:
+  class_path: DigitsDataModule
+  init_args:
+    num_clients: 6
+    partition: {{class_path: {rule}, init_args: {{{arguments}}}}}
+    protocol: {{class_path: SplitOwn, init_args: {{test: 0.5}}}}
+""")
+    assert type(dm.partitioner).__name__ == rule
+    for pair in arguments.split(", "):
+        if pair:
+            key, value = pair.split(": ")
+            assert str(getattr(dm.partitioner, key)).lower() == value
+    assert isinstance(dm.protocol, SplitOwn)
+    assert dm.protocol.test == 0.5
+    assert len(dm.partition) == 6

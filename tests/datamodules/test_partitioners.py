@@ -1,0 +1,159 @@
+"""Rules that deal samples to clients: what holds for all, IID, LogNormal, Natural."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import (
+    IID,
+    ClassesPerClient,
+    ConfigError,
+    Dirichlet,
+    LogNormal,
+    Natural,
+    Partitioner,
+    Ragged,
+    Shards,
+)
+
+# The rule, and whether it promises to use every sample.
+RULES = [
+    (IID(), True),
+    (Dirichlet(1.0, min_size=1), True),
+    (Dirichlet(1.0, min_size=1, size_cap=True), True),
+    (Dirichlet(0.1, min_size=1, equal_sizes=True), False),
+    (Dirichlet(0.3, over="labels", min_size=1), True),
+    (Dirichlet(0.3, over="labels", min_size=1, equal_sizes=True), False),
+    (ClassesPerClient(1), False),
+    (Shards(2), True),
+    (LogNormal(1.0, min_size=1), True),
+]
+
+
+@pytest.mark.parametrize(("rule", "complete"), RULES, ids=lambda value: repr(value))
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_sample_has_at_most_one_owner(rule: Partitioner, complete: bool, data):
+    clients = data.draw(st.integers(1, 5), "clients")
+    # Ten samples per client and more: small enough to find edge cases, large enough that
+    # "at least one sample each" can always be met.
+    labels = np.array(data.draw(st.lists(st.integers(0, 5), min_size=50, max_size=90), "labels"))
+    seed = data.draw(st.integers(0, 2**32), "seed")
+    owned = rule.assign(labels, clients, np.random.default_rng(seed))
+    assert len(owned) == clients
+    held = [sample for i in range(clients) for sample in owned[i].tolist()]
+    assert len(held) == len(set(held))
+    assert set(held) <= set(range(len(labels)))
+    assert all(owned[i].tolist() == sorted(owned[i].tolist()) for i in range(clients))
+    assert (owned.sizes >= 1).all()
+    if complete:
+        assert len(held) == len(labels)
+    again = rule.assign(labels, clients, np.random.default_rng(seed))
+    assert np.array_equal(owned.indices, again.indices)
+    assert np.array_equal(owned.sizes, again.sizes)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(-1, 4), max_size=40))
+def test_grouping_by_owner(owners):
+    ragged = Ragged.from_owners(np.array(owners, np.int64), 5)
+    for client in range(5):
+        assert ragged[client].tolist() == [s for s, o in enumerate(owners) if o == client]
+    assert ragged.owners.tolist() == sorted(o for o in owners if o >= 0)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [*(rule for rule, _ in RULES), Natural(np.arange(7))],
+    ids=lambda value: repr(value),
+)
+def test_more_clients_than_samples(rule, one_line):
+    with one_line("num_clients=8", "samples, 7"):
+        rule.assign(np.arange(7) % 2, 8, np.random.default_rng(0))
+    with one_line("num_clients=0", "between 1 and"):
+        rule.assign(np.arange(7) % 2, 0, np.random.default_rng(0))
+
+
+def test_iid_sizes_and_uniformity():
+    hits = np.zeros(4)
+    for seed in range(2000):
+        owned = IID().assign(np.zeros(10), 4, np.random.default_rng(seed))
+        assert sorted(owned.sizes) == [2, 2, 3, 3]
+        hits[[i for i in range(4) if 0 in owned[i]]] += 1
+    # Sample 0 goes to client i with probability size_i / 10; hits are binomial.
+    share = np.array([3, 3, 2, 2]) / 10
+    assert (abs(hits - 2000 * share) < 5 * np.sqrt(2000 * share * (1 - share))).all()
+
+
+@pytest.mark.parametrize(("sigma", "min_size"), [(0.0, 10), (0.5, 10), (2.0, 10), (2.0, 400)])
+def test_lognormal_sizes_are_proportional_above_the_minimum(sigma, min_size):
+    clients, total = 50, 20_000
+    owned = LogNormal(sigma, min_size).assign(np.zeros(total), clients, np.random.default_rng(3))
+    assert owned.sizes.sum() == total
+    assert owned.sizes.min() >= min_size
+    # The rule draws its weights first, so the same generator gives them. With exact shares the
+    # sizes would be max(min_size, c w) for the one c at which they add up to the total, found
+    # here by bisection; whole numbers are within one of it.
+    weights = np.random.default_rng(3).lognormal(sigma=sigma, size=clients)
+    low, high = 0.0, float(total / weights.min())
+    for _ in range(200):
+        middle = (low + high) / 2
+        if np.maximum(min_size, middle * weights).sum() < total:
+            low = middle
+        else:
+            high = middle
+    assert (abs(owned.sizes - np.maximum(min_size, high * weights)) <= 1 + 1e-6).all()
+
+
+def test_lognormal_gives_the_minimum_to_all_if_there_is_nothing_else():
+    owned = LogNormal(3.0, min_size=4).assign(np.zeros(20), 5, np.random.default_rng(0))
+    assert owned.sizes.tolist() == [4] * 5
+
+
+def test_natural_follows_the_ids():
+    ids = np.array(["b", "a", "c", "b", "c", "c"])
+    rng = np.random.default_rng(0)
+    owned = Natural(ids).assign(np.zeros(6), 3, rng)
+    assert [owned[i].tolist() for i in range(3)] == [[1], [0, 3], [2, 4, 5]]
+    # With fewer clients the ids with the most samples stay, in the order of their names.
+    owned = Natural(ids).assign(np.zeros(6), 2, rng)
+    assert [owned[i].tolist() for i in range(2)] == [[0, 3], [2, 4, 5]]
+    # Among equals the lower id stays.
+    owned = Natural([9, 5, 7, 7]).assign(np.zeros(4), 2, rng)
+    assert [owned[i].tolist() for i in range(2)] == [[1], [2, 3]]
+
+
+def test_natural_refuses(one_line):
+    rng = np.random.default_rng(0)
+    with one_line("num_clients=4", "3 different client_ids"):
+        Natural([1, 2, 3, 3]).assign(np.zeros(4), 4, rng)
+    with one_line("client_ids has 3 entries", "4 samples"):
+        Natural([1, 2, 3]).assign(np.zeros(4), 2, rng)
+    with one_line("Natural()", "client_ids"):
+        Natural().assign(np.zeros(4), 2, rng)
+    with one_line("client_ids", "(2, 2)"):
+        Natural(np.zeros((2, 2))).assign(np.zeros(4), 2, rng)
+
+
+def test_lognormal_refuses(one_line):
+    for sigma in (-1.0, float("nan"), float("inf")):
+        with one_line(f"sigma={sigma}"):
+            LogNormal(sigma)
+    with one_line("min_size=0"):
+        LogNormal(1.0, min_size=0)
+    with one_line("min_size=10", "num_clients=5", "8 samples"):
+        LogNormal(1.0).assign(np.zeros(44), 5, np.random.default_rng(0))
+
+
+def test_a_rule_of_ones_own_needs_one_method():
+    class Odd(Partitioner):
+        def owners(self, targets, num_clients, rng):
+            return np.where(np.arange(len(targets)) % 2, 1, -1)
+
+        def describe(self):
+            return "odd samples to client 1"
+
+    owned = Odd().assign(np.zeros(5), 2, np.random.default_rng(0))
+    assert [owned[i].tolist() for i in range(2)] == [[], [1, 3]]
+    assert issubclass(ConfigError, ValueError)

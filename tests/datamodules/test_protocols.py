@@ -1,0 +1,251 @@
+"""Test protocols: nothing repeats, and every client gets what the protocol says."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from datamodules import (
+    IID,
+    ClassesPerClient,
+    Dirichlet,
+    LogNormal,
+    MatchLabels,
+    Natural,
+    Shards,
+    SharedTest,
+    SplitOwn,
+    TensorDataModule,
+)
+
+RULES = [
+    IID(),
+    Dirichlet(1.0, min_size=1),
+    Dirichlet(0.3, over="labels", min_size=1),
+    Dirichlet(0.1, min_size=1, equal_sizes=True),
+    ClassesPerClient(1),
+    Shards(2),
+    LogNormal(1.0, min_size=1),
+    Natural(),
+]
+PROTOCOLS = [
+    SplitOwn(),
+    SplitOwn(test=0.5, validation=0.0),
+    SplitOwn(test=0.0, validation=0.3),
+    MatchLabels(7),
+    MatchLabels(None, validation=0.25),
+    SharedTest(),
+]
+
+
+def module(train, test, rule, protocol, clients, seed=0):
+    """Return a module of data that consist of labels only."""
+    test_args = (
+        (torch.zeros(len(test), 1), torch.tensor(test)) if test is not None else (None, None)
+    )
+    return TensorDataModule(
+        torch.zeros(len(train), 1),
+        torch.tensor(train),
+        *test_args,
+        client_ids=np.arange(len(train)) % clients,
+        num_clients=clients,
+        partition=rule,
+        protocol=protocol,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@settings(max_examples=6, deadline=None)
+@given(data=st.data())
+def test_no_sample_repeats(rule, protocol, data):
+    clients = data.draw(st.integers(1, 4), "clients")
+    labels = st.integers(0, 4)
+    train = data.draw(st.lists(labels, min_size=40, max_size=70), "train")
+    test = data.draw(st.lists(labels, min_size=1, max_size=30), "test")
+    parts = module(train, test, rule, protocol, clients, data.draw(st.integers(0, 99))).partition
+    official = set(range(len(train), len(train) + len(test)))
+    seen: set[int] = set()
+    for client in range(clients):
+        own = [parts.train[client].tolist(), parts.val[client].tolist()]
+        tested = parts.test[client].tolist()
+        assert own[0], "every client trains"
+        if isinstance(protocol, SplitOwn):
+            own.append(tested)
+        else:
+            assert set(tested) <= official
+            assert len(set(tested)) == len(tested)
+        held = [sample for part in own for sample in part]
+        assert len(set(held)) == len(held)
+        assert not seen & set(held)
+        seen |= set(held)
+    if not isinstance(protocol, SplitOwn):
+        assert not seen & official
+    else:  # nothing that the rule dealt gets lost
+        pool = np.array(train + test)
+        pool = pool[: len(train)] if isinstance(rule, Natural) else pool
+        dealt = Natural(np.arange(len(train)) % clients) if isinstance(rule, Natural) else rule
+        owned = dealt.assign(pool, clients, np.random.default_rng(0))
+        assert isinstance(rule, ClassesPerClient) or len(seen) == owned.sizes.sum()
+
+
+def part_sizes(held, shares):
+    """Return the sizes of the parts by the rule in words, with exact fractions."""
+    left, parts = held, []
+    for share in map(Fraction, shares):
+        part = int(share * held + Fraction(1, 2))  # nearest, halves up
+        if share > 0:
+            part = max(part, 1)
+        part = min(part, left - 1)
+        left -= part
+        parts.append(part)
+    return [*parts, left]
+
+
+@pytest.mark.parametrize(("test", "val"), [(0.25, 0.125), (0.5, 0.0), (0.0, 0.25), (0.75, 0.125)])
+def test_rounding_of_own_splits(test, val):
+    # Client i holds i + 1 samples, by its id.
+    ids = np.repeat(np.arange(30), np.arange(1, 31))
+    dm = module([0] * len(ids), None, Natural(ids), SplitOwn(test, val), 30)
+    sizes = np.stack([dm.partition.test.sizes, dm.partition.val.sizes, dm.partition.train.sizes])
+    assert sizes.T.tolist() == [part_sizes(held, (test, val)) for held in range(1, 31)]
+
+
+def is_sainte_lague(seats, votes):
+    """Whether a split of seats is one that Sainte-Laguë's method gives, whatever way ties go.
+
+    The seats are those with the highest quotients votes / (2 s + 1), s = 0, 1, ...: no quotient
+    that got no seat is above one that got a seat.
+    """
+    won = [Fraction(int(v), 2 * int(s) - 1) for s, v in zip(seats, votes, strict=True) if s]
+    lost = [Fraction(int(v), 2 * int(s) + 1) for s, v in zip(seats, votes, strict=True) if s < v]
+    return not won or not lost or max(lost) <= min(won)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), min_size=4, max_size=80),
+    clients=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_own_splits_are_stratified(labels, clients, seed):
+    dm = module(labels, None, IID(), SplitOwn(0.25, 0.125), clients, seed)
+    train, val, test = (dm.label_counts(split) for split in ("train", "val", "test"))
+    for client in range(clients):
+        votes = train[client] + val[client] + test[client]
+        assert is_sainte_lague(test[client], votes)
+        assert is_sainte_lague(test[client] + val[client], votes)
+
+
+def test_ties_in_stratification_fall_on_every_label():
+    # Four samples of four labels: the one test sample is each of them equally often, 1/4.
+    hits = np.zeros(4)
+    for seed in range(800):
+        hits += module([0, 1, 2, 3], None, IID(), SplitOwn(0.25, 0), 1, seed).label_counts("test")[
+            0
+        ]
+    assert (abs(hits - 200) < 5 * np.sqrt(800 * 0.25 * 0.75)).all()
+
+
+def largest_remainder(counts, samples):
+    """Split ``samples`` in the ratio of ``counts``, slowly."""
+    quotas = [Fraction(int(c) * samples, int(sum(counts))) for c in counts]
+    parts = [int(quota) for quota in quotas]
+    by_remainder = sorted(range(len(counts)), key=lambda k: (parts[k] - quotas[k], k))
+    for k in by_remainder[: samples - sum(parts)]:
+        parts[k] += 1
+    return parts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    train=st.lists(st.integers(0, 5), min_size=20, max_size=80),
+    test=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    samples=st.integers(1, 30),
+    seed=st.integers(0, 99),
+)
+def test_match_labels_keeps_the_training_ratio(train, test, samples, seed):
+    rule = Dirichlet(0.5, over="labels", min_size=1)
+    dm = module(train, test, rule, MatchLabels(samples), 3, seed)
+    available = np.bincount(test, minlength=dm.num_classes)
+    for counts, drawn in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
+        wanted = largest_remainder(counts, samples)
+        assert drawn.tolist() == np.minimum(wanted, available).tolist()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    train=st.lists(st.integers(0, 3), min_size=20, max_size=60),
+    test=st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    seed=st.integers(0, 99),
+)
+def test_match_labels_takes_the_most_that_keep_the_ratio(train, test, seed):
+    dm = module(train, test, Dirichlet(1.0, over="labels", min_size=1), MatchLabels(None), 3, seed)
+    available = np.bincount(test, minlength=dm.num_classes)
+    for counts, drawn in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
+        usable = [k for k in range(dm.num_classes) if counts[k] and available[k]]
+        # The exact quota of every usable class must be there: samples c_k / n <= available_k.
+        most = 0
+        while usable and all((most + 1) * counts[k] <= available[k] * sum(counts) for k in usable):
+            most += 1
+        wanted = largest_remainder(counts, most)
+        assert drawn.tolist() == np.minimum(wanted, available).tolist()
+
+
+def test_match_labels_draws_uniformly_and_clients_overlap():
+    hits = np.zeros(12)
+    clients, seeds = 10, 200
+    for seed in range(seeds):
+        dm = module([0, 1] * 50, [0, 1] * 6, IID(), MatchLabels(8, 0.0), clients, seed)
+        hits += np.bincount(dm.partition.test.flat - 100, minlength=12)
+    # All samples of a label are equally likely, so the hits of a label spread evenly. A sample's
+    # hits are a sum of independent draws of variance at most 1/4 per client and seed.
+    spread = 5 * np.sqrt(clients * seeds / 4)
+    for label in (0, 1):
+        assert abs(hits[label::2] - hits[label::2].mean()).max() < spread
+    assert hits.min() > seeds  # some clients of a seed share a test sample
+
+
+def test_shared_test_is_stored_once():
+    parts = module([0, 1] * 500, [0] * 50, IID(), SharedTest(), 100).partition
+    assert parts.test.indices.tolist() == list(range(1000, 1050))
+    assert all(parts.test[i].tolist() == list(range(1000, 1050)) for i in range(100))
+    assert np.shares_memory(parts.test[0], parts.test[99])
+
+
+def test_own_splits_pool_training_and_official_test_samples():
+    dm = module([0] * 30, [0] * 30, IID(), SplitOwn(), 3)
+    assert dm.partition.train.sizes.sum() + dm.partition.val.sizes.sum() > 30
+    assert sorted(np.concatenate([part.flat for part in vars(dm.partition).values()])) == list(
+        range(60)
+    )
+
+
+@pytest.mark.parametrize("protocol", [MatchLabels(), SharedTest()], ids=repr)
+def test_no_official_test_set(protocol, one_line):
+    with one_line(f"protocol={protocol!r}", "TensorDataModule has none", "SplitOwn"):
+        module([0] * 30, None, IID(), protocol, 3).setup()
+
+
+def test_match_labels_needs_labels(one_line):
+    dm = module([0.5] * 30, [0.5] * 30, IID(), MatchLabels(), 3)
+    with one_line("protocol=MatchLabels", "integer label"):
+        dm.setup()
+    assert module([0.5] * 30, [0.5] * 30, IID(), SharedTest(), 3).partition.test.sizes[0] == 30
+
+
+def test_protocols_refuse(one_line):
+    for share in (-0.1, 1.0, float("nan")):
+        with one_line(f"test={share}", "SplitOwn"):
+            SplitOwn(test=share)
+        with one_line(f"validation={share}", "SharedTest"):
+            SharedTest(validation=share)
+    with one_line("test=0.5", "validation=0.5", "below 1"):
+        SplitOwn(0.5, 0.5)
+    for samples in (0, -3, 2.5):
+        with one_line(f"samples={samples}", "MatchLabels"):
+            MatchLabels(samples)

@@ -1,0 +1,90 @@
+"""Small convolutional networks."""
+
+from collections import OrderedDict
+
+from torch import nn
+
+from models.classifier import Classifier, pooled_size
+
+
+class CNN(Classifier):
+    """The MNIST network of the FedAvg paper.
+
+    McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+    AISTATS 2017: two 5x5 convolutions (32 and 64 channels), each with ReLU and 2x2 max pooling,
+    then a linear layer with 512 units and ReLU. The convolutions keep the size of the image: only
+    so there are the paper's 1,663,370 parameters for 28x28 images.
+
+    Args:
+        in_channels: 1 for gray images, 3 for color.
+        num_classes: Number of scores.
+        image_size: Side of the square images, at least 4.
+
+    Shape:
+        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: ``image_size`` is too small.
+    """
+
+    def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28) -> None:
+        side = pooled_size("CNN", image_size, padding=2)
+        body = OrderedDict(
+            conv1=nn.Conv2d(in_channels, 32, kernel_size=5, padding=2),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(32, 64, kernel_size=5, padding=2),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+            linear1=nn.Linear(64 * side * side, 512),
+            relu3=nn.ReLU(),
+        )
+        super().__init__(nn.Sequential(body), nn.Linear(512, num_classes))
+
+
+class SmallCNN(Classifier):
+    """A network for very small images, such as the 8x8 digits of the quick start.
+
+    Two 3x3 convolutions that keep the size, with ``width`` and twice as many channels, each with
+    GroupNorm, ReLU and 2x2 max pooling. GroupNorm keeps no running statistics, which clients with
+    different data could not share (Hsieh et al., "The Non-IID Data Quagmire of Decentralized
+    Machine Learning", ICML 2020).
+
+    Args:
+        in_channels: 1 for gray images, 3 for color.
+        image_size: Side of the square images, at least 4.
+        num_classes: Number of scores.
+        width: Channels of the first convolution, a multiple of ``norm_groups``.
+        norm_groups: Groups of every GroupNorm.
+
+    Shape:
+        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: ``image_size`` is too small, or ``width`` is no multiple of ``norm_groups``.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 1,
+        image_size: int = 8,
+        num_classes: int = 10,
+        width: int = 16,
+        norm_groups: int = 2,
+    ) -> None:
+        side = image_size // 4
+        if side < 1:
+            raise ValueError(f"image_size={image_size} is too small for SmallCNN; the least is 4")
+        body = OrderedDict(
+            conv1=nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
+            norm1=nn.GroupNorm(norm_groups, width),
+            relu1=nn.ReLU(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(width, 2 * width, kernel_size=3, padding=1, bias=False),
+            norm2=nn.GroupNorm(norm_groups, 2 * width),
+            relu2=nn.ReLU(),
+            pool2=nn.MaxPool2d(2),
+            flatten=nn.Flatten(),
+        )
+        super().__init__(nn.Sequential(body), nn.Linear(2 * width * side * side, num_classes))

@@ -1,0 +1,52 @@
+"""Networks without convolutions."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from torch import nn
+
+from models.classifier import Classifier
+
+
+class LogisticRegression(Classifier):
+    """Multinomial logistic regression: one linear layer.
+
+    With weight decay its loss is strongly convex, the setting of most convergence theorems.
+
+    Args:
+        in_features: Number of values of a sample, e.g. 784 for 28x28 gray images.
+        num_classes: Number of scores.
+
+    Shape:
+        Input: [B, ...] with ``in_features`` values a sample. Output: [B, num_classes].
+    """
+
+    def __init__(self, in_features: int, num_classes: int = 10) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(in_features, num_classes))
+
+
+class MLP(Classifier):
+    """Multilayer perceptron: linear layers with ReLU between them.
+
+    ``hidden=(200, 200)`` with ``in_features=784`` is the "2NN" of McMahan et al.,
+    "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+
+    Args:
+        in_features: Number of values of a sample, e.g. 784 for 28x28 gray images.
+        hidden: Width of each hidden layer, first to last.
+        num_classes: Number of scores.
+
+    Shape:
+        Input: [B, ...] with ``in_features`` values a sample. Output: [B, num_classes].
+    """
+
+    def __init__(
+        self, in_features: int, hidden: Sequence[int] = (200,), num_classes: int = 10
+    ) -> None:
+        body: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+        width = in_features
+        for i, next_width in enumerate(hidden, start=1):
+            body[f"linear{i}"] = nn.Linear(width, next_width)
+            body[f"relu{i}"] = nn.ReLU()
+            width = next_width
+        super().__init__(nn.Sequential(body), nn.Linear(width, num_classes))

@@ -1,0 +1,99 @@
+"""ResNet-18 with a choice of normalization."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Literal
+
+from torch import Tensor, nn
+
+from models.classifier import Classifier
+
+
+class ResNet18(Classifier):
+    """ResNet-18, by default in the form that federated learning papers use for CIFAR.
+
+    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. FedSLR (Appendix B.2)
+    takes GroupNorm with 2 groups instead of BatchNorm: 11,173,962 parameters for 10 classes.
+    Convolutions start from He's normal distribution (fan out), as in torchvision.
+
+    Args:
+        num_classes: Number of scores.
+        in_channels: 1 for gray images, 3 for color.
+        norm: "group", or "batch" for BatchNorm, whose running statistics are buffers.
+        norm_groups: Groups of every GroupNorm; without meaning for "batch".
+        small_images: True starts with a 3x3 convolution at full resolution, for images of 32x32 or
+            64x64; False with ImageNet's 7x7 convolution and 3x3 pooling, each of stride 2.
+
+    Shape:
+        Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
+
+    Raises:
+        ValueError: ``norm`` is unknown, or ``norm_groups`` does not divide 64.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        norm: Literal["group", "batch"] = "group",
+        norm_groups: int = 2,
+        small_images: bool = True,
+    ) -> None:
+        if norm not in ("group", "batch"):
+            raise ValueError(f"norm={norm!r} is unknown; choose 'group' or 'batch'")
+
+        def normalize(channels: int) -> nn.Module:
+            if norm == "group":
+                return nn.GroupNorm(norm_groups, channels)
+            return nn.BatchNorm2d(channels)
+
+        body: OrderedDict[str, nn.Module] = OrderedDict()
+        if small_images:
+            body["conv1"] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
+        else:
+            body["conv1"] = nn.Conv2d(
+                in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False
+            )
+        body["norm1"] = normalize(64)
+        body["relu1"] = nn.ReLU()
+        if not small_images:
+            body["pool1"] = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        inputs = 64
+        for i, outputs in enumerate((64, 128, 256, 512), start=1):
+            body[f"stage{i}"] = nn.Sequential(
+                _Block(inputs, outputs, normalize, stride=1 if i == 1 else 2),
+                _Block(outputs, outputs, normalize, stride=1),
+            )
+            inputs = outputs
+        body["pool2"] = nn.AdaptiveAvgPool2d(1)
+        body["flatten"] = nn.Flatten()
+        super().__init__(nn.Sequential(body), nn.Linear(inputs, num_classes))
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions around which the input is added to the output."""
+
+    def __init__(
+        self, inputs: int, outputs: int, normalize: Callable[[int], nn.Module], stride: int
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.norm1 = normalize(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, kernel_size=3, padding=1, bias=False)
+        self.norm2 = normalize(outputs)
+        self.relu = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(
+                OrderedDict(
+                    conv=nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False),
+                    norm=normalize(outputs),
+                )
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.conv1(x)))
+        return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))

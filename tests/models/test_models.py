@@ -1,0 +1,259 @@
+"""Every network: sizes by hand, one meaning in every form in which the framework runs it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+from torch import nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+import models
+from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
+from models.classifier import Classifier
+
+# name -> (how it is built, shape of a sample, number of classes)
+NETWORKS = {
+    "LogisticRegression": (lambda: LogisticRegression(12, num_classes=3), (3, 2, 2), 3),
+    "MLP": (lambda: MLP(12, hidden=(7, 5), num_classes=3), (3, 2, 2), 3),
+    "LeNet5": (lambda: LeNet5(in_channels=2, num_classes=4, image_size=17), (2, 17, 17), 4),
+    "CNN": (lambda: CNN(in_channels=2, num_classes=4, image_size=9), (2, 9, 9), 4),
+    "SmallCNN": (lambda: SmallCNN(2, image_size=9, num_classes=4, width=6), (2, 9, 9), 4),
+    "ResNet18": (lambda: ResNet18(num_classes=4, in_channels=2), (2, 8, 8), 4),
+    "ResNet18-large": (lambda: ResNet18(4, 2, norm_groups=4, small_images=False), (2, 40, 33), 4),
+}
+BATCH_NORM = (lambda: ResNet18(num_classes=4, in_channels=2, norm="batch"), (2, 8, 8), 4)
+
+
+def count(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
+
+
+def conv(inputs: int, outputs: int, side: int, bias: bool = True) -> int:
+    return outputs * inputs * side * side + outputs * bias
+
+
+def linear(inputs: int, outputs: int) -> int:
+    return (inputs + 1) * outputs
+
+
+def test_every_exported_network_is_covered():
+    assert {name.split("-")[0] for name in NETWORKS} == set(models.__all__)
+
+
+@pytest.mark.parametrize(
+    ("build", "shape", "classes"), [*NETWORKS.values(), BATCH_NORM], ids=[*NETWORKS, "batch"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_scores_have_the_right_shape_and_dtype(build, shape, classes, dtype):
+    network = build().to(dtype)
+    scores = network(torch.rand(3, *shape, dtype=dtype))
+    assert scores.shape == (3, classes)
+    assert scores.dtype == dtype
+
+
+@pytest.mark.parametrize(("build", "shape", "classes"), NETWORKS.values(), ids=NETWORKS)
+def test_vmap_over_parameters_equals_a_loop(build, shape, classes):
+    """Values and gradients; float64, so that only a different meaning can make a difference."""
+    torch.manual_seed(0)
+    networks = [build().double() for _ in range(3)]
+    params, buffers = stack_module_state(networks)
+    assert not buffers
+    x = torch.rand(3, 2, *shape, dtype=torch.float64)
+
+    def loss(p, x):
+        return functional_call(networks[0], p, (x,)).square().sum()
+
+    scores = vmap(lambda p, x: functional_call(networks[0], p, (x,)))(params, x)
+    gradients = vmap(grad(loss))(params, x)
+    for i, network in enumerate(networks):
+        expected = network(x[i])
+        torch.testing.assert_close(scores[i], expected)
+        expected.square().sum().backward()
+        for name, parameter in network.named_parameters():
+            torch.testing.assert_close(gradients[name][i], parameter.grad)
+
+
+@pytest.mark.parametrize(("build", "shape", "classes"), NETWORKS.values(), ids=NETWORKS)
+def test_a_sample_is_scored_alone(build, shape, classes):
+    """No network here mixes the samples of a batch, in training mode either."""
+    torch.manual_seed(0)
+    network = build().double().train()
+    x = torch.rand(3, *shape, dtype=torch.float64)
+    torch.testing.assert_close(network(x)[1:2], network(x[1:2]))
+
+
+@pytest.mark.parametrize(("build", "shape", "classes"), NETWORKS.values(), ids=NETWORKS)
+def test_the_head_is_the_last_layer(build, shape, classes):
+    network = build()
+    assert isinstance(network, Classifier)
+    assert list(network.head.state_dict()) == ["weight", "bias"]
+    nn.init.zeros_(network.head.weight)
+    nn.init.constant_(network.head.bias, 5.0)
+    assert torch.equal(network(torch.rand(2, *shape)), torch.full((2, classes), 5.0))
+
+
+def test_logistic_regression_is_one_affine_map():
+    network = LogisticRegression(12, num_classes=3)
+    assert count(network) == 12 * 3 + 3
+    x = torch.rand(5, 3, 4)
+    w, b = network.head.weight, network.head.bias
+    torch.testing.assert_close(network(x), x.reshape(5, 12) @ w.T + b)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "expected"),
+    [
+        ((), linear(784, 10)),
+        ((200,), linear(784, 200) + linear(200, 10)),
+        # "199,210 total parameters" (McMahan et al. 2017, Section 3)
+        ((200, 200), 199_210),
+        ([30, 20, 40], linear(784, 30) + linear(30, 20) + linear(20, 40) + linear(40, 10)),
+    ],
+)
+def test_mlp_parameters(hidden, expected):
+    assert count(MLP(784, hidden=hidden)) == expected
+
+
+def test_mlp_is_affine_maps_with_relu_between_them():
+    network = MLP(3, hidden=(4, 5), num_classes=2).double()
+    x = torch.randn(6, 3, dtype=torch.float64)
+    y = x
+    for layer in (network.body.linear1, network.body.linear2):
+        y = (y @ layer.weight.T + layer.bias).clamp_min(0)
+    torch.testing.assert_close(network(x), y @ network.head.weight.T + network.head.bias)
+
+
+@pytest.mark.parametrize(
+    ("channels", "image_size", "side"),
+    [(1, 28, 4), (1, 32, 5), (3, 32, 5), (1, 16, 1), (1, 17, 1), (1, 19, 1), (1, 20, 2)],
+)
+def test_lenet_parameters(channels, image_size, side):
+    """The side after 5x5 convolution, halving, 5x5 convolution, halving: by hand."""
+    expected = (
+        conv(channels, 6, 5)
+        + conv(6, 16, 5)
+        + linear(16 * side * side, 120)
+        + linear(120, 84)
+        + linear(84, 10)
+    )
+    network = LeNet5(channels, image_size=image_size)
+    assert count(network) == expected
+    assert network(torch.rand(1, channels, image_size, image_size)).shape == (1, 10)
+
+
+def test_cnn_parameters():
+    """1,663,370 is the number that McMahan et al. (2017, Section 3) give."""
+    expected = conv(1, 32, 5) + conv(32, 64, 5) + linear(3136, 512) + linear(512, 10)
+    assert expected == 1_663_370
+    assert count(CNN()) == expected
+
+
+def test_small_cnn_parameters():
+    norms = 2 * 16 + 2 * 32
+    expected = conv(1, 16, 3, bias=False) + conv(16, 32, 3, bias=False) + norms
+    assert count(SmallCNN()) == expected + linear(32 * 2 * 2, 10)
+
+
+@pytest.mark.parametrize(
+    ("network", "least"), [(LeNet5, 16), (CNN, 4), (SmallCNN, 4)], ids=lambda x: str(x)
+)
+def test_too_small_images_are_refused(network, least):
+    network(image_size=least)(torch.rand(1, 1, least, least))
+    message = rf"^image_size={least - 1} is too small for {network.__name__}; the least is {least}$"
+    with pytest.raises(ValueError, match=message):
+        network(image_size=least - 1)
+
+
+def test_resnet18_parameters():
+    """11,173,962 is the number behind the costs in Table 2 of FedSLR; here layer by layer."""
+
+    def norm(channels):
+        return 2 * channels
+
+    def block(inputs, outputs):
+        total = conv(inputs, outputs, 3, bias=False) + norm(outputs)
+        total += conv(outputs, outputs, 3, bias=False) + norm(outputs)
+        if inputs != outputs:
+            total += conv(inputs, outputs, 1, bias=False) + norm(outputs)
+        return total
+
+    expected = conv(3, 64, 3, bias=False) + norm(64) + linear(512, 10)
+    for inputs, outputs in [(64, 64), (64, 128), (128, 256), (256, 512)]:
+        expected += block(inputs, outputs) + block(outputs, outputs)
+    assert expected == 11_173_962
+    assert count(ResNet18()) == count(ResNet18(norm="batch")) == expected
+    assert count(ResNet18(small_images=False)) == expected + (7 * 7 - 3 * 3) * 3 * 64
+
+
+@pytest.mark.parametrize("norm", ["group", "batch"])
+@pytest.mark.parametrize("small_images", [True, False])
+def test_resnet18_equals_torchvision(norm, small_images):
+    """The independent implementation, with the same parameters, gives the same scores."""
+    from torchvision.models import resnet18
+
+    torch.manual_seed(0)
+    normalize = nn.BatchNorm2d if norm == "batch" else lambda channels: nn.GroupNorm(2, channels)
+    reference = resnet18(num_classes=10, norm_layer=normalize)
+    if small_images:
+        reference.conv1 = nn.Conv2d(3, 64, kernel_size=3, padding=1, bias=False)
+        reference.maxpool = nn.Identity()
+    network = ResNet18(norm=norm, small_images=small_images)
+    # Both register their layers in the order of the forward pass, shortcuts last in their block.
+    ours, theirs = network.state_dict(), reference.state_dict()
+    assert [v.shape for v in ours.values()] == [v.shape for v in theirs.values()]
+    network.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
+    x = torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(network.double()(x), reference.double()(x))
+
+
+def test_resnet18_starts_from_he_normal():
+    """Standard deviation sqrt(2 / fan out); 2.4 million draws leave 0.2 % to chance."""
+    torch.manual_seed(0)
+    weight = ResNet18().body.stage4[1].conv2.weight
+    expected = (2 / (512 * 3 * 3)) ** 0.5
+    assert weight.std().item() == pytest.approx(expected, rel=2e-3)
+
+
+@pytest.mark.parametrize("norm", ["layer", "GROUP"])
+def test_resnet18_refuses_an_unknown_norm(norm):
+    with pytest.raises(ValueError, match=rf"^norm='{norm}' is unknown; choose 'group' or 'batch'$"):
+        ResNet18(norm=norm)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("LogisticRegression", {"in_features": 6, "num_classes": 3}),
+        ("MLP", {"in_features": 6, "hidden": [5, 4], "num_classes": 3}),
+        ("LeNet5", {"in_channels": 2, "num_classes": 3, "image_size": 16}),
+        ("CNN", {"in_channels": 2, "num_classes": 3, "image_size": 8}),
+        ("SmallCNN", {"in_channels": 2, "image_size": 4, "num_classes": 3, "width": 8}),
+        ("ResNet18", {"num_classes": 3, "in_channels": 2, "norm": "batch", "small_images": False}),
+    ],
+)
+def test_a_yaml_file_can_describe_it(name, arguments):
+    """Plain values in; what is dumped for the record of a run builds the same network again."""
+    parser = ArgumentParser()
+    parser.add_argument("--network", type=nn.Module)
+    given = {"class_path": f"models.{name}", "init_args": arguments}
+    dumped = parser.dump(parser.parse_object({"network": given}))
+    # jsonargparse 4.49 renamed the method.
+    build = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    network = build(parser.parse_string(dumped)).network
+    expected = getattr(models, name)(**arguments)
+    assert type(network) is type(expected)
+    assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
+
+
+def test_import_is_light():
+    """`import models` needs torch only: no framework, no data set, no torchvision."""
+    code = (
+        "import sys, models; "
+        "print(*({'torchvision', 'lightning', 'pfl', 'datamodules'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert found.split() == []

@@ -1,0 +1,59 @@
+# `make quickstart` and `make test` need Python >= 3.10, pip and make; they set up .venv themselves.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test lint format lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: $(INSTALLED)  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
+	$(PY) -m pfl fit --config configs/quickstart.yaml
+
+test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
+	$(PY) -m pytest -n auto --maxprocesses 4 $(ARGS)
+
+lint: $(INSTALLED)  ## check format, style and types
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+format: $(INSTALLED)  ## format the code and mend what can be mended
+	$(PY) -m ruff check --fix-only --quiet .
+	$(PY) -m ruff format .
+
+lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
+	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \
+	    --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.txt
+
+clean:  ## remove .venv, builds and caches; runs/ stays
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Exact versions come from requirements.txt, the build backend of the editable install among them.
+# `uv --version` and not `command -v uv`: a version manager's shim can be there without uv. The
+# venv of a Python without ensurepip (Debian's, without python3-venv) gets its pip from that Python's.
+$(INSTALLED): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || { \
+	    echo "This needs Python >= 3.10; $(PYTHON) is" \
+	         "$$({ $(PYTHON) --version; } 2>/dev/null || echo missing)." \
+	         "Name another one: make PYTHON=python3.11" >&2; exit 1; }
+	@set -eu; \
+	if uv --version >/dev/null 2>&1; then \
+	    [ -x $(PY) ] || uv venv --quiet --python "$(PYTHON)" $(VENV); \
+	    uv pip install --python $(PY) --require-hashes -r requirements.txt; \
+	    uv pip install --python $(PY) --no-deps --no-build-isolation --editable .; \
+	else \
+	    $(PY) -m pip --version >/dev/null 2>&1 \
+	        || $(PYTHON) -m venv --clear $(VENV) 2>/dev/null \
+	        || { $(PYTHON) -m venv --clear --without-pip $(VENV); \
+	             $(PYTHON) -m pip install --quiet pip==25.3 --target \
+	                 "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"; }; \
+	    $(PY) -m pip install --require-hashes -r requirements.txt; \
+	    $(PY) -m pip install --no-deps --no-build-isolation --editable .; \
+	fi
+	@touch $@

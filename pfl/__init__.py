@@ -1,6 +1,6 @@
 """Personalized federated learning on PyTorch Lightning."""
 
-from datamodules.errors import ConfigError
+from pfl.errors import ConfigError
 from pfl.loop import FederatedLoop
 from pfl.strategy import ClientParallelStrategy
 from pfl.trainer import Trainer

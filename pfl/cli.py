@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 import datamodules  # noqa: F401 (makes its classes known by their short names)
 import models  # noqa: F401
 from datamodules import FederatedDataModule
-from datamodules.errors import ConfigError
 from pfl.algorithms import FederatedAlgorithm
-from pfl.callbacks import RunRecorder
+from pfl.errors import ConfigError
 from pfl.loop import FederatedLoop
 from pfl.trainer import Trainer
 from pfl.usererrors import one_line
@@ -43,6 +41,8 @@ class FederatedCLI(LightningCLI):
             parser_kwargs={"exit_on_error": False},
             args=args,
         )
+
+    trainer: Trainer
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add `loop`, whose datamodule is `data`."""
@@ -70,17 +70,12 @@ class FederatedCLI(LightningCLI):
         super().instantiate_classes()
         config = self.config[self.subcommand]
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
-        for callback in self.trainer.callbacks:
-            if isinstance(callback, RunRecorder):
-                parser = self._parser(self.subcommand)
-                callback.config = parser.dump(config, skip_none=False)
+        self.trainer.recorder.config = self._parser(self.subcommand).dump(config, skip_none=False)
 
 
 def main(args: list[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line and exit status 2."""
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    # Lightning's own use of PyTorch, nothing a user could mend.
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     try:
         FederatedCLI(args)
     except (ConfigError, MisconfigurationException) as error:

@@ -22,14 +22,10 @@ if TYPE_CHECKING:
 class ClientData:
     """A datamodule's samples and index arrays, on the device where the training happens.
 
-    Parameters
-    ----------
-    datamodule
-        After `setup`.
-    device
-        In-memory samples are moved there once; streamed ones when they are read.
-    seed
-        Keys the order in which clients see their samples.
+    Args:
+        datamodule: After `setup`.
+        device: In-memory samples are moved there once; streamed ones when they are read.
+        seed: Keys the order in which clients see their samples.
     """
 
     def __init__(
@@ -70,25 +66,18 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 class Clients:
     """C clients that train, or are evaluated, together: the rows of every [C, P] matrix.
 
-    Attributes
-    ----------
-    ids
-        int64 [C], by falling number of samples of `split`, so that those who still train are
-        always the first rows.
-    round
-        The round, from 0.
-    data
-        Their samples.
-    split
-        "train", "val" or "test".
-    first, last
-        Whether the round (or the evaluation of the split) begins or ends with this chunk.
-    state
-        What these clients remember, by name, [C, width]; what `client_update` leaves here is kept.
-    buffers
-        [C, number of changing buffer values], or None where the network has none.
-    dtype
-        Of the models.
+    Attributes:
+        ids: int64 [C], by falling number of samples of `split`, so that those who still train are
+            always the first rows.
+        round: The round, from 0.
+        data: Their samples.
+        split: "train", "val" or "test".
+        first, last: Whether the round (or the evaluation of the split) begins or ends with this
+            chunk.
+        state: What these clients remember, by name, [C, width]; what `client_update` leaves here is
+            kept.
+        buffers: [C, number of changing buffer values], or None where the network has none.
+        dtype: Of the models.
     """
 
     ids: np.ndarray
@@ -130,16 +119,12 @@ class Clients:
         hold `batch_size` samples, the last one of an epoch what is left; a client whose steps are
         used up leaves, and the rows that remain are the first ones.
 
-        Parameters
-        ----------
-        batch_size
-            None: all samples of the client, in their order.
-        epochs
-            Passes over the client's own samples.
-        steps
-            Where given, this many steps instead of `epochs`, over as many epochs as that takes.
-        purpose
-            Names the use, so that two uses in one round see different orders.
+        Args:
+            batch_size: None: all samples of the client, in their order.
+            epochs: Passes over the client's own samples.
+            steps: Where given, this many steps instead of `epochs`, over as many epochs as that
+                takes.
+            purpose: Names the use, so that two uses in one round see different orders.
         """
         sizes, per_epoch = self.sizes, self._steps_per_epoch(batch_size)
         wanted = self.steps(batch_size, epochs, steps)
@@ -165,9 +150,7 @@ class Clients:
             columns = begin + torch.arange(int(counts.max()), device=device)
             picked = order[:active].gather(1, columns.clamp_max(width - 1))
             picked = torch.minimum(picked, lengths[:active, None] - 1)
-            inputs, targets = self.data.gather(
-                indices[starts[:active, None] + picked], self.dtype
-            )
+            inputs, targets = self.data.gather(indices[starts[:active, None] + picked], self.dtype)
             seeds = _Seeds(base, self.ids, step)
             yield Batch(inputs, targets, counts.tolist(), seeds)
 
@@ -187,7 +170,6 @@ class Clients:
             last = torch.from_numpy(sizes[:active] - 1).to(starts.device)[:, None]
             index = indices[starts[:active, None] + torch.minimum(columns, last)]
             yield slice(0, active), Batch(*self.data.gather(index, self.dtype), counts.tolist())
-
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """All clients' samples one after another, at most `limit` at a time.
@@ -223,14 +205,10 @@ class ClientStore:
     clients that took part, not with the population. Rows live in memory; a state that would not
     fit there if every client took part is kept in a memory-mapped file instead.
 
-    Parameters
-    ----------
-    num_clients
-        The population, M.
-    directory
-        Where memory-mapped files go; None for the system's temporary folder.
-    memory
-        Bytes that all states may take in memory; None for half of what is free now.
+    Args:
+        num_clients: The population, M.
+        directory: Where memory-mapped files go; None for the system's temporary folder.
+        memory: Bytes that all states may take in memory; None for half of what is free now.
     """
 
     def __init__(
@@ -308,10 +286,8 @@ class ClientStore:
     ) -> None:
         """The inverse of `state_dict`; the same states must have been declared.
 
-        Parameters
-        ----------
-        keep
-            Of ids (int64 [n]): which of them to take.
+        Args:
+            keep: Of ids (int64 [n]): which of them to take.
         """
         for name, entry in state.items():
             self.initial[name] = entry["initial"].to(self.initial[name])

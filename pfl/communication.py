@@ -19,12 +19,9 @@ from pfl.parameters import ParameterSpace
 class Message:
     """Values as the receiver reads them, and what they cost on the wire.
 
-    Attributes
-    ----------
-    values
-        [K] from the server to everyone, or [C, K] from C clients.
-    nbytes
-        Bytes of one message, or int64 [C] where the clients' messages differ in size.
+    Attributes:
+        values: [K] from the server to everyone, or [C, K] from C clients.
+        nbytes: Bytes of one message, or int64 [C] where the clients' messages differ in size.
     """
 
     values: Tensor
@@ -42,12 +39,9 @@ def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:
     A layer d1 x d2 of rank r goes as U diag(s)^(1/2) and diag(s)^(1/2) V', that is r (d1 + d2)
     values, or densely as d1 d2 (FedSLR, Section 5). 1-D layers are dense.
 
-    Parameters
-    ----------
-    values
-        Flat models [..., P].
-    ranks
-        int64 [..., number of matrix layers].
+    Args:
+        values: Flat models [..., P].
+        ranks: int64 [..., number of matrix layers].
     """
     return Message(values, low_rank_size(space, ranks) * values.element_size())
 
@@ -75,10 +69,9 @@ def part(values: Tensor, mask: Tensor) -> Message:
 class Ledger:
     """Counts bytes up and down, for each client and over all rounds.
 
-    Attributes
-    ----------
-    uplink, downlink
-        int64 [number of clients]: bytes that each client has sent and received so far.
+    Attributes:
+        uplink, downlink: int64 [number of clients]: bytes that each client has sent and received so
+            far.
     """
 
     def __init__(self, num_clients: int) -> None:

@@ -24,10 +24,8 @@ POOL = 4096  # samples in one forward pass of one model
 class ClientScores(torchmetrics.Metric):
     """Loss and accuracy of each client, summed sample by sample (and over processes).
 
-    Parameters
-    ----------
-    num_clients
-        The population, M.
+    Args:
+        num_clients: The population, M.
     """
 
     full_state_update = False
@@ -89,10 +87,9 @@ def worst_tenth(values: np.ndarray) -> float:
 class Evaluation:
     """One pass over all clients: collects scores of each split and kind of model.
 
-    Attributes
-    ----------
-    scores
-        After `finish`: what `ClientScores.compute` gives, by (split, "global" or "personalized").
+    Attributes:
+        scores: After `finish`: what `ClientScores.compute` gives, by (split, "global" or
+            "personalized").
     """
 
     def __init__(self, num_clients: int, device: torch.device) -> None:
@@ -156,8 +153,8 @@ class Evaluation:
             _score_pooled(probe, oracle, one, w, buffers)
             sums = (probe.loss_sum, probe.correct_sum, probe.count)
             self._shared[clients.split] = torch.stack([s.sum() for s in sums])
-        sums = self._shared[clients.split][:, None].expand(3, len(clients))
-        metric.update(torch.from_numpy(clients.ids), *sums)
+        everyone = self._shared[clients.split][:, None].expand(3, len(clients))
+        metric.update(torch.from_numpy(clients.ids), *everyone)
 
 
 def score_rows(metric: ClientScores, oracle: Oracle, clients: Clients, w: Tensor) -> None:

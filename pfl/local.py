@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from datamodules.errors import ConfigError
+from pfl.errors import ConfigError
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
 """Makes an optimizer of parameters; configured in YAML by class path and arguments."""
@@ -22,21 +22,14 @@ class LocalOptimizer:
     An elementwise optimizer treats every float on its own, so that one optimizer of a [C, P]
     matrix is C optimizers of its rows.
 
-    Parameters
-    ----------
-    w
-        [C, P], changed in place.
-    lr
-        Learning rate.
-    weight_decay
-        Adds weight_decay * w to the gradient.
-    factory
-        A `torch.optim` optimizer, whose learning rate is set to `lr`; None for plain SGD.
+    Args:
+        w: [C, P], changed in place.
+        lr: Learning rate.
+        weight_decay: Adds weight_decay * w to the gradient.
+        factory: A `torch.optim` optimizer, whose learning rate is set to `lr`; None for plain SGD.
 
-    Raises
-    ------
-    ConfigError
-        For an optimizer that mixes the entries of a tensor.
+    Raises:
+        ConfigError: For an optimizer that mixes the entries of a tensor.
     """
 
     def __init__(

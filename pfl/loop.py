@@ -16,8 +16,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from datamodules import FederatedDataModule
-from datamodules.errors import ConfigError
 from pfl.clients import ClientData, Clients
+from pfl.errors import ConfigError
 from pfl.randomness import generator
 
 Split = Literal["val", "test"]
@@ -26,32 +26,23 @@ Split = Literal["val", "test"]
 class FederatedLoop(LightningDataModule):
     """Feeds the Trainer with cohorts of clients.
 
-    Parameters
-    ----------
-    datamodule
-        Whose samples the clients own.
-    clients_per_round
-        A number of clients (int), a share of the population (float in (0, 1]), or None: everyone.
-    sampling
-        How the cohort of a round is drawn: "uniform", a fixed number without replacement;
-        "bernoulli", each client on its own with probability clients_per_round / M, drawn again if
-        nobody takes part; "weighted", a fixed number without replacement with probabilities
-        proportional to the number of training samples.
-    trace
-        Replays given cohorts instead: a list of lists of client ids, one for each round, or the
-        path of a JSON file with such a list. A round may be empty.
-    clients_at_once
-        How many clients are trained together as the rows of one matrix; None: as many as fit
-        comfortably. Changes speed and memory, never results.
-    evaluate
-        Which splits are evaluated during `fit`; a split without samples is left out.
-    seed
-        Of client sampling and of the order of their samples; None: the datamodule's seed.
+    Args:
+        datamodule: Whose samples the clients own.
+        clients_per_round: A number of clients (int), a share of the population (float in (0, 1]),
+            or None: everyone.
+        sampling: How the cohort of a round is drawn: "uniform", a fixed number without replacement;
+            "bernoulli", each client on its own with probability clients_per_round / M, drawn again
+            if nobody takes part; "weighted", a fixed number without replacement with probabilities
+            proportional to the number of training samples.
+        trace: Replays given cohorts instead: a list of lists of client ids, one for each round, or
+            the path of a JSON file with such a list. A round may be empty.
+        clients_at_once: How many clients are trained together as the rows of one matrix; None: as
+            many as fit comfortably. Changes speed and memory, never results.
+        evaluate: Which splits are evaluated during `fit`; a split without samples is left out.
+        seed: Of client sampling and of the order of their samples; None: the datamodule's seed.
 
-    Raises
-    ------
-    ConfigError
-        For values that cannot be.
+    Raises:
+        ConfigError: For values that cannot be.
     """
 
     def __init__(
@@ -101,6 +92,12 @@ class FederatedLoop(LightningDataModule):
                 f"loop.clients_per_round: {count}; it must be an int from 1 to {total} "
                 f"(data.num_clients), a share in (0, 1], or null for everyone"
             )
+        rounds = self.trainer.max_epochs if self.trainer is not None and stage == "fit" else None
+        if self.trace is not None and rounds is not None and rounds > len(self.trace):
+            raise ConfigError(
+                f"trainer.max_epochs: {rounds}; loop.trace has only {len(self.trace)} rounds, "
+                f"set it to at most that"
+            )
         for number, cohort in enumerate(self.trace or ()):
             if len(set(cohort)) < len(cohort) or not all(0 <= c < total for c in cohort):
                 raise ConfigError(
@@ -145,11 +142,6 @@ class FederatedLoop(LightningDataModule):
     def cohort(self, round: int) -> np.ndarray:
         """Ids of the clients that train in a round, ascending: a function of (seed, round)."""
         if self.trace is not None:
-            if round >= len(self.trace):
-                raise ConfigError(
-                    f"loop.trace: it has {len(self.trace)} rounds, but round {round} is asked "
-                    f"for; set trainer.max_epochs to at most {len(self.trace)}"
-                )
             return np.sort(np.asarray(self.trace[round], np.int64))
         total, size = self.num_clients, self.cohort_size
         if size == total:
@@ -165,9 +157,7 @@ class FederatedLoop(LightningDataModule):
             weights = sizes / sizes.sum()
         return np.sort(rng.choice(total, size, replace=False, p=weights))
 
-    def chunks(
-        self, ids: np.ndarray, split: str, count: int, *, owned: bool
-    ) -> list[np.ndarray]:
+    def chunks(self, ids: np.ndarray, split: str, count: int, *, owned: bool) -> list[np.ndarray]:
         """This process's share of some clients, in `count` chunks, largest clients first.
 
         Clients that keep state between rounds (`owned`) stay on the process id % world_size, which
@@ -215,7 +205,7 @@ class FederatedLoop(LightningDataModule):
 class ChunkLoader:
     """Iterates over chunks of clients; its length is the same in every round and process."""
 
-    def __init__(self, loop: FederatedLoop, splits: list[str]) -> None:
+    def __init__(self, loop: FederatedLoop, splits: Sequence[str]) -> None:
         self.loop, self.splits = loop, splits
 
     def __len__(self) -> int:
@@ -223,7 +213,7 @@ class ChunkLoader:
 
     def _chunks_per_split(self) -> int:
         loop = self.loop
-        clients = loop.cohort_size if self.splits == ["train"] else loop.num_clients
+        clients = loop.cohort_size if "train" in self.splits else loop.num_clients
         at_once = loop.clients_at_once or clients
         return max(1, -(-clients // (at_once * loop._rank()[1])))
 

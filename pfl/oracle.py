@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from datamodules.errors import ConfigError
+from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
 
 Engine = Literal["auto", "loop", "vmap"]
@@ -27,14 +27,11 @@ Engine = Literal["auto", "loop", "vmap"]
 class Batch:
     """One mini-batch of each of A clients.
 
-    Attributes
-    ----------
-    inputs, targets
-        [A, B, ...]; rows are padded at their end to B samples.
-    counts
-        How many samples of each row are real (integers on the host); B is the largest of them.
-    seeds
-        One for each row, for what the network itself draws (dropout).
+    Attributes:
+        inputs, targets: [A, B, ...]; rows are padded at their end to B samples.
+        counts: How many samples of each row are real (integers on the host); B is the largest of
+            them.
+        seeds: One for each row, for what the network itself draws (dropout).
     """
 
     inputs: Tensor
@@ -58,23 +55,18 @@ class Batch:
 class Oracle:
     """Losses and gradients of many clients' models.
 
-    Parameters
-    ----------
-    network
-        The architecture; a private copy is used, the original is never run or changed.
-    space
-        Maps its parameters to vectors.
-    loss
-        loss(output, target), a module such as `torch.nn.CrossEntropyLoss`, or a function. It must
-        return one value (or one tensor) per sample; `reduction` is set to "none" where it exists.
-    engine
-        "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on GPUs,
-        and on CPUs for networks without convolutions.
+    Args:
+        network: The architecture; a private copy is used, the original is never run or changed.
+        space: Maps its parameters to vectors.
+        loss: loss(output, target), a module such as `torch.nn.CrossEntropyLoss`, or a function. It
+            must return one value (or one tensor) per sample; `reduction` is set to "none" where it
+            exists.
+        engine: "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on
+            GPUs, and on CPUs for networks without convolutions.
 
-    Notes
-    -----
-    `inspect` must be called once with a few samples before anything else: it finds out which
-    buffers training changes, whether the network draws random numbers, and settles the engine.
+    Note:
+        `inspect` must be called once with a few samples before anything else: it finds out which
+        buffers training changes, whether the network draws random numbers, and settles the engine.
     """
 
     def __init__(
@@ -104,16 +96,13 @@ class Oracle:
     ) -> tuple[Tensor, Tensor]:
         """Mean loss and its gradient for each row of a batch.
 
-        Parameters
-        ----------
-        w
-            [C, P] with C >= A: row c is the model of the batch's row c.
-        buffers
-            [C, number of changing buffer values]; changed in place, as the network does it.
+        Args:
+            w: [C, P] with C >= A: row c is the model of the batch's row c.
+            buffers: [C, number of changing buffer values]; changed in place, as the network does
+                it.
 
-        Returns
-        -------
-        loss [A] and g [C, P]; rows of g from A on are zero.
+        Returns:
+            loss [A] and g [C, P]; rows of g from A on are zero.
         """
         engine = self._gradient_vmap if self.engine == "vmap" else self._gradient_loop
         self.network.train()
@@ -195,9 +184,9 @@ class Oracle:
 
     def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         if self.engine == "vmap":
-            return vmap(
-                lambda row, x: functional_call(self.network, self.space.split(row), (x,))
-            )(w, batch.inputs)
+            return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(
+                w, batch.inputs
+            )
         rows = [
             self.predict(w[c], batch.inputs[c, :count], None if buffers is None else buffers[c])
             for c, count in enumerate(batch.counts)
@@ -233,11 +222,9 @@ class Oracle:
     def inspect(self, inputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
         """Run a few samples [n, ...] once and settle what depends on the network.
 
-        Raises
-        ------
-        ConfigError
-            Where the network cannot take these inputs, its output does not fit the targets, the
-            loss is not per sample, or the chosen engine cannot run this network.
+        Raises:
+            ConfigError: Where the network cannot take these inputs, its output does not fit the
+                targets, the loss is not per sample, or the chosen engine cannot run this network.
         """
         self.network.to(inputs.device)
         w = self.space.vector.detach().clone()[None]
@@ -248,8 +235,7 @@ class Oracle:
             state = _random_state(inputs.device)
             self._try(w, batch, num_classes)
             self.random = not all(
-                torch.equal(a, b)
-                for a, b in zip(state, _random_state(inputs.device), strict=True)
+                torch.equal(a, b) for a, b in zip(state, _random_state(inputs.device), strict=True)
             )
         changed = [n for n, b in self.network.named_buffers() if not torch.equal(b, before[n])]
         with torch.no_grad():
@@ -309,6 +295,13 @@ class Oracle:
 
     def _convolves(self) -> bool:
         return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.network.modules())
+
+
+def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy for integer targets, squared error for floating ones; one value a sample."""
+    if targets.is_floating_point():
+        return nn.functional.mse_loss(outputs.view(targets.shape), targets, reduction="none")
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
 
 
 def _random_state(device: torch.device) -> list[Tensor]:

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from datamodules.errors import ConfigError
+from pfl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -69,15 +69,11 @@ class ParameterSpace:
     so the module always is the global model. Frozen parameters (`requires_grad=False`) are no part
     of it and never move; tied weights are one entry.
 
-    Parameters
-    ----------
-    module
-        Its trainable parameters must be initialized and share one floating dtype.
+    Args:
+        module: Its trainable parameters must be initialized and share one floating dtype.
 
-    Raises
-    ------
-    ConfigError
-        Where there is nothing to train, or dtypes are mixed.
+    Raises:
+        ConfigError: Where there is nothing to train, or dtypes are mixed.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -148,15 +144,11 @@ class ParameterSpace:
     def mask(self, patterns: Sequence[str]) -> Tensor:
         """Which of the P floats belong to parameters whose name matches a pattern: bool [P].
 
-        Parameters
-        ----------
-        patterns
-            Shell patterns on parameter names, such as ``head.*``.
+        Args:
+            patterns: Shell patterns on parameter names, such as ``head.*``.
 
-        Raises
-        ------
-        ConfigError
-            For a pattern that matches no parameter.
+        Raises:
+            ConfigError: For a pattern that matches no parameter.
         """
         mask = torch.zeros(self.size, dtype=torch.bool, device=self.vector.device)
         for pattern in patterns:
@@ -172,13 +164,10 @@ class ParameterSpace:
 class BufferSpace:
     """The buffers that training changes (BatchNorm's running statistics), as one flat vector.
 
-    Parameters
-    ----------
-    module
-        The network.
-    names
-        Which of its buffers; integer buffers (`num_batches_tracked`) travel as floats and are
-        rounded when they are put back.
+    Args:
+        module: The network.
+        names: Which of its buffers; integer buffers (`num_batches_tracked`) travel as floats and
+            are rounded when they are put back.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:

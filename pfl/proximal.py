@@ -24,20 +24,15 @@ def soft_threshold(x: Tensor, threshold: float) -> Tensor:
 def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """Prox of threshold * (nuclear norm): U diag(max(s - threshold, 0)) V' for x = U diag(s) V'.
 
-    Parameters
-    ----------
-    x
-        Matrices [..., m, n].
-    threshold
-        At least 0; with 0 the matrices come back as they are.
+    Args:
+        x: Matrices [..., m, n].
+        threshold: At least 0; with 0 the matrices come back as they are.
 
-    Returns
-    -------
-    The thresholded matrices, and the rank of each (int64, shape [...]).
+    Returns:
+        The thresholded matrices, and the rank of each (int64, shape [...]).
 
-    References
-    ----------
-    Cai, Candes, Shen, "A singular value thresholding algorithm for matrix completion", 2010.
+    References:
+        Cai, Candes, Shen, "A singular value thresholding algorithm for matrix completion", 2010.
     """
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
     kept = s - threshold
@@ -51,16 +46,12 @@ def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tenso
 def low_rank(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """`singular_value_threshold` for every layer that is a matrix; 1-D layers stay as they are.
 
-    Parameters
-    ----------
-    space
-        Names the layers and views them as matrices.
-    w
-        Flat models [..., P].
+    Args:
+        space: Names the layers and views them as matrices.
+        w: Flat models [..., P].
 
-    Returns
-    -------
-    The models [..., P], and the ranks int64 [..., number of matrix layers].
+    Returns:
+        The models [..., P], and the ranks int64 [..., number of matrix layers].
     """
     w, ranks = w.clone(), []
     for layer in space.matrices:

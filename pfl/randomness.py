@@ -46,16 +46,12 @@ def fold(keys: Tensor, data: Tensor | int) -> Tensor:
 def permutations(keys: Tensor, sizes: Tensor, width: int) -> Tensor:
     """A random permutation of range(sizes[c]) for each key, padded to `width`.
 
-    Parameters
-    ----------
-    keys, sizes
-        int64 [C].
-    width
-        At least the largest size.
+    Args:
+        keys, sizes: int64 [C].
+        width: At least the largest size.
 
-    Returns
-    -------
-    int64 [C, width]; behind the first sizes[c] entries of a row stand the unused positions.
+    Returns:
+        int64 [C, width]; behind the first sizes[c] entries of a row stand the unused positions.
     """
     positions = torch.arange(width, device=keys.device)
     draws = fold(keys[:, None], positions)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import warnings
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.loggers import WandbLogger
 
-from pfl.callbacks import RoundCheckpoint, RoundProgress, RunRecorder
+from pfl.callbacks import RoundCheckpoint, RoundProgress, RunRecorder, TrainAlone, WandbRecord
 
 
 class Trainer(pl.Trainer):
@@ -18,21 +19,14 @@ class Trainer(pl.Trainer):
     A run writes into `<default_root_dir>/<name>/`, or `<name>-2/` and so on where that folder is
     taken; a run that continues a checkpoint writes into the folder where the checkpoint lies.
 
-    Parameters
-    ----------
-    name
-        Of the run.
-    max_epochs
-        Number of rounds.
-    default_root_dir
-        Folder of all runs.
-    logger
-        Loggers besides the run's own CSV and JSON files, which are always written.
-    callbacks
-        As in Lightning. `RunRecorder`, `RoundProgress` and `RoundCheckpoint` are added where the
-        list has none of their kind and the Trainer's `enable_...` arguments allow it.
-    kwargs
-        Everything else that Lightning's Trainer takes.
+    Args:
+        name: Of the run.
+        max_epochs: Number of rounds.
+        default_root_dir: Folder of all runs.
+        logger: Loggers besides the run's own CSV and JSON files, which are always written.
+        callbacks: As in Lightning. `RunRecorder`, `RoundProgress` and `RoundCheckpoint` are added
+            where the list has none of their kind and the Trainer's `enable_...` arguments allow it.
+        kwargs: Everything else that Lightning's Trainer takes.
     """
 
     def __init__(
@@ -56,12 +50,21 @@ class Trainer(pl.Trainer):
         self.name = name
         self.root = Path(default_root_dir or "runs")
         self._run_dir: Path | None = None
+        loggers = logger if isinstance(logger, list | tuple) else [logger]
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        # The comparison must be there when the recorder writes, and both when figures are drawn.
+        callbacks.sort(key=lambda callback: not isinstance(callback, TrainAlone))
         _add(callbacks, RunRecorder)
+        if any(isinstance(item, WandbLogger) for item in loggers):
+            _add(callbacks, WandbRecord)
         if enable_checkpointing:
             _add(callbacks, RoundCheckpoint)
         if enable_progress_bar:
             _add(callbacks, RoundProgress)
+        # Lightning's own use of PyTorch, and advice that does not apply: what the algorithms log
+        # has been reduced over processes already.
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+        warnings.filterwarnings("ignore", message=".*It is recommended to use .*sync_dist=True")
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
@@ -77,6 +80,12 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+
+    @property
+    def recorder(self) -> RunRecorder:
+        """The callback that writes the run's folder."""
+        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
+        return next(c for c in callbacks if isinstance(c, RunRecorder))
 
     @property
     def run_dir(self) -> Path:
@@ -98,6 +107,6 @@ class Trainer(pl.Trainer):
 
 
 def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
-    base = kind.__mro__[1] if kind is RoundProgress else kind
+    base = ProgressBar if kind is RoundProgress else kind
     if not any(isinstance(callback, base) for callback in callbacks):
         callbacks.append(kind())

@@ -5,17 +5,27 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from types import ModuleType
 
 import datamodules
 import models
-from pfl import algorithms
+from pfl import algorithms, callbacks
 
+# Where to look for what belongs under a key of the configuration.
+_PACKAGES: dict[str, ModuleType] = {
+    "model": algorithms,
+    "network": models,
+    "data": datamodules,
+    "partition": datamodules,
+    "protocol": datamodules,
+    "callbacks": callbacks,
+}
 _NOISE = (
     "Does not validate against",
     "Subtypes:",
     "Errors:",
     "- Expected a <class 'NoneType'>",
-    "Given value",
+    "Given value type:",
 )
 
 
@@ -26,50 +36,50 @@ def one_line(error: Exception) -> str:
     innermost complaint are what a user needs.
     """
     keys: list[str] = []
-    classes: list[str] = []
-    complaints: list[str] = []
+    owner, complaint, given = "", "", ""
     for line in str(error).splitlines():
         line = line.strip()
         if match := re.match(r'(?:- )?(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
             keys.append(match[1])
             line = match[2]
         elif match := re.match(r"(?:- )?Problem with given class_path '([^']+)':\s*(.*)", line):
-            classes.append(match[1].rpartition(".")[2])
+            owner = match[1].rpartition(".")[2]
             line = match[2]
-        if line and not line.startswith(_NOISE):
-            complaints.append(line.removeprefix("- "))
-    if not complaints:
+        if line.startswith("Given value:"):
+            given = given or line.removeprefix("Given value:").strip()
+        elif line and not line.startswith(_NOISE):
+            complaint = complaint or line.removeprefix("- ")
+    if not complaint:
         return " ".join(str(error).split())
     where = ".".join(dict.fromkeys(keys))
-    text = _explain(complaints[0], classes[-1] if classes else "")
+    text = _explain(complaint, owner, _PACKAGES.get(keys[-1] if keys else ""), given)
     return f"{where}: {text}" if where and not text.startswith(where) else text
 
 
-def _explain(complaint: str, owner: str) -> str:
+def _explain(complaint: str, owner: str, package: ModuleType | None, given: str) -> str:
     if match := re.match(r"Option '([^']+)' is not accepted", complaint):
         return f"{owner} has no option {match[1]!r}{_closest(match[1], _options(owner))}"
     if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
-        return f"there is no class {match[1]!r}{_closest(match[1], _classes())}"
+        return f"there is no class {match[1]!r}{_closest(match[1], _classes(package))}"
+    if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", complaint):
+        wanted = re.sub(r"<class '([^']+)'>|typing\.Literal", r"\1", match[1]).strip()
+        return f"{match[2] or given}; it must be of type {wanted}".replace("type [", "[")
     return complaint
 
 
 def _closest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(known)}"
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(known)}" if known else "; give its full import path"
 
 
-def _classes() -> list[str]:
-    return [n for package in (algorithms, datamodules, models) for n in package.__all__]
+def _classes(package: ModuleType | None) -> list[str]:
+    return list(package.__all__) if package else []
 
 
 def _options(owner: str) -> list[str]:
-    packages = (algorithms, datamodules, models)
-    cls = next((getattr(p, owner) for p in packages if hasattr(p, owner)), None)
-    names = [
-        name
-        for base in (inspect.getmro(cls) if cls else ())
-        if "__init__" in vars(base) and base.__module__.split(".")[0] in ("pfl", "datamodules", "models")
-        for name, parameter in inspect.signature(base).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
-    return list(dict.fromkeys(names))
+    """The constructor's arguments of one of our classes, its bases' among them."""
+    cls = next((getattr(p, owner) for p in _PACKAGES.values() if hasattr(p, owner)), object)
+    names = [n for base in inspect.getmro(cls) for n in inspect.signature(base).parameters]
+    return [n for n in dict.fromkeys(names) if n not in ("args", "kwargs", "self")]

@@ -11,13 +11,14 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from datamodules.errors import ConfigError
-from pfl.clients import Clients, ClientStore, merge_rows
+from pfl.checkpoint import check, restore, save
+from pfl.clients import Clients, ClientStore
 from pfl.communication import Ledger, Message, dense
+from pfl.errors import ConfigError, require
 from pfl.evaluation import Evaluation, predictions
 from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
 from pfl.loop import FederatedLoop
-from pfl.oracle import Engine, Oracle
+from pfl.oracle import Engine, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 from pfl.strategy import gather
 
@@ -31,39 +32,26 @@ class FederatedAlgorithm(LightningModule):
     `download` and `personalized`; they declare what is remembered between rounds with
     `add_client_state` and `add_server_state`. See docs/add-a-method.md.
 
-    Parameters
-    ----------
-    network
-        The architecture with its initial values. It always holds the global model.
-    lr
-        Local learning rate η.
-    lr_decay
-        Factor on `lr` after every round.
-    weight_decay
-        Added to local gradients, weight_decay * w.
-    local_epochs
-        Passes of a client over its own data in a round.
-    local_steps
-        Where given, this many local steps instead of `local_epochs`.
-    batch_size
-        Samples in a local step; null for all of the client's samples (full gradients).
-    optimizer
-        An elementwise `torch.optim` optimizer of the clients, made anew in every round; its
-        learning rate is `lr`. null: plain SGD.
-    server_optimizer
-        Takes w - mean(w_i) as the gradient of the global model w. null: SGD with rate 1, which
-        puts the mean in the place of w.
-    weighting
-        Of clients in the mean: "samples", by their number of training samples, or "uniform".
-    buffers
-        What happens to buffers that training changes (BatchNorm's running statistics):
-        "average" as if they were parameters, or "local", every client keeps its own, which are
-        then used wherever a model is evaluated on that client.
-    loss
-        loss(output, target), one value per sample; null: cross entropy for integer targets, mean
-        squared error for floating ones.
-    engine
-        How the network is run: "loop", "vmap" or "auto".
+    Args:
+        network: The architecture with its initial values. It always holds the global model.
+        lr: Local learning rate η.
+        lr_decay: Factor on `lr` after every round.
+        weight_decay: Added to local gradients, weight_decay * w.
+        local_epochs: Passes of a client over its own data in a round.
+        local_steps: Where given, this many local steps instead of `local_epochs`.
+        batch_size: Samples in a local step; null for all of the client's samples (full gradients).
+        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round;
+            its learning rate is `lr`. null: plain SGD.
+        server_optimizer: Takes w - mean(w_i) as the gradient of the global model w. null: SGD with
+            rate 1, which puts the mean in the place of w.
+        weighting: Of clients in the mean: "samples", by their number of training samples, or
+            "uniform".
+        buffers: What happens to buffers that training changes (BatchNorm's running statistics):
+            "average" as if they were parameters, or "local", every client keeps its own, which are
+            then used wherever a model is evaluated on that client.
+        loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
+            mean squared error for floating ones.
+        engine: How the network is run: "loop", "vmap" or "auto".
     """
 
     has_global: ClassVar[bool] = True
@@ -90,14 +78,14 @@ class FederatedAlgorithm(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        _require("lr", lr, lr > 0, "positive")
-        _require("lr_decay", lr_decay, lr_decay > 0, "positive")
-        _require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        _require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
-        _require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
-        _require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
-        _require("weighting", weighting, weighting in ("samples", "uniform"), "samples or uniform")
-        _require("buffers", buffers, buffers in ("average", "local"), "average or local")
+        require("lr", lr, lr > 0, "positive")
+        require("lr_decay", lr_decay, lr_decay > 0, "positive")
+        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
+        require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
+        require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
+        require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
+        require("weighting", weighting, weighting in ("samples", "uniform"), "samples or uniform")
+        require("buffers", buffers, buffers in ("average", "local"), "average or local")
         self.network = network
         self.space = ParameterSpace(network)
         self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
@@ -122,18 +110,14 @@ class FederatedAlgorithm(LightningModule):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
         """What C clients do in a round, and what they send.
 
-        Parameters
-        ----------
-        clients
-            Their data, and in `clients.state` their rows of every declared client state; rows
-            that are left there are kept for the next round.
-        w
-            The received global model, [P].
+        Args:
+            clients: Their data, and in `clients.state` their rows of every declared client state;
+                rows that are left there are kept for the next round.
+            w: The received global model, [P].
 
-        Returns
-        -------
-        The clients' models [C, P], or what else they send as messages by name. The weighted mean
-        over the cohort is what `server_update` gets.
+        Returns:
+            The clients' models [C, P], or what else they send as messages by name. The weighted
+            mean over the cohort is what `server_update` gets.
         """
         raise NotImplementedError(f"{type(self).__name__} must say what a client does")
 
@@ -174,16 +158,18 @@ class FederatedAlgorithm(LightningModule):
     def add_client_state(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
         """Declare what each client keeps between rounds; its rows are in `clients.state[name]`.
 
-        Parameters
-        ----------
-        initial
-            What it starts as for every client: a number for P copies of it, or a function that
-            gives the row, called when training begins (`lambda: self.global_model`).
+        Args:
+            initial: What it starts as for every client: a number for P copies of it, or a function
+                that gives the row, called when training begins (`lambda: self.global_model`).
         """
         if callable(initial):
             self._client_states[name] = initial
         else:
             self._client_states[name] = lambda: torch.full_like(self.global_model, initial)
+
+    def report(self, name: str, value: float) -> None:
+        """Add a number to this round's row of metrics; it must be the same on every process."""
+        self._reported[name] = value
 
     def learning_rate(self, round: int) -> float:
         """The local learning rate of a round (from 0)."""
@@ -202,24 +188,16 @@ class FederatedAlgorithm(LightningModule):
     ) -> Tensor:
         """Local training: v <- prox(v - lr * direction(v, g)), g the gradient at `at(v)`.
 
-        Parameters
-        ----------
-        start
-            [P] for all clients or [C, P].
-        direction
-            Of v [C, P] and g [C, P]; None: g itself.
-        at
-            Where the gradient is taken; None: at v.
-        prox
-            Applied after each step with the learning rate; None: nothing.
-        epochs
-            Instead of the method's `local_epochs` and `local_steps`.
-        name
-            Keys the order of samples, and names the logged loss `<name>/loss`.
+        Args:
+            start: [P] for all clients or [C, P].
+            direction: Of v [C, P] and g [C, P]; None: g itself.
+            at: Where the gradient is taken; None: at v.
+            prox: Applied after each step with the learning rate; None: nothing.
+            epochs: Instead of the method's `local_epochs` and `local_steps`.
+            name: Keys the order of samples, and names the logged loss `<name>/loss`.
 
-        Returns
-        -------
-        v after the local steps, [C, P]. Clients without samples keep their start.
+        Returns:
+            v after the local steps, [C, P]. Clients without samples keep their start.
         """
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round)
@@ -253,6 +231,7 @@ class FederatedAlgorithm(LightningModule):
     def _begin_round(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._losses: dict[str, Tensor] = {}
+        self._reported: dict[str, float] = {}
         self._counts = np.zeros(4)  # weight, clients, bytes down, bytes up
         self._message = self.download()
 
@@ -304,6 +283,7 @@ class FederatedAlgorithm(LightningModule):
             "comm/uplink_bytes": self.bytes_up,
             "comm/downlink_bytes": self.bytes_down,
             "clients": self.participants,
+            **self._reported,
         }
         self._log(self.row)
 
@@ -321,8 +301,9 @@ class FederatedAlgorithm(LightningModule):
         return self.trainer.strategy.reduce(values, reduce_op="sum")
 
     def _log(self, row: dict[str, float]) -> None:
-        self.log_dict({k: float(v) for k, v in row.items()}, on_step=False, on_epoch=True,
-                      batch_size=1)
+        self.log_dict(
+            {k: float(v) for k, v in row.items()}, on_step=False, on_epoch=True, batch_size=1
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer of the global model."""
@@ -397,7 +378,7 @@ class FederatedAlgorithm(LightningModule):
                 buffers = self.oracle.buffers.read(self.network, self.global_model)
                 self.store.declare("buffers", buffers.cpu())
         if self._loaded is not None:
-            self._restore(self._loaded)
+            restore(self, self._loaded)
             self._loaded = None
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
@@ -414,42 +395,14 @@ class FederatedAlgorithm(LightningModule):
             clients.buffers = buffers.repeat(len(clients), 1)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add what Lightning does not know of: client states, ledger, and what they belong to."""
-        checkpoint["federated"] = {
-            "algorithm": type(self).__name__,
-            "parameters": self.space.size,
-            "partition": self._loop.datamodule.partition.hash,
-            "rounds": self.rounds,
-            "samples_seen": self.samples_seen,
-            "bytes": [self.bytes_down, self.bytes_up],
-            # Rows live on the process that owns the client; a checkpoint holds them all.
-            "clients": merge_rows(gather(self.store.state_dict())),
-            "ledger": self.client_bytes(),
-        }
+        """Add what Lightning does not know of."""
+        checkpoint["federated"] = save(self, self._loop.datamodule.partition.hash)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another run; the rest waits until the device is known."""
-        saved = checkpoint.get("federated")
-        if saved is None:
-            raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
-        here = {"algorithm": type(self).__name__, "parameters": self.space.size}
-        if self._trainer is not None:
-            here["partition"] = self._loop.datamodule.partition.hash
-        for what, value in here.items():
-            if saved[what] != value:
-                raise ConfigError(
-                    f"ckpt_path: the checkpoint's {what} is {saved[what]}, this run's is {value}; "
-                    f"use the configuration that it was made with"
-                )
-        self._loaded = saved
-
-    def _restore(self, saved: dict[str, Any]) -> None:
-        self.rounds, self.samples_seen = saved["rounds"], saved["samples_seen"]
-        self.bytes_down, self.bytes_up = saved["bytes"]
-        rank, world = self.trainer.global_rank, self.trainer.world_size
-        self.store.load_state_dict(saved["clients"], lambda ids: ids % world == rank)
-        if rank == 0:  # ledgers are added up over processes
-            self.ledger.load_state_dict(saved["ledger"])
+        self._loaded = checkpoint.get("federated")
+        if self._trainer is not None:  # else: load_from_checkpoint, which wants the model only
+            check(self, self._loaded, self._loop.datamodule.partition.hash)
 
     def client_bytes(self) -> dict[str, Tensor]:
         """Bytes that every client has sent (`uplink`) and received (`downlink`), int64 [M].
@@ -457,7 +410,7 @@ class FederatedAlgorithm(LightningModule):
         Every process must call it.
         """
         counts = [ledger.state_dict() for ledger in gather(self.ledger)]
-        return {k: sum(c[k] for c in counts[1:]) + counts[0][k] for k in counts[0]}
+        return {way: torch.stack([c[way] for c in counts]).sum(0) for way in counts[0]}
 
     @property
     def _loop(self) -> FederatedLoop:
@@ -473,15 +426,3 @@ class FederatedAlgorithm(LightningModule):
         super()._apply(fn, recurse)
         self.space.bind(self.network)  # moving a module gives its parameters new storage
         return self
-
-
-def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy for integer targets, squared error for floating ones; one value a sample."""
-    if targets.is_floating_point():
-        return nn.functional.mse_loss(outputs.view(targets.shape), targets, reduction="none")
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def _require(name: str, value: object, holds: bool, wanted: str) -> None:
-    if not holds:
-        raise ConfigError(f"model.{name}: {value!r}; it must be {wanted}")

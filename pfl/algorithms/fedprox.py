@@ -1,4 +1,8 @@
-"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020."""
+"""FedProx.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks",
+MLSys 2020.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
+from pfl.errors import require
 
 
 class FedProx(FederatedAlgorithm):
@@ -16,15 +21,13 @@ class FedProx(FederatedAlgorithm):
     v <- v - η (g_i(v) + μ (v - w));  w <- mean of v. With μ = 0 it is FedAvg.
     Cost: P values down, P up. No client state.
 
-    Parameters
-    ----------
-    proximal_weight
-        μ; the pull towards the received model.
+    Args:
+        proximal_weight: μ; the pull towards the received model.
     """
 
     def __init__(self, network: nn.Module, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        _require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
+        require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         self.proximal_weight = proximal_weight
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

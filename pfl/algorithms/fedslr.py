@@ -1,5 +1,8 @@
-"""FedSLR: Huang, Shen, Sun, Lin, Tao, "Fusion of Global and Local Knowledge for Personalized
-Federated Learning", TMLR 2023."""
+"""FedSLR.
+
+Huang, Shen, Sun, Lin, Tao, "Fusion of Global and Local Knowledge for Personalized Federated
+Learning", TMLR 2023.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
 from pfl.communication import Message, dense, low_rank_size, sparse
 from pfl.communication import low_rank as low_rank_message
+from pfl.errors import require
 from pfl.proximal import low_rank, soft_threshold
 
 Component = Literal["low_rank", "sparse"]
@@ -28,31 +32,24 @@ class FedSLR(FederatedAlgorithm):
     The global model (GKR) is w; the personalized ("mixed") one is w + p_i with the newest w.
     Cost: down sum_l min(r_l (d1 + d2), d1 d2) + 1-D layers, up P. Client state: γ_i and p_i.
 
-    Parameters
-    ----------
-    proximal_step
-        η_g. The paper's proof wants η_g < 1/(2L); its experiments use 10.
-    low_rank_penalty
-        λ, of the global component.
-    sparse_penalty
-        μ, of the personal component.
-    personal_epochs
-        Local epochs of Phase II; Phase I takes `local_epochs` or `local_steps`.
-    global_component, personal_component
-        What λ and μ penalize: the nuclear norm of each matrix layer ("low_rank") or the l1 norm
-        of everything ("sparse"). low_rank + sparse is FedSLR, the others are the paper's
-        ablations S+LR, LR+LR and S+S.
-    memory_efficient
-        True: the server keeps only mean γ_i (Algorithm 3). False: it takes the mean over all
-        clients' γ_i anew in every round (Algorithms 1 and 2). The iterates are the same.
+    Args:
+        proximal_step: η_g. The paper's proof wants η_g < 1/(2L); its experiments use 10.
+        low_rank_penalty: λ, of the global component.
+        sparse_penalty: μ, of the personal component.
+        personal_epochs: Local epochs of Phase II; Phase I takes `local_epochs` or `local_steps`.
+        global_component, personal_component: What λ and μ penalize: the nuclear norm of each matrix
+            layer ("low_rank") or the l1 norm of everything ("sparse"). low_rank + sparse is FedSLR,
+            the others are the paper's ablations S+LR, LR+LR and S+S.
+        memory_efficient: True: the server keeps only mean γ_i (Algorithm 3). False: it takes the
+            mean over all clients' γ_i anew in every round (Algorithms 1 and 2). The iterates are
+            the same.
 
-    Notes
-    -----
-    Differences from the paper's print, all resolved in favour of its equation (6), (7) and code:
-    the server multiplies mean γ_i by η_g (Algorithm 2, line 10 divides); Phase II thresholds by
-    μ η_l; under sampling Algorithm 3 divides the change of mean γ_i by M, not |S|; p_i starts at
-    0. Uniform weights. 1-D tensors have no nuclear norm and are always sent whole. Weight decay
-    acts on v in Phase I and on p_i in Phase II, as in the code.
+    Note:
+        Differences from the paper's print, all resolved in favour of its equation (6), (7) and
+        code: the server multiplies mean γ_i by η_g (Algorithm 2, line 10 divides); Phase II
+        thresholds by μ η_l; under sampling Algorithm 3 divides the change of mean γ_i by M, not
+        |S|; p_i starts at 0. Uniform weights. 1-D tensors have no nuclear norm and are always sent
+        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code.
     """
 
     has_personalized = True
@@ -73,10 +70,10 @@ class FedSLR(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        _require("proximal_step", proximal_step, proximal_step > 0, "positive")
-        _require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
-        _require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")
-        _require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
+        require("proximal_step", proximal_step, proximal_step > 0, "positive")
+        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
+        require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")
+        require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
         self.proximal_step, self.personal_epochs = proximal_step, personal_epochs
         self.low_rank_penalty, self.sparse_penalty = low_rank_penalty, sparse_penalty
         self.global_component, self.personal_component = global_component, personal_component
@@ -91,8 +88,11 @@ class FedSLR(FederatedAlgorithm):
         """The global model: low-rank factors layer by layer, or sparse."""
         if self.global_component == "sparse":
             # A model that is not sparse (the initial one) goes dense.
-            return min(sparse(self.global_model), dense(self.global_model),
-                       key=lambda message: int(message.nbytes))
+            return min(
+                sparse(self.global_model),
+                dense(self.global_model),
+                key=lambda message: int(message.nbytes),
+            )
         return low_rank_message(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
 from pfl.communication import low_rank as low_rank_message
+from pfl.errors import require
 from pfl.proximal import low_rank
 
 
@@ -21,10 +21,8 @@ class GPGD(FederatedAlgorithm):
     The threshold is that of one local step although a round takes K, so the effective penalty is
     about λ / K. Cost: low-rank factors down, P values up. No client state.
 
-    Parameters
-    ----------
-    low_rank_penalty
-        λ.
+    Args:
+        low_rank_penalty: λ.
     """
 
     ranks: Tensor
@@ -33,7 +31,7 @@ class GPGD(FederatedAlgorithm):
         self, network: nn.Module, *, low_rank_penalty: float = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        _require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
+        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 

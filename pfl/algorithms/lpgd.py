@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from pfl.algorithms.base import FederatedAlgorithm, _require
+from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
+from pfl.errors import require
 from pfl.proximal import low_rank
 
 
@@ -20,17 +20,15 @@ class LPGD(FederatedAlgorithm):
     Cost: P values down (a mean of low-rank models has a higher rank), low-rank factors up.
     No client state.
 
-    Parameters
-    ----------
-    low_rank_penalty
-        λ.
+    Args:
+        low_rank_penalty: λ.
     """
 
     def __init__(
         self, network: nn.Module, *, low_rank_penalty: float = 1e-4, **kwargs: Any
     ) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
-        _require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
+        require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

@@ -2,7 +2,16 @@
 
 from pfl.callbacks.alone import TrainAlone
 from pfl.callbacks.checkpoint import RoundCheckpoint
+from pfl.callbacks.figures import RunFigure
 from pfl.callbacks.progress import RoundProgress
 from pfl.callbacks.recorder import RunRecorder
+from pfl.callbacks.wandb import WandbRecord
 
-__all__ = ["RoundCheckpoint", "RoundProgress", "RunRecorder", "TrainAlone"]
+__all__ = [
+    "RoundCheckpoint",
+    "RoundProgress",
+    "RunFigure",
+    "RunRecorder",
+    "TrainAlone",
+    "WandbRecord",
+]

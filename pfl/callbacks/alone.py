@@ -23,10 +23,8 @@ class TrainAlone(Callback):
     client goes on from its own last model: what `LocalTrain` computes under the same loop. It takes
     about as long as the local training of the run itself.
 
-    Attributes
-    ----------
-    scores
-        Of every client on its test samples: `accuracy`, `loss` and `count`, float64 [M].
+    Attributes:
+        scores: Of every client on its test samples: `accuracy`, `loss` and `count`, float64 [M].
     """
 
     def __init__(self) -> None:

@@ -11,11 +11,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 class RoundCheckpoint(ModelCheckpoint):
     """Keeps `checkpoints/last.ckpt`: at the end of a round, and always of the last one.
 
-    Parameters
-    ----------
-    every_seconds
-        The time that a crash may cost; 0 saves after every round. A checkpoint holds every
-        client's state, so saving after every short round could take longer than the round.
+    Args:
+        every_seconds: The time that a crash may cost; 0 saves after every round. A checkpoint holds
+            every client's state, so saving after every short round could take longer than the
+            round.
     """
 
     def __init__(self, every_seconds: float = 30.0) -> None:

@@ -36,40 +36,45 @@ class RunRecorder(Callback):
     A resumed run begins with the rows of the checkpoint, so that its file equals that of an
     uninterrupted run. At the end a table of the result is printed.
 
-    Parameters
-    ----------
-    config
-        YAML text of the run's configuration; the command line gives it.
+    Args:
+        config: YAML text of the run's configuration; the command line gives it.
+
+    Attributes:
+        rows: Of `metrics.csv`.
+        columns, summary: Of `clients.csv` and `summary.json`, once training has ended.
+        folder: Where they are written.
     """
 
     def __init__(self, config: str | None = None) -> None:
         self.config = config
         self.rows: list[dict[str, Any]] = []
+        self.summary: dict[str, Any] = {}
+        self.columns: dict[str, np.ndarray] = {}
         self.seconds = 0.0
-        self._columns: list[str] = []
+        self._names: list[str] = []
         self._begun = time.monotonic()
-        self._folder = Path()
+        self.folder = Path()
         self._writes = True
 
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Choose the folder."""
-        self._folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
+        self.folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self._writes = trainer.is_global_zero
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is known before the first round."""
         self._begun = time.monotonic() - self.seconds
-        self._columns = []
+        self._names = []
         if not self._writes:
             return
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         if self.config is not None:
-            (self._folder / "config.yaml").write_text(self.config)
+            (self.folder / "config.yaml").write_text(self.config)
         if self.rows:
             self._rewrite_metrics()
-        rank_zero_info(f"Writing to {self._folder}")
+        rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last round is always evaluated."""
@@ -80,32 +85,33 @@ class RunRecorder(Callback):
         """Add the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
         row: dict[str, Any] = dict(pl_module.row)
-        for name, value in trainer.callback_metrics.items():
-            row.setdefault(name, value.item())
         self.rows.append(row)
         self.seconds = time.monotonic() - self._begun
         if not self._writes:
             return
-        new = [name for name in row if name not in self._columns]
+        new = [name for name in row if name not in self._names]
         if new:
             self._rewrite_metrics()
         else:
-            with (self._folder / "metrics.csv").open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+            with (self.folder / "metrics.csv").open("a", newline="") as file:
+                csv.DictWriter(file, self._names).writerow(row)
 
     def _rewrite_metrics(self) -> None:
-        self._columns = list(dict.fromkeys(name for row in self.rows for name in row))
-        with (self._folder / "metrics.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._columns)
+        self._names = list(dict.fromkeys(name for row in self.rows for name in row))
+        with (self.folder / "metrics.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, self._names)
             writer.writeheader()
             writer.writerows(self.rows)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the result and print it."""
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the result."""
         assert isinstance(pl_module, FederatedAlgorithm)
-        summary = self._write_result(trainer, pl_module)
+        self._write_result(trainer, pl_module)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Print it."""
         if self._writes:
-            print(summary_table(summary), flush=True)
+            print(summary_table(self.summary), flush=True)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -141,9 +147,9 @@ class RunRecorder(Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         columns = client_columns(pl_module, _loop(trainer))
         if self._writes:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            _write_json(self._folder / f"{name}.json", pl_module.row)
-            _write_csv(self._folder / f"{name}_clients.csv", columns)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _write_json(self.folder / f"{name}.json", pl_module.row)
+            _write_csv(self.folder / f"{name}_clients.csv", columns)
 
     def on_predict_batch_end(
         self,
@@ -155,25 +161,25 @@ class RunRecorder(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Append a chunk's predictions to `predictions.csv`, a row a sample."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
-        path = self._folder / f"predictions{rank}.csv"
+        path = self.folder / f"predictions{rank}.csv"
         if outputs:
             _write_csv(path, outputs, append=batch_idx > 0)
 
     # ---- the result ---------------------------------------------------------------------------
 
-    def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         loop = _loop(trainer)
         alone = next((c for c in trainer.callbacks if isinstance(c, TrainAlone)), None)  # type: ignore[attr-defined]
-        columns = client_columns(algorithm, loop, alone.scores if alone else None)
-        summary = {
-            "name": self._folder.name,
-            "folder": str(self._folder),
+        self.columns = client_columns(algorithm, loop, alone.scores if alone else None)
+        self.summary = {
+            "name": self.folder.name,
+            "folder": str(self.folder),
             "algorithm": type(algorithm).__name__,
             **self.rows[-1],
             "best": best_round(self.rows),
-            **compare(columns),
+            **compare(self.columns),
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             "seed": loop.seed,
@@ -184,9 +190,8 @@ class RunRecorder(Callback):
             "versions": versions(),
         }
         if self._writes:
-            _write_csv(self._folder / "clients.csv", columns)
-            _write_json(self._folder / "summary.json", summary)
-        return summary
+            _write_csv(self.folder / "clients.csv", self.columns)
+            _write_json(self.folder / "summary.json", self.summary)
 
 
 def _loop(trainer: pl.Trainer) -> FederatedLoop:
@@ -204,7 +209,7 @@ def best_round(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
             name = f"val/{kind}/{number}"
             have = [row for row in rows if name in row and not math.isnan(row[name])]
             if have:
-                best = max(have, key=lambda row: sign * row[name])  # noqa: B023 (used at once)
+                best = max(have, key=lambda row: sign * row[name])
                 return {"selected_by": name, **best}
     return None
 

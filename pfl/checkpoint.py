@@ -1,0 +1,62 @@
+"""What a checkpoint holds beyond what Lightning saves: client states, ledger, identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pfl.clients import merge_rows
+from pfl.errors import ConfigError
+from pfl.strategy import gather
+
+if TYPE_CHECKING:
+    from pfl.algorithms.base import FederatedAlgorithm
+
+
+def save(algorithm: FederatedAlgorithm, partition: str) -> dict[str, Any]:
+    """Tensors and plain values only, so that `torch.load(weights_only=True)` reads them.
+
+    Rows live on the process that owns the client; the checkpoint has them all, so that a run can
+    go on with another number of processes. Every process must call this.
+    """
+    return {
+        **_identity(algorithm, partition),
+        "rounds": algorithm.rounds,
+        "samples_seen": algorithm.samples_seen,
+        "bytes": [algorithm.bytes_down, algorithm.bytes_up],
+        "clients": merge_rows(gather(algorithm.store.state_dict())),
+        "ledger": algorithm.client_bytes(),
+    }
+
+
+def check(algorithm: FederatedAlgorithm, saved: dict[str, Any] | None, partition: str) -> None:
+    """Refuse what another run has saved.
+
+    Raises:
+        ConfigError: It is no federated checkpoint, or one of another method, network or partition.
+    """
+    if saved is None:
+        raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
+    for what, value in _identity(algorithm, partition).items():
+        if saved[what] != value:
+            raise ConfigError(
+                f"ckpt_path: the checkpoint's {what} is {saved[what]}, this run's is {value}; "
+                f"use the configuration that it was made with"
+            )
+
+
+def restore(algorithm: FederatedAlgorithm, saved: dict[str, Any]) -> None:
+    """Put the rows of the clients that this process owns, and all counts, where they were."""
+    algorithm.rounds, algorithm.samples_seen = saved["rounds"], saved["samples_seen"]
+    algorithm.bytes_down, algorithm.bytes_up = saved["bytes"]
+    rank, world = algorithm.trainer.global_rank, algorithm.trainer.world_size
+    algorithm.store.load_state_dict(saved["clients"], lambda ids: ids % world == rank)
+    if rank == 0:  # ledgers are added up over processes
+        algorithm.ledger.load_state_dict(saved["ledger"])
+
+
+def _identity(algorithm: FederatedAlgorithm, partition: str) -> dict[str, Any]:
+    return {
+        "algorithm": type(algorithm).__name__,
+        "parameters": algorithm.space.size,
+        "partition": partition,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from pathlib import Path
@@ -70,7 +71,11 @@ class FederatedCLI(LightningCLI):
         super().instantiate_classes()
         config = self.config[self.subcommand]
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
-        self.trainer.recorder.config = self._parser(self.subcommand).dump(config, skip_none=False)
+        parser = self._parser(self.subcommand)
+        # null is a value here (batch_size: null); jsonargparse 4.49 renamed the option.
+        new = "skip_unset" in inspect.signature(parser.dump).parameters
+        keep_null: dict[str, Any] = {"skip_unset" if new else "skip_none": False}
+        self.trainer.recorder.config = parser.dump(config, **keep_null)
 
 
 def main(args: list[str] | None = None) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -216,7 +218,8 @@ class ClientStore:
     ) -> None:
         self.num_clients = num_clients
         self.memory = _free_memory() // 2 if memory is None else memory
-        self._directory = tempfile.TemporaryDirectory(dir=directory, prefix="pfl-clients-")
+        self._parent = directory
+        self._directory: str | None = None
         self._rows: dict[str, dict[int, Tensor]] = {}
         self._mapped: dict[str, Tensor] = {}
         self.initial: dict[str, Tensor] = {}
@@ -228,7 +231,7 @@ class ClientStore:
         need = self.num_clients * initial.numel() * initial.element_size()
         if need > self.memory:
             # A sparse file: the system gives it pages only where rows are written.
-            path = os.path.join(self._directory.name, f"{name}.bin")
+            path = os.path.join(self._folder(), f"{name}.bin")
             self._mapped[name] = torch.from_file(
                 path,
                 shared=True,
@@ -237,6 +240,12 @@ class ClientStore:
             ).view(self.num_clients, initial.numel())
         else:
             self.memory -= need
+
+    def _folder(self) -> str:
+        if self._directory is None:
+            self._directory = tempfile.mkdtemp(dir=self._parent, prefix="pfl-clients-")
+            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
+        return self._directory
 
     @property
     def names(self) -> list[str]:

@@ -28,8 +28,7 @@ class FederatedLoop(LightningDataModule):
 
     Args:
         datamodule: Whose samples the clients own.
-        clients_per_round: A number of clients (int), a share of the population (float in (0, 1]),
-            or None: everyone.
+        clients_per_round: How many clients train in a round; None: everyone.
         sampling: How the cohort of a round is drawn: "uniform", a fixed number without replacement;
             "bernoulli", each client on its own with probability clients_per_round / M, drawn again
             if nobody takes part; "weighted", a fixed number without replacement with probabilities
@@ -48,7 +47,7 @@ class FederatedLoop(LightningDataModule):
     def __init__(
         self,
         datamodule: FederatedDataModule,
-        clients_per_round: int | float | None = None,
+        clients_per_round: int | None = None,
         sampling: Literal["uniform", "bernoulli", "weighted"] = "uniform",
         trace: str | Sequence[Sequence[int]] | None = None,
         clients_at_once: int | None = None,
@@ -86,11 +85,10 @@ class FederatedLoop(LightningDataModule):
         if self.seed is None:
             self.seed = self.datamodule.seed or 0
         total, count = self.num_clients, self.clients_per_round
-        whole = isinstance(count, int)
-        if count is not None and not (1 <= count <= total if whole else 0 < count <= 1):
+        if count is not None and not 1 <= count <= total:
             raise ConfigError(
-                f"loop.clients_per_round: {count}; it must be an int from 1 to {total} "
-                f"(data.num_clients), a share in (0, 1], or null for everyone"
+                f"loop.clients_per_round: {count}; it must be from 1 to {total} "
+                f"(data.num_clients), or null for everyone"
             )
         rounds = self.trainer.max_epochs if self.trainer is not None and stage == "fit" else None
         if self.trace is not None and rounds is not None and rounds > len(self.trace):
@@ -134,10 +132,7 @@ class FederatedLoop(LightningDataModule):
         """How many clients take part in a round: exactly, or at least as expected (Bernoulli)."""
         if self.trace is not None:
             return max(map(len, self.trace), default=0)
-        count = self.clients_per_round
-        if count is None:
-            return self.num_clients
-        return count if isinstance(count, int) else max(1, round(count * self.num_clients))
+        return self.num_clients if self.clients_per_round is None else self.clients_per_round
 
     def cohort(self, round: int) -> np.ndarray:
         """Ids of the clients that train in a round, ascending: a function of (seed, round)."""

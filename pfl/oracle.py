@@ -160,7 +160,7 @@ class Oracle:
                 outputs = self.network(batch.inputs[c, :count])
                 loss = self._per_sample(outputs, batch.targets[c, :count]).mean()
                 pieces = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
-                torch.cat([p.reshape(-1) for p in pieces], out=g[c])
+                torch.cat([p.detach().reshape(-1) for p in pieces], out=g[c])
                 losses.append(loss.detach())
                 if buffers is not None and self.buffers.size:
                     buffers[c] = self.buffers.read(self.network, buffers)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from models.classifier import Classifier
 from pfl.checkpoint import check, restore, save
 from pfl.clients import Clients, ClientStore
 from pfl.communication import Ledger, Message, dense
@@ -22,7 +23,14 @@ from pfl.oracle import Engine, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 from pfl.strategy import gather
 
+# Steps of smaller models take well under a millisecond: a second thread costs more than it gives,
+# and many times more on a machine with other work to do.
+ONE_THREAD_PARAMETERS = 1 << 18
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
+
+
+Network: TypeAlias = Classifier | nn.Module
+"""Any network. The command line looks for a short name, such as MLP, among our own first."""
 
 
 class FederatedAlgorithm(LightningModule):
@@ -61,7 +69,7 @@ class FederatedAlgorithm(LightningModule):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         *,
         lr: float = 0.1,
         lr_decay: float = 1.0,
@@ -96,6 +104,7 @@ class FederatedAlgorithm(LightningModule):
         if optimizer is not None:
             check_elementwise(optimizer([nn.Parameter(torch.zeros(1))]))
         self.oracle = Oracle(network, self.space, loss or default_loss, engine)
+        self._threads = torch.get_num_threads()
         self.rounds = 0
         self.row: dict[str, float] = {}
         self.samples_seen = 0.0
@@ -342,6 +351,7 @@ class FederatedAlgorithm(LightningModule):
     def setup(self, stage: str) -> None:
         """Check network, loss, data and Trainer against each other, before anything runs."""
         loop, trainer = self._loop, self.trainer
+        self._threads = torch.get_num_threads()
         if trainer.precision == "16-mixed":
             raise ConfigError(
                 "trainer.precision: '16-mixed' scales losses, which local steps do not undo; "
@@ -367,6 +377,8 @@ class FederatedAlgorithm(LightningModule):
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
         self.oracle.network.to(self.device, self.space.vector.dtype)
+        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
+            torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
         if not hasattr(self, "store") or self.store.num_clients != total:
@@ -380,6 +392,10 @@ class FederatedAlgorithm(LightningModule):
         if self._loaded is not None:
             restore(self, self._loaded)
             self._loaded = None
+
+    def teardown(self, stage: str) -> None:
+        """Leave the process with as many threads as it had."""
+        torch.set_num_threads(self._threads)
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.base import FederatedAlgorithm, Network
 from pfl.clients import Clients
 from pfl.errors import require
 
@@ -25,7 +25,7 @@ class FedProx(FederatedAlgorithm):
         proximal_weight: μ; the pull towards the received model.
     """
 
-    def __init__(self, network: nn.Module, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
+    def __init__(self, network: Network, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
         require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         self.proximal_weight = proximal_weight

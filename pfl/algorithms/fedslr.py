@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.base import FederatedAlgorithm, Network
 from pfl.clients import Clients
 from pfl.communication import Message, dense, low_rank_size, sparse
 from pfl.communication import low_rank as low_rank_message
@@ -58,7 +58,7 @@ class FedSLR(FederatedAlgorithm):
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Network,
         *,
         proximal_step: float = 10.0,
         low_rank_penalty: float = 1e-4,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.base import FederatedAlgorithm, Network
 from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
 from pfl.communication import low_rank as low_rank_message
@@ -27,9 +27,7 @@ class GPGD(FederatedAlgorithm):
 
     ranks: Tensor
 
-    def __init__(
-        self, network: nn.Module, *, low_rank_penalty: float = 1e-4, **kwargs: Any
-    ) -> None:
+    def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty

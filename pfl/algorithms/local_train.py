@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.base import FederatedAlgorithm, Network
 from pfl.clients import Clients
 from pfl.communication import Message
 
@@ -21,7 +21,7 @@ class LocalTrain(FederatedAlgorithm):
     has_global = False
     has_personalized = True
 
-    def __init__(self, network: nn.Module, **kwargs: Any) -> None:
+    def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, buffers="local", **kwargs)
         self.add_client_state("w", lambda: self.global_model)
 

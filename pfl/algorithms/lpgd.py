@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.base import FederatedAlgorithm, Network
 from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
 from pfl.errors import require
@@ -24,9 +24,7 @@ class LPGD(FederatedAlgorithm):
         low_rank_penalty: λ.
     """
 
-    def __init__(
-        self, network: nn.Module, *, low_rank_penalty: float = 1e-4, **kwargs: Any
-    ) -> None:
+    def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "alone": "#777777"}
 
@@ -46,6 +47,8 @@ def draw_partition(axes: Axes, counts: np.ndarray) -> None:
     """Training samples of each label (rows of the picture) at each client, counts [M, K]."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     axes.figure.colorbar(image, ax=axes, label="training samples")
 
 

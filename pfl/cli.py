@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+import yaml
 from jsonargparse import ArgumentError
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -53,11 +56,27 @@ class FederatedCLI(LightningCLI):
         """All parsers raise instead of leaving, so that an error becomes one line."""
         return super().init_parser(**{**kwargs, "exit_on_error": False})
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """An unknown key is answered with the known one that looks most like it."""
+        _check_yaml(sys.argv[1:] if args is None else args)
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            keys = {a.dest for p in self._subcommand_parsers.values() for a in p._actions}
+            raise ConfigError(one_line(error, sorted(keys))) from error
+
     def _parse_ckpt_path(self) -> None:
         # Lightning reads the file here for hyperparameters, which our checkpoints do not have.
         path = self.config[self.config.subcommand].get("ckpt_path")
         if path and not Path(path).is_file():
             raise ConfigError(f"ckpt_path: {path} is not a file")
+        if path:
+            try:  # memory-mapped: this reads names, not tensors
+                content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+                raise ConfigError(f"ckpt_path: {path} is not a checkpoint") from error
+            if not isinstance(content, dict) or "federated" not in content:
+                raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
     def before_instantiate_classes(self) -> None:
         """One seed for everything, where no other is given."""
@@ -78,15 +97,25 @@ class FederatedCLI(LightningCLI):
         self.trainer.recorder.config = parser.dump(config, **keep_null)
 
 
+def _check_yaml(args: list[str]) -> None:
+    """Name the file and the line, which the parser does not."""
+    words = [word for arg in args for word in arg.split("=", 1)]
+    for path in (value for key, value in zip(words, words[1:], strict=False) if key == "--config"):
+        if Path(path).is_file():
+            try:
+                yaml.safe_load(Path(path).read_text())
+            except yaml.YAMLError as error:
+                raise ConfigError(f"config: {path}: {error}") from error
+
+
 def main(args: list[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line and exit status 2."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         FederatedCLI(args)
     except (ConfigError, MisconfigurationException) as error:
         return _refuse(" ".join(str(error).split()))
-    except ArgumentError as error:
-        return _refuse(one_line(error))
     except ValueError as error:
         # What a constructor raises comes wrapped by the parser.
         if not str(error).startswith("Does not validate against"):

@@ -129,6 +129,7 @@ class Clients:
             purpose: Names the use, so that two uses in one round see different orders.
         """
         sizes, per_epoch = self.sizes, self._steps_per_epoch(batch_size)
+        assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
         wanted = self.steps(batch_size, epochs, steps)
         if not wanted.any():
             return

@@ -48,7 +48,8 @@ def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:
 
 def low_rank_size(space: ParameterSpace, ranks: Tensor) -> Tensor:
     """Number of values of `low_rank`: sum_l min(r_l (d1 + d2), d1 d2) + the 1-D layers, int64."""
-    shapes = torch.tensor([layer.matrix_shape for layer in space.matrices]).reshape(-1, 2)
+    pairs = [layer.matrix_shape for layer in space.matrices]
+    shapes = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
     area = shapes.prod(1)
     factors = torch.minimum(ranks.cpu() * shapes.sum(1), area)
     return factors.sum(-1) + (space.size - int(area.sum()))

@@ -80,7 +80,12 @@ def summarize(scores: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def worst_tenth(values: np.ndarray) -> float:
-    """Mean of the lowest tenth of the values, rounded up to a whole number of them."""
+    """Mean of the lowest tenth of the values, rounded up to a whole number of them.
+
+    NaN, the loss of a model that diverged, is the worst of all.
+    """
+    if np.isnan(values).any():
+        return math.nan
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
@@ -198,8 +203,9 @@ def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
                 outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
             output = torch.cat(outputs)
-            chosen = output if targets.is_floating_point() else output.argmax(1)
-            values[kind] = chosen.float().cpu().numpy()
+            regression = targets.is_floating_point()
+            chosen = output.reshape(targets.shape) if regression else output.argmax(1)
+            values[kind] = chosen.cpu().numpy()
         for name, column in values.items():
             columns.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -66,7 +66,7 @@ class LocalOptimizer:
 def check_elementwise(optimizer: Optimizer) -> Optimizer:
     """The optimizer itself, or a ConfigError where its update mixes entries of a tensor."""
     name = type(optimizer).__name__
-    if name in _NOT_ELEMENTWISE:
+    if any(base.__name__ in _NOT_ELEMENTWISE for base in type(optimizer).__mro__):
         raise ConfigError(
             f"optimizer: {name} mixes the entries of a tensor, so clients would influence each "
             f"other; use an elementwise one such as SGD, Adam, AdamW, Adagrad or RMSprop"

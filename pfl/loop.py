@@ -32,7 +32,7 @@ class FederatedLoop(LightningDataModule):
         sampling: How the cohort of a round is drawn: "uniform", a fixed number without replacement;
             "bernoulli", each client on its own with probability clients_per_round / M, drawn again
             if nobody takes part; "weighted", a fixed number without replacement with probabilities
-            proportional to the number of training samples.
+            proportional to the number of training samples (drawn one after another).
         trace: Replays given cohorts instead: a list of lists of client ids, one for each round, or
             the path of a JSON file with such a list. A round may be empty.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
@@ -60,13 +60,18 @@ class FederatedLoop(LightningDataModule):
         self.sampling = sampling
         self.clients_at_once = clients_at_once
         self.evaluate = tuple(evaluate)
-        self.seed = seed
+        self._seed = seed
         self.trace = _read_trace(trace)
         self.stateful = True  # the algorithm says so when it is set up
         self._data: ClientData | None = None
         if sampling not in ("uniform", "bernoulli", "weighted"):
             raise ConfigError(
                 f"loop.sampling: {sampling!r} is unknown; choose uniform, bernoulli or weighted"
+            )
+        if clients_per_round is not None and not _whole(clients_per_round):
+            raise ConfigError(
+                f"loop.clients_per_round: {clients_per_round!r}; it must be a whole number from "
+                f"1 to {datamodule.num_clients} (data.num_clients), or null for everyone"
             )
         if clients_at_once is not None and clients_at_once < 1:
             raise ConfigError(f"loop.clients_at_once: {clients_at_once}; it must be at least 1")
@@ -82,13 +87,17 @@ class FederatedLoop(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Partition the data, and check the loop's own arguments against it."""
         self.datamodule.setup(stage)
-        if self.seed is None:
-            self.seed = self.datamodule.seed or 0
         total, count = self.num_clients, self.clients_per_round
         if count is not None and not 1 <= count <= total:
             raise ConfigError(
                 f"loop.clients_per_round: {count}; it must be from 1 to {total} "
                 f"(data.num_clients), or null for everyone"
+            )
+        able = int((self.datamodule.client_sizes > 0).sum())
+        if self.trace is None and self.sampling == "weighted" and able < self.cohort_size:
+            raise ConfigError(
+                f"loop.clients_per_round: {count}; weighted sampling draws clients with samples, "
+                f"and only {able} have some"
             )
         rounds = self.trainer.max_epochs if self.trainer is not None and stage == "fit" else None
         if self.trace is not None and rounds is not None and rounds > len(self.trace):
@@ -97,11 +106,17 @@ class FederatedLoop(LightningDataModule):
                 f"set it to at most that"
             )
         for number, cohort in enumerate(self.trace or ()):
-            if len(set(cohort)) < len(cohort) or not all(0 <= c < total for c in cohort):
+            whole = all(_whole(client) for client in cohort)
+            if not whole or len(set(cohort)) < len(cohort) or not set(cohort) <= set(range(total)):
                 raise ConfigError(
                     f"loop.trace: round {number} has {list(cohort)}; it must hold different "
                     f"client ids from 0 to {total - 1}"
                 )
+
+    @property
+    def seed(self) -> int:
+        """Of client sampling and of the order of samples."""
+        return self.datamodule.seed if self._seed is None else self._seed
 
     @property
     def num_clients(self) -> int:
@@ -111,7 +126,6 @@ class FederatedLoop(LightningDataModule):
     def client_data(self, device: torch.device) -> ClientData:
         """The samples on a device; moved once."""
         if self._data is None or self._data.device != device:
-            assert self.seed is not None, "client_data comes after setup"
             self._data = ClientData(self.datamodule, device, self.seed)
         return self._data
 
@@ -141,7 +155,7 @@ class FederatedLoop(LightningDataModule):
         total, size = self.num_clients, self.cohort_size
         if size == total:
             return np.arange(total)
-        rng = generator(self.seed or 0, "cohort", round)
+        rng = generator(self.seed, "cohort", round)
         if self.sampling == "bernoulli":
             while not (chosen := rng.random(total) < size / total).any():
                 pass
@@ -209,7 +223,7 @@ class ChunkLoader:
     def _chunks_per_split(self) -> int:
         loop = self.loop
         clients = loop.cohort_size if "train" in self.splits else loop.num_clients
-        at_once = loop.clients_at_once or clients
+        at_once = loop.clients_at_once or max(1, clients)
         return max(1, -(-clients // (at_once * loop._rank()[1])))
 
     def __iter__(self) -> Iterator[Clients]:
@@ -226,6 +240,10 @@ class ChunkLoader:
                 yield Clients(
                     chunk, round, data, split, first=number == 0, last=number == count - 1
                 )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _read_trace(trace: str | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:

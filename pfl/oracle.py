@@ -8,6 +8,7 @@ runs all clients in one batched call (torch.func).
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -28,7 +29,8 @@ class Batch:
     """One mini-batch of each of A clients.
 
     Attributes:
-        inputs, targets: [A, B, ...]; rows are padded at their end to B samples.
+        inputs, targets: [A, B, ...]; rows are padded at their end to B samples, with samples that
+            have a finite loss (the client's own), since weight 0 does not cancel an infinite one.
         counts: How many samples of each row are real (integers on the host); B is the largest of
             them.
         seeds: One for each row, for what the network itself draws (dropout).
@@ -58,7 +60,7 @@ class Oracle:
     Args:
         network: The architecture; a private copy is used, the original is never run or changed.
         space: Maps its parameters to vectors.
-        loss: loss(output, target), a module such as `torch.nn.CrossEntropyLoss`, or a function. It
+        loss: Of output and target, averaged over a client's samples: a module such as `torch.nn.CrossEntropyLoss`, or a function. It
             must return one value (or one tensor) per sample; `reduction` is set to "none" where it
             exists.
         engine: "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on
@@ -113,7 +115,7 @@ class Oracle:
     def evaluate(
         self, w: Tensor, batch: Batch, buffers: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Loss and correctness of each sample: both [A, B], zero for padding.
+        """Loss and correctness of each sample, w [A, P]: both [A, B], zero for padding.
 
         `correct` is the share of right predictions (0 or 1 for one label a sample); NaN for
         regression. Row c is evaluated with its own model w[c].
@@ -219,6 +221,12 @@ class Oracle:
 
     # ---- inspection ---------------------------------------------------------------------------
 
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Move the network, and a loss that has tensors of its own (class weights)."""
+        self.network.to(device, dtype)
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device, dtype)
+
     def inspect(self, inputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
         """Run a few samples [n, ...] once and settle what depends on the network.
 
@@ -226,7 +234,7 @@ class Oracle:
             ConfigError: Where the network cannot take these inputs, its output does not fit the
                 targets, the loss is not per sample, or the chosen engine cannot run this network.
         """
-        self.network.to(inputs.device)
+        self.to(inputs.device, self.space.vector.dtype)
         w = self.space.vector.detach().clone()[None]
         batch = Batch(inputs[None], targets[None], [len(inputs)])
         before = {n: b.clone() for n, b in self.network.named_buffers()}
@@ -237,7 +245,10 @@ class Oracle:
             self.random = not all(
                 torch.equal(a, b) for a, b in zip(state, _random_state(inputs.device), strict=True)
             )
-        changed = [n for n, b in self.network.named_buffers() if not torch.equal(b, before[n])]
+        # All buffers of a module of which one changed: another may only by chance have kept its value.
+        now = dict(self.network.named_buffers())
+        moved = {n.rpartition(".")[0] for n, b in now.items() if not torch.equal(b, before[n])}
+        changed = [n for n in now if n.rpartition(".")[0] in moved]
         with torch.no_grad():
             for name, buffer in self.network.named_buffers():
                 buffer.copy_(before[name])
@@ -262,6 +273,7 @@ class Oracle:
             )
         try:
             self.gradient(w, batch)
+            self._check_alone(outputs, batch.targets[0])
         except ConfigError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
@@ -270,6 +282,18 @@ class Oracle:
                 f"{network} with targets {list(batch.targets.shape[1:])} "
                 f"({batch.targets.dtype}): {_line(error)}"
             ) from error
+
+    def _check_alone(self, outputs: Tensor, targets: Tensor) -> None:
+        """A loss that broadcasts [n, 1] against [n] compares every sample with every other."""
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch warns of the same
+            outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
+            together, alone = (self.loss(outputs[:n], targets[:n]) for n in (len(targets), 1))
+        if together.shape[1:] != alone.shape[1:]:
+            raise ConfigError(
+                f"loss: {_name(self.loss)} compares outputs {list(outputs.shape)} with targets "
+                f"{list(targets.shape)} all against all; give both the same shape"
+            )
 
     def _settle(self, wanted: Engine, w: Tensor, batch: Batch) -> Engine:
         """The engine that runs: what was asked for if it can, what pays if that was left open."""
@@ -314,7 +338,9 @@ def _random_state(device: torch.device) -> list[Tensor]:
 @contextmanager
 def _isolated_randomness(device: torch.device) -> Iterator[None]:
     """What is drawn inside leaves no trace in torch's global generators."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    # `torch.manual_seed` seeds every GPU, not only the one in use.
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
         yield
 
 

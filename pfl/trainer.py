@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, ProgressBar
-from lightning.pytorch.loggers import WandbLogger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from pfl.callbacks import RoundCheckpoint, RoundProgress, RunRecorder, TrainAlone, WandbRecord
 
@@ -35,7 +36,7 @@ class Trainer(pl.Trainer):
         name: str = "run",
         max_epochs: int | None = 100,
         default_root_dir: str | Path | None = "runs",
-        logger: Any = False,
+        logger: Logger | Iterable[Logger] | bool | None = False,
         callbacks: list[Callback] | Callback | None = None,
         devices: list[int] | str | int = 1,
         enable_checkpointing: bool = True,
@@ -50,12 +51,16 @@ class Trainer(pl.Trainer):
         self.name = name
         self.root = Path(default_root_dir or "runs")
         self._run_dir: Path | None = None
-        loggers = logger if isinstance(logger, list | tuple) else [logger]
+        self._continues: str | Path | None = None
+        if isinstance(logger, Iterable):
+            logger = list(logger)
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         # The comparison must be there when the recorder writes, and both when figures are drawn.
         callbacks.sort(key=lambda callback: not isinstance(callback, TrainAlone))
         _add(callbacks, RunRecorder)
-        if any(isinstance(item, WandbLogger) for item in loggers):
+        if any(
+            isinstance(x, WandbLogger) for x in (logger if isinstance(logger, list) else [logger])
+        ):
             _add(callbacks, WandbRecord)
         if enable_checkpointing:
             _add(callbacks, RoundCheckpoint)
@@ -95,9 +100,15 @@ class Trainer(pl.Trainer):
             self._default_root_dir = str(self._run_dir)
         return self._run_dir
 
+    def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
+        # The first place where Lightning has settled ckpt_path; its own property comes after
+        # callbacks are set up, which is when the folder must be known.
+        self._continues = ckpt_path
+        return super()._run(model, ckpt_path, *args, **kw)
+
     def _choose_run_dir(self) -> Path:
-        if self.ckpt_path is not None:
-            folder = Path(self.ckpt_path).resolve().parent
+        if self._continues is not None:
+            folder = Path(self._continues).resolve().parent
             if folder.name == "checkpoints":
                 return folder.parent
         number = 1

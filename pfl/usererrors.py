@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+from collections.abc import Sequence
 from types import ModuleType
 
 import datamodules
@@ -24,35 +25,43 @@ _NOISE = (
     "Does not validate against",
     "Subtypes:",
     "Errors:",
-    "- Expected a <class 'NoneType'>",
+    "Expected a <class 'NoneType'>",
     "Given value type:",
 )
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: Exception, known: Sequence[str] = ()) -> str:
     """The key, the value and what would be right, out of a jsonargparse error.
 
     Its message nests one block for each level of the configuration; the path of the keys and the
     innermost complaint are what a user needs.
+
+    Args:
+        known: All keys there are, for a guess at what an unknown one should have been.
     """
     keys: list[str] = []
     owner, complaint, given = "", "", ""
     for line in str(error).splitlines():
-        line = line.strip()
-        if match := re.match(r'(?:- )?(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
+        line = line.strip().removeprefix("- ")
+        if match := re.match(r'(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
             keys.append(match[1])
             line = match[2]
-        elif match := re.match(r"(?:- )?Problem with given class_path '([^']+)':\s*(.*)", line):
+        elif match := re.match(r"Problem with given class_path '([^']+)':\s*(.*)", line):
             owner = match[1].rpartition(".")[2]
             line = match[2]
         if line.startswith("Given value:"):
             given = given or line.removeprefix("Given value:").strip()
         elif line and not line.startswith(_NOISE):
-            complaint = complaint or line.removeprefix("- ")
-    if not complaint:
+            complaint = complaint or line
+    if match := re.search(
+        r"does not accept option '([^']+)'|unrecognized arguments: --(\S+)", complaint
+    ):
+        key = match[1] or match[2]
+        return f"{key}: there is no such key{_closest(key, list(known))}"
+    if not complaint or complaint.startswith("Problems parsing"):
         return " ".join(str(error).split())
     where = ".".join(dict.fromkeys(keys))
-    text = _explain(complaint, owner, _PACKAGES.get(keys[-1] if keys else ""), given)
+    text = _explain(complaint, owner, _PACKAGES.get(where.rpartition(".")[2]), given)
     return f"{where}: {text}" if where and not text.startswith(where) else text
 
 

@@ -102,7 +102,7 @@ class FederatedAlgorithm(LightningModule):
         self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         if optimizer is not None:
-            check_elementwise(optimizer([nn.Parameter(torch.zeros(1))]))
+            check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
         self.oracle = Oracle(network, self.space, loss or default_loss, engine)
         self._threads = torch.get_num_threads()
         self.rounds = 0
@@ -275,6 +275,11 @@ class FederatedAlgorithm(LightningModule):
         self.participants = int(clients)
         if weight > 0:
             mean = {name: self._reduce(total) / weight for name, total in self._sums.items()}
+            if not all(total.isfinite().all() for total in mean.values()):
+                raise ConfigError(
+                    f"model.lr: {self.lr}; the clients' models are no longer finite in round "
+                    f"{self.rounds + 1}, a smaller one may help"
+                )
             if "buffers" in mean:
                 self.oracle.buffers.write(self.network, mean.pop("buffers"))
             self.server_update(mean)
@@ -352,12 +357,14 @@ class FederatedAlgorithm(LightningModule):
         """Check network, loss, data and Trainer against each other, before anything runs."""
         loop, trainer = self._loop, self.trainer
         self._threads = torch.get_num_threads()
-        if trainer.precision == "16-mixed":
+        if trainer.precision in ("16-mixed", "16-true", "bf16-true"):
             raise ConfigError(
-                "trainer.precision: '16-mixed' scales losses, which local steps do not undo; "
-                "use bf16-mixed or 32-true"
+                f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
+                f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
             )
         loop.stateful = bool(self._client_states)
+        if not loop.val_dataloader():
+            trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
         self.space.bind(self.network)
         data = loop.client_data(device)
@@ -376,7 +383,7 @@ class FederatedAlgorithm(LightningModule):
 
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
-        self.oracle.network.to(self.device, self.space.vector.dtype)
+        self.oracle.to(self.device, self.space.vector.dtype)
         if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context

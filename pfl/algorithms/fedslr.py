@@ -69,7 +69,7 @@ class FedSLR(FederatedAlgorithm):
         memory_efficient: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(network, weighting="uniform", **kwargs)
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         require("proximal_step", proximal_step, proximal_step > 0, "positive")
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")

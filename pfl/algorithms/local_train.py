@@ -22,7 +22,9 @@ class LocalTrain(FederatedAlgorithm):
     has_personalized = True
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
-        super().__init__(network, buffers="local", **kwargs)
+        super().__init__(
+            network, buffers="local", weighting="uniform", server_optimizer=None, **kwargs
+        )
         self.add_client_state("w", lambda: self.global_model)
 
     def download(self) -> Message:

@@ -29,13 +29,15 @@ class TrainAlone(Callback):
 
     def __init__(self) -> None:
         self.scores: dict[str, np.ndarray] | None = None
-        self._initial: Tensor | None = None
+        self._initial: dict[str, Tensor] | None = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the initial model."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if self._initial is None:
-            self._initial = pl_module.global_model.clone()
+            w = pl_module.global_model.clone()
+            buffers = pl_module.oracle.buffers.read(pl_module.network, w)
+            self._initial = {"w": w, "buffers": buffers}
 
     def state_dict(self) -> dict[str, Any]:
         """The initial model: a resumed run compares with the same beginning."""
@@ -54,14 +56,13 @@ class TrainAlone(Callback):
 
 
 def train_alone(
-    algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: Tensor, rounds: int
+    algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: dict[str, Tensor], rounds: int
 ) -> dict[str, np.ndarray]:
     """`LocalTrain` with an algorithm's network, local settings and engine; its test scores."""
     store = ClientStore(loop.num_clients)
-    store.declare("w", initial.cpu())
-    buffers = algorithm.oracle.buffers
-    if buffers.size:
-        store.declare("buffers", buffers.read(algorithm.network, initial).cpu())
+    for name, values in initial.items():
+        if len(values):
+            store.declare(name, values.cpu())
     data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round: int, split: str) -> list[Clients]:
@@ -69,7 +70,7 @@ def train_alone(
         made = []
         for chunk in loop.chunks(ids, split, max(1, parts), owned=True):
             state = {name: store.read(name, chunk, algorithm.device) for name in store.names}
-            made.append(Clients(chunk, round, data, split, state=state, dtype=initial.dtype))
+            made.append(Clients(chunk, round, data, split, state=state, dtype=initial["w"].dtype))
             made[-1].buffers = state.get("buffers")
         return made
 

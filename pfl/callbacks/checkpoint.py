@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -27,6 +28,12 @@ class RoundCheckpoint(ModelCheckpoint):
         )
         self.every_seconds = every_seconds
         self._saved_at = time.monotonic()
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """As in Lightning, without its warning that a resumed run's folder is not empty."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
+            super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if it is time, or if this was the last round."""

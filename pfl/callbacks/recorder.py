@@ -17,7 +17,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
 from pfl.algorithms.base import FederatedAlgorithm
@@ -62,6 +62,9 @@ class RunRecorder(Callback):
         """Choose the folder."""
         self.folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self._writes = trainer.is_global_zero
+        for callback in trainer.checkpoint_callbacks:  # else they lie where a logger has its files
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(self.folder / "checkpoints")
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is known before the first round."""
@@ -118,7 +121,8 @@ class RunRecorder(Callback):
     ) -> None:
         """Nothing that was computed is lost."""
         alone = trainer.num_devices == 1 and trainer.num_nodes == 1  # else others would hang
-        if self.rows and trainer.training and alone and isinstance(pl_module, FederatedAlgorithm):
+        fitting = trainer.state.fn == "fit"
+        if self.rows and fitting and alone and isinstance(pl_module, FederatedAlgorithm):
             self._write_result(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:

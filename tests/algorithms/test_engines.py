@@ -1,0 +1,152 @@
+"""What must not depend on how clients are put together: engines, chunks, and neighbours' sizes."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from datamodules import DigitsDataModule, Dirichlet
+from models import MLP
+from models.cnn import SmallCNN
+from pfl import FederatedLoop
+from pfl.algorithms import GPGD, LPGD, FedAvg, FedProx, FedSLR, LocalTrain
+from pfl.clients import Clients
+from tests.problems import History
+
+METHODS = {
+    "FedAvg": FedAvg,
+    "FedAvg, Adam": partial(FedAvg, optimizer=torch.optim.Adam),
+    "FedProx": partial(FedProx, proximal_weight=0.5),
+    "LocalTrain": LocalTrain,
+    "FedSLR": partial(FedSLR, proximal_step=1.0, low_rank_penalty=0.05, sparse_penalty=0.01),
+    "FedSLR, S+LR": partial(
+        FedSLR,
+        proximal_step=1.0,
+        low_rank_penalty=0.005,
+        sparse_penalty=0.05,
+        global_component="sparse",
+        personal_component="low_rank",
+    ),
+    "LPGD": partial(LPGD, low_rank_penalty=0.05),
+    "GPGD": partial(GPGD, low_rank_penalty=0.05),
+}
+NETWORKS = {
+    "MLP": lambda: MLP(64, (8,)),
+    "CNN": lambda: SmallCNN(width=4),
+}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Five clients of very unequal sizes."""
+    datamodule = DigitsDataModule(num_clients=5, partition=Dirichlet(0.2), seed=1)
+    sizes = datamodule.client_sizes
+    assert len(set(-(-sizes // 64))) > 3  # numbers of local steps differ
+    return datamodule
+
+
+def everything(fit, digits, method, network, engine, at_once, precision):
+    """Global model and all client states after two rounds of 4 of the 5 clients."""
+    torch.manual_seed(0)
+    algorithm = METHODS[method](NETWORKS[network](), lr=0.1, batch_size=64, engine=engine)
+    history = History()
+    fit(
+        algorithm,
+        digits,
+        2,
+        precision=precision,
+        callbacks=[history],
+        clients_per_round=4,
+        clients_at_once=at_once,
+        evaluate=(),
+    )
+    result = {"w": history["w"][-1], "up": history["up"][-1], "down": history["down"][-1]}
+    for name in algorithm.store.names:
+        result[f"client {name}"] = algorithm.store.read(name, np.arange(5)).numpy()
+    return result
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_engines_and_chunks_agree(fit, digits, method, network):
+    """Against one client after another by the plain loop: in float64 the order of sums is all that
+    differs, so 1e-10 leaves no room for a masked row that moves or a client in a wrong row."""
+    first = everything(fit, digits, method, network, "loop", 1, "64-true")
+    for engine, at_once in (("loop", 4), ("vmap", 1), ("vmap", 2), ("vmap", 4)):
+        other = everything(fit, digits, method, network, engine, at_once, "64-true")
+        for name, values in first.items():
+            scale = np.abs(values).max()
+            np.testing.assert_allclose(
+                other[name],
+                values,
+                rtol=0,
+                atol=1e-10 * scale,
+                err_msg=f"{name} {engine} {at_once}",
+            )
+
+
+@pytest.mark.parametrize("method", ["FedAvg", "FedSLR", "LPGD"])
+def test_engines_agree_in_single_precision(fit, digits, method):
+    first = everything(fit, digits, method, "MLP", "loop", 1, "32-true")
+    other = everything(fit, digits, method, "MLP", "vmap", None, "32-true")
+    assert first["w"].dtype == np.float32
+    for name, values in first.items():
+        error = np.linalg.norm((other[name] - values).astype(float))
+        assert error <= 1e-6 * np.linalg.norm(values.astype(float)), name
+
+
+# ---- every client as if it were alone -----------------------------------------------------------
+
+OPTIMIZERS = {
+    "SGD": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=0.9, weight_decay=0.02),
+    "Nesterov": partial(torch.optim.SGD, momentum=0.8, nesterov=True),
+    "Adam": partial(torch.optim.Adam, betas=(0.8, 0.9)),
+    "AdamW": partial(torch.optim.AdamW, weight_decay=0.3),
+    "RMSprop": partial(torch.optim.RMSprop, momentum=0.5),
+}
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_client_trains_as_if_alone(fit, digits, name, engine):
+    """Each client's model equals that of a plain training loop with a torch.optim optimizer of its
+    own on the same batches: momentum moves nobody whose samples are used up, and every round
+    starts with a fresh optimizer."""
+    optimizer, lr, rounds = OPTIMIZERS[name], 0.02, 2
+
+    def network():
+        torch.manual_seed(0)
+        return MLP(64, (8,)).double()
+
+    algorithm = LocalTrain(
+        network(),
+        lr=lr,
+        lr_decay=0.5,
+        local_epochs=2,
+        batch_size=64,
+        weight_decay=0.01,
+        optimizer=optimizer,
+        engine=engine,
+    )
+    fit(algorithm, digits, rounds, evaluate=())
+    data = FederatedLoop(digits)
+    data.setup()
+    for i in range(5):
+        model = network()
+        for round in range(rounds):
+            own = optimizer(model.parameters(), lr=lr * 0.5**round)
+            alone = Clients(
+                np.array([i]), round, data.client_data(torch.device("cpu")), dtype=torch.float64
+            )
+            for batch in alone.batches(64, epochs=2):
+                own.zero_grad()
+                nn.functional.cross_entropy(model(batch.inputs[0]), batch.targets[0]).backward()
+                for parameter in model.parameters():
+                    parameter.grad += 0.01 * parameter.detach()
+                own.step()
+        expected = nn.utils.parameters_to_vector(model.parameters()).detach()
+        found = algorithm.store.read("w", np.array([i]))[0]
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)

@@ -1,0 +1,63 @@
+"""LocalTrain against each client's own optimum, and against the TrainAlone callback."""
+
+import numpy as np
+import torch
+
+from datamodules import DigitsDataModule, Dirichlet
+from models import MLP
+from pfl.algorithms import FedAvg, LocalTrain
+from pfl.callbacks import TrainAlone
+from tests.problems import HalfSquaredError, History, least_squares, matrix_problem
+
+
+def test_every_client_reaches_its_own_optimum(fit):
+    problem, history = least_squares((12, 9, 15), d=2, seed=4), History()
+    algorithm = LocalTrain(
+        problem.network(0.5), lr=0.4, local_steps=150, batch_size=None, loss=HalfSquaredError()
+    )
+    fit(algorithm, problem, 3, callbacks=[history])
+    models = algorithm.store.read("w", np.arange(3)).numpy()
+    for i in range(3):
+        optimum = np.linalg.lstsq(problem.features[i], problem.targets[i])[0]
+        np.testing.assert_allclose(models[i].reshape(2, 2), optimum.T, rtol=0, atol=1e-8)
+    # Nothing is sent, and the network keeps the common beginning.
+    assert not history["down"].any() and not history["up"].any()
+    np.testing.assert_array_equal(algorithm.global_model, 0.5)
+
+
+def test_clients_go_on_from_their_last_model_and_wait_where_they_are(fit):
+    """f_i = |w - A_i|^2 / 2: after T visits of K steps (1 - η)^{K T} of the distance is left; a
+    client that never took part still has the common beginning."""
+    optima = np.random.default_rng(0).normal(size=(3, 2, 2))
+    problem = matrix_problem(optima)
+    algorithm = LocalTrain(
+        problem.network(1.0), lr=0.1, local_steps=2, batch_size=None, loss=HalfSquaredError()
+    )
+    fit(algorithm, problem, 3, trace=[[0], [0, 1], [0]])
+    models = algorithm.store.read("w", np.arange(3)).numpy()
+    for i, visits in enumerate((3, 1, 0)):
+        expected = optima[i] + 0.9 ** (2 * visits) * (1.0 - optima[i])
+        np.testing.assert_allclose(models[i].reshape(2, 2), expected, rtol=0, atol=1e-12)
+
+
+def test_it_equals_the_train_alone_callback(fit):
+    """Same network, loop and local settings: exactly the same scores of every client."""
+    digits = DigitsDataModule(num_clients=8, partition=Dirichlet(0.3))
+    settings = dict(lr=0.2, lr_decay=0.9, weight_decay=1e-3, local_epochs=2, batch_size=16)
+    loop = dict(clients_per_round=3, clients_at_once=2, precision="32-true")
+
+    def network():
+        torch.manual_seed(0)
+        return MLP(64, (16,))
+
+    alone = TrainAlone()
+    fit(FedAvg(network(), **settings), digits, 4, callbacks=[alone], evaluate=(), **loop)
+    algorithm = LocalTrain(network(), **settings)
+    fit(algorithm, digits, 4, **loop)
+    scores = algorithm.evaluation.scores["test", "personalized"]
+    np.testing.assert_array_equal(scores["count"], digits.partition.test.sizes)
+    np.testing.assert_array_equal(scores["accuracy"], alone.scores["accuracy"])
+    np.testing.assert_array_equal(scores["loss"], alone.scores["loss"])
+    # There is no global model to score, and training did something.
+    assert ("test", "global") not in algorithm.evaluation.scores
+    assert scores["accuracy"].mean() > 0.3

@@ -1,0 +1,259 @@
+"""Federated problems whose answers are known by hand, and a quiet way to run a method on them.
+
+All of them are linear least squares, f_i(w) = mean over the client's samples of
+1/2 |network(x) - y|^2, so that every gradient is one line of NumPy. `matrix_problem` and
+`kernel_problem` choose the samples such that f_i(w) = (a_i / 2) |w - A_i|^2 exactly: the Hessian is
+a multiple of the identity and almost everything has a closed form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FederatedAlgorithm
+
+
+class HalfSquaredError(nn.Module):
+    """1/2 |output - target|^2 of each sample, summed over outputs."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 0.5 * (outputs - targets).square().flatten(1).sum(1)
+
+
+class Problem:
+    """Clients with linear least-squares objectives, in float64.
+
+    Parameters
+    ----------
+    features
+        For each client [n_i, D]: its inputs, flat.
+    targets
+        For each client [n_i, o].
+    make
+        Makes the network: linear in the features, weights first and in the order [o, D], then,
+        where `bias`, o biases.
+    input_shape
+        Of one input; None: flat.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[np.ndarray],
+        targets: Sequence[np.ndarray],
+        make: Callable[[], nn.Module],
+        input_shape: Sequence[int] | None = None,
+        bias: bool = False,
+    ) -> None:
+        self.features = [np.asarray(x, np.float64) for x in features]
+        self.targets = [np.asarray(y, np.float64) for y in targets]
+        self.make, self.bias = make, bias
+        self.sizes = np.array([len(x) for x in features])
+        self.num_clients = len(self.sizes)
+        self.shapes = [tuple(p.shape) for p in make().parameters()]
+        self.size = sum(int(np.prod(shape)) for shape in self.shapes)
+        inputs = torch.from_numpy(np.concatenate(self.features))
+        self.datamodule = TensorDataModule(
+            inputs if input_shape is None else inputs.view(-1, *input_shape),
+            torch.from_numpy(np.concatenate(self.targets)),
+            client_ids=np.repeat(np.arange(self.num_clients), self.sizes),
+            partition=Natural(),
+            protocol=SplitOwn(test=0.0, validation=0.0),
+        )
+
+    def network(self, w: np.ndarray | float = 0.0) -> nn.Module:
+        """The network with initial parameters w, [P] or one number for all."""
+        network = self.make().double()
+        values = torch.from_numpy(np.broadcast_to(w, self.size).astype(np.float64))
+        nn.utils.vector_to_parameters(values, network.parameters())
+        return network
+
+    def gradient(self, i: int, w: np.ndarray, samples: np.ndarray | None = None) -> np.ndarray:
+        """Of f_i at w [P]; of the mean over some of its samples where they are given."""
+        x, y = self.features[i], self.targets[i]
+        if samples is not None:
+            x, y = x[samples], y[samples]
+        width = x.shape[1] * y.shape[1]
+        weights = w[:width].reshape(y.shape[1], x.shape[1])
+        residual = x @ weights.T - y + (w[width:] if self.bias else 0.0)
+        gradient = [(residual.T @ x).ravel() / len(x)]
+        if self.bias:
+            gradient.append(residual.mean(0))
+        return np.concatenate(gradient)
+
+
+def matrix_problem(
+    optima: Sequence[np.ndarray],
+    curvatures: Sequence[float] | float = 1.0,
+    copies: Sequence[int] | int = 1,
+    biases: Sequence[np.ndarray] | None = None,
+    seed: int = 0,
+) -> Problem:
+    """f_i(W, b) = (a_i / 2) |W - A_i|^2 (+ 1/2 |b - c_i|^2) for one linear layer.
+
+    A client has the 2 d samples x = ± sqrt(a d) q_j, with q_j an orthonormal basis of R^d, and
+    targets A x + c: the mean of x x' over them is a I, and that of x is 0.
+
+    Parameters
+    ----------
+    optima
+        A_i [o, d].
+    curvatures
+        a_i.
+    copies
+        How often each client's samples are repeated: changes n_i, not f_i.
+    biases
+        c_i [o]; None: no bias.
+    """
+    rng = np.random.default_rng(seed)
+    o, d = optima[0].shape
+    m = len(optima)
+    features, targets = [], []
+    a, times = np.broadcast_to(curvatures, m), np.broadcast_to(copies, m)
+    for i in range(m):
+        q = np.linalg.qr(rng.normal(size=(d, d)))[0]
+        x = np.tile(np.sqrt(a[i] * d) * np.concatenate([q, -q]), (times[i], 1))
+        features.append(x)
+        targets.append(x @ optima[i].T + (0.0 if biases is None else biases[i]))
+    bias = biases is not None
+    return Problem(features, targets, lambda: nn.Linear(d, o, bias=bias), bias=bias)
+
+
+def scalar_problem(
+    optima: Sequence[float],
+    curvatures: Sequence[float] | float = 1.0,
+    copies: Sequence[int] | int = 1,
+) -> Problem:
+    """f_i(w) = (a_i / 2) (w - A_i)^2 for one weight; n_i = 2 copies_i."""
+    return matrix_problem([np.array([[float(a)]]) for a in optima], curvatures, copies)
+
+
+def kernel_problem(
+    optima: Sequence[np.ndarray], curvatures: Sequence[float] | float = 1.0
+) -> Problem:
+    """f_i(w) = (a_i / 2) |w - A_i|^2 for the kernel A_i [o, i, d1, d2] of one convolution.
+
+    Inputs have the kernel's size, so that the convolution is its inner product with them.
+    """
+    o, *shape = optima[0].shape
+    d1, d2 = shape[1:]
+    flat = matrix_problem([a.reshape(o, -1) for a in optima], curvatures)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(shape[0], o, (d1, d2), bias=False), nn.Flatten())
+
+    return Problem(flat.features, flat.targets, make, shape)
+
+
+def least_squares(
+    sizes: Sequence[int], d: int = 3, o: int = 2, bias: bool = False, seed: int = 0
+) -> Problem:
+    """A linear layer and random, noisy samples: every client has a Hessian of its own."""
+    rng = np.random.default_rng(seed)
+    features = [rng.normal(size=(n, d)) * rng.uniform(0.5, 1.5, size=d) for n in sizes]
+    targets = [x @ rng.normal(size=(d, o)) + rng.normal(size=(len(x), o)) for x in features]
+    return Problem(features, targets, lambda: nn.Linear(d, o, bias=bias), bias=bias)
+
+
+class History(pl.Callback):
+    """What there is after every round, as NumPy arrays.
+
+    Attributes
+    ----------
+    rounds
+        A dict a round: `w` [P], `down` and `up` [M] (bytes so far), the algorithm's server states
+        and its client states [M, P] by name.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, np.ndarray]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        everyone = np.arange(pl_module.store.num_clients)
+        row = {name: _array(value) for name, value in pl_module.named_buffers(recurse=False)}
+        row |= {
+            name: _array(pl_module.store.read(name, everyone))
+            for name in pl_module.store.names
+            if name != "w"
+        }
+        row["w"] = _array(pl_module.global_model)
+        row["down"] = pl_module.ledger.downlink.copy()
+        row["up"] = pl_module.ledger.uplink.copy()
+        self.rounds.append(row)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        """One of the entries, over all rounds."""
+        return np.stack([row[name] for row in self.rounds])
+
+    def participants(self) -> list[list[int]]:
+        """Who received something, round by round."""
+        received = np.diff(self["down"], axis=0, prepend=0)
+        return [np.flatnonzero(row).tolist() for row in received]
+
+
+class Steps(pl.Callback):
+    """Records every call of the oracle during training: the mini-batches of the local steps.
+
+    Attributes
+    ----------
+    rounds
+        For each round the calls' (inputs, counts) in order.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[list[tuple[np.ndarray, list[int]]]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        gradient = pl_module.oracle.gradient
+
+        def recorded(w: Tensor, batch: Any, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            self.rounds[-1].append((_array(batch.inputs), list(batch.counts)))
+            return gradient(w, batch, buffers)
+
+        pl_module.oracle.gradient = recorded  # type: ignore[method-assign]
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.rounds.append([])
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy().copy()
+
+
+def run(
+    algorithm: FederatedAlgorithm,
+    data: Problem | FederatedDataModule,
+    rounds: int,
+    *,
+    root: Path,
+    precision: Any = "64-true",
+    callbacks: Sequence[pl.Callback] = (),
+    **loop_args: Any,
+) -> FederatedAlgorithm:
+    """Train with a quiet Trainer, which writes into the folder `root`, and return the algorithm."""
+    datamodule = data.datamodule if isinstance(data, Problem) else data
+    parts = datamodule.partition
+    held_out = {"val": parts.val.sizes.any(), "test": parts.test.sizes.any()}
+    evaluated = any(held_out[split] for split in loop_args.get("evaluate", ("val", "test")))
+    trainer = Trainer(
+        max_epochs=rounds,
+        limit_val_batches=None if evaluated else 0,
+        precision=precision,
+        accelerator="cpu",
+        callbacks=list(callbacks),
+        default_root_dir=root,
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(algorithm, datamodule=FederatedLoop(datamodule, **loop_args))
+    return algorithm

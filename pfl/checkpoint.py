@@ -9,10 +9,10 @@ from pfl.errors import ConfigError
 from pfl.strategy import gather
 
 if TYPE_CHECKING:
-    from pfl.algorithms.base import FederatedAlgorithm
+    from pfl.algorithms.module import FederatedModule
 
 
-def save(algorithm: FederatedAlgorithm, partition: str) -> dict[str, Any]:
+def save(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
     """Tensors and plain values only, so that `torch.load(weights_only=True)` reads them.
 
     Rows live on the process that owns the client; the checkpoint has them all, so that a run can
@@ -28,7 +28,7 @@ def save(algorithm: FederatedAlgorithm, partition: str) -> dict[str, Any]:
     }
 
 
-def check(algorithm: FederatedAlgorithm, saved: dict[str, Any] | None, partition: str) -> None:
+def check(algorithm: FederatedModule, saved: dict[str, Any] | None, partition: str) -> None:
     """Refuse what another run has saved.
 
     Raises:
@@ -44,7 +44,7 @@ def check(algorithm: FederatedAlgorithm, saved: dict[str, Any] | None, partition
             )
 
 
-def restore(algorithm: FederatedAlgorithm, saved: dict[str, Any]) -> None:
+def restore(algorithm: FederatedModule, saved: dict[str, Any]) -> None:
     """Put the rows of the clients that this process owns, and all counts, where they were."""
     algorithm.rounds, algorithm.samples_seen = saved["rounds"], saved["samples_seen"]
     algorithm.bytes_down, algorithm.bytes_up = saved["bytes"]
@@ -54,7 +54,7 @@ def restore(algorithm: FederatedAlgorithm, saved: dict[str, Any]) -> None:
         algorithm.ledger.load_state_dict(saved["ledger"])
 
 
-def _identity(algorithm: FederatedAlgorithm, partition: str) -> dict[str, Any]:
+def _identity(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
     return {
         "algorithm": type(algorithm).__name__,
         "parameters": algorithm.space.size,

@@ -6,6 +6,7 @@ import inspect
 import logging
 import pickle
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class FederatedCLI(LightningCLI):
 def _check_yaml(args: list[str]) -> None:
     """Name the file and the line, which the parser does not."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    for path in (value for key, value in zip(words, words[1:], strict=False) if key == "--config"):
+    for path in (value for key, value in pairwise(words) if key == "--config"):
         if Path(path).is_file():
             try:
                 yaml.safe_load(Path(path).read_text())

@@ -16,7 +16,7 @@ from pfl.oracle import Oracle
 from pfl.strategy import gather
 
 if TYPE_CHECKING:
-    from pfl.algorithms.base import FederatedAlgorithm
+    from pfl.algorithms.module import FederatedModule
 
 POOL = 4096  # samples in one forward pass of one model
 
@@ -105,7 +105,7 @@ class Evaluation:
         self._global_numbers = 0
         self._shared: dict[str, Tensor] = {}
 
-    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+    def update(self, algorithm: FederatedModule, clients: Clients) -> None:
         """Score a chunk of clients with the models that the algorithm has."""
         if algorithm.has_global:
             self._global_numbers = algorithm.parameters_global()
@@ -139,7 +139,7 @@ class Evaluation:
         return self._metrics[split, kind]
 
     def _score_global(
-        self, metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients
+        self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
     ) -> None:
         oracle, w = algorithm.oracle, algorithm.global_model
         if clients.buffers is not None and algorithm.buffer_policy == "local":
@@ -182,7 +182,7 @@ def _score_pooled(
         metric.update(ids, losses, correct, torch.ones(len(owners)))
 
 
-def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np.ndarray]:
+def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.ndarray]:
     """Predicted class (or value) of every sample of some clients, a row a sample.
 
     `client`, `sample` (its index in the data set), `target`, and `global` and `personalized`

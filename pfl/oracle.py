@@ -60,9 +60,9 @@ class Oracle:
     Args:
         network: The architecture; a private copy is used, the original is never run or changed.
         space: Maps its parameters to vectors.
-        loss: Of output and target, averaged over a client's samples: a module such as `torch.nn.CrossEntropyLoss`, or a function. It
-            must return one value (or one tensor) per sample; `reduction` is set to "none" where it
-            exists.
+        loss: Of output and target, averaged over a client's samples: a module such as
+            `torch.nn.CrossEntropyLoss`, or a function. It must return one value (or one tensor)
+            per sample; `reduction` is set to "none" where it exists.
         engine: "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on
             GPUs, and on CPUs for networks without convolutions.
 
@@ -245,7 +245,7 @@ class Oracle:
             self.random = not all(
                 torch.equal(a, b) for a, b in zip(state, _random_state(inputs.device), strict=True)
             )
-        # All buffers of a module of which one changed: another may only by chance have kept its value.
+        # All buffers of a module of which one changed: another may have kept its value by chance.
         now = dict(self.network.named_buffers())
         moved = {n.rpartition(".")[0] for n, b in now.items() if not torch.equal(b, before[n])}
         changed = [n for n in now if n.rpartition(".")[0] in moved]

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm, Network
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.errors import require
 

@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm, Network
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.communication import Message, dense, low_rank_size, sparse
 from pfl.communication import low_rank as low_rank_message

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm, Network
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.communication import Message, low_rank_size
 from pfl.errors import require

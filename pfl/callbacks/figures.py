@@ -15,11 +15,11 @@ class RunFigure(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw, on the first process."""
-        if not trainer.is_global_zero:
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        recorder = next(c for c in callbacks if isinstance(c, RunRecorder))
+        if not (trainer.is_global_zero and recorder.summary):
             return
         from pfl.report.figures import run_figure  # matplotlib is slow to import
 
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        recorder = next(c for c in callbacks if isinstance(c, RunRecorder))
         path = Path(recorder.folder) / "report.png"
         run_figure(recorder.rows, recorder.columns).savefig(path, dpi=150)

@@ -113,7 +113,7 @@ class RunRecorder(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Print it."""
-        if self._writes:
+        if self._writes and self.summary:  # none where a resumed run had nothing left to do
             print(summary_table(self.summary), flush=True)
 
     def on_exception(

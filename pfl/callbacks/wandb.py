@@ -42,7 +42,7 @@ class WandbRecord(Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Table and summary."""
         recorder = _recorder(trainer)
-        for logger in _loggers(trainer):
+        for logger in _loggers(trainer) if recorder.summary else []:
             import wandb
 
             columns = recorder.columns

@@ -1,0 +1,241 @@
+"""What Lightning needs of a federated method: set-up, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+
+from models.classifier import Classifier
+from pfl.checkpoint import check, restore, save
+from pfl.clients import Clients, ClientStore
+from pfl.communication import Ledger
+from pfl.errors import ConfigError, require
+from pfl.evaluation import Evaluation, predictions
+from pfl.loop import FederatedLoop
+from pfl.oracle import Engine, Oracle, default_loss
+from pfl.parameters import ParameterSpace
+from pfl.strategy import gather
+
+# Steps of smaller models take well under a millisecond: a second thread costs more than it gives,
+# and many times more on a machine with other work to do.
+ONE_THREAD_PARAMETERS = 1 << 18
+CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
+
+
+Network: TypeAlias = Classifier | nn.Module
+"""Any network. The command line looks for a short name, such as MLP, among our own first."""
+
+
+class FederatedModule(LightningModule):
+    """A global model, what is remembered beside it, and how both are evaluated and saved.
+
+    `FederatedAlgorithm`, from which methods derive, adds the round; its docstring explains the
+    arguments.
+    """
+
+    has_global: ClassVar[bool] = True
+    """Whether there is one model for everyone that is evaluated."""
+    has_personalized: ClassVar[bool] = False
+    """Whether `personalized` gives every client a model of its own."""
+
+    def __init__(
+        self,
+        network: Network,
+        batch_size: int | None,
+        buffers: Literal["average", "local"],
+        loss: nn.Module | None,
+        engine: Engine,
+    ) -> None:
+        super().__init__()
+        require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
+        require("buffers", buffers, buffers in ("average", "local"), "average or local")
+        self.automatic_optimization = False
+        self.network = network
+        self.space = ParameterSpace(network)
+        self.oracle = Oracle(network, self.space, loss or default_loss, engine)
+        self.batch_size, self.buffer_policy = batch_size, buffers
+        self.rounds = 0
+        self.row: dict[str, float] = {}
+        self.samples_seen = 0.0
+        self.evaluation: Evaluation
+        self.store: ClientStore
+        self.ledger: Ledger
+        self._client_states: dict[str, Callable[[], Tensor]] = {}
+        self._loaded: dict[str, Any] | None = None
+        self._threads = torch.get_num_threads()
+
+    # ---- models and what is remembered beside them --------------------------------------------
+
+    @property
+    def global_model(self) -> Tensor:
+        """The global model, [P]; write into it with `copy_`."""
+        return self.space.vector.data
+
+    def add_server_state(self, name: str, initial: Tensor) -> None:
+        """Declare a tensor that the server keeps between rounds; it becomes `self.<name>`."""
+        self.register_buffer(name, initial)
+
+    def add_client_state(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
+        """Declare what each client keeps between rounds; its rows are in `clients.state[name]`.
+
+        Args:
+            initial: What it starts as for every client: a number for P copies of it, or a function
+                that gives the row, called when training begins (`lambda: self.global_model`).
+        """
+        if callable(initial):
+            self._client_states[name] = initial
+        else:
+            self._client_states[name] = lambda: torch.full_like(self.global_model, initial)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """The clients' personalized models [C, P], from `clients.state` and the global model."""
+        raise NotImplementedError(f"{type(self).__name__} has no personalized models")
+
+    def parameters_global(self) -> int:
+        """How many numbers the global model takes."""
+        return self.space.size
+
+    def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
+        """How many numbers each personalized model w [C, P] takes, [C]."""
+        return torch.full((len(clients),), self.space.size)
+
+    # ---- evaluation ---------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin a pass over all clients."""
+        self.evaluation = Evaluation(self._loop.num_clients, self.device)
+
+    def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
+        """Global and personalized scores of a chunk of clients."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            self._attach(clients)
+            self.evaluation.update(self, clients)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the scores, once all clients are through."""
+        scores = self.evaluation.finish()
+        self.row = {**self.row, "round": self.rounds, **scores}
+        self._log({"round": self.rounds, **scores})
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
+        """Predictions for each client's test samples by each kind of model that the method has."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            self._attach(clients)
+            return predictions(self, clients)
+
+    # ---- set-up and checkpoints ---------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Check network, loss, data and Trainer against each other, before anything runs."""
+        loop, trainer = self._loop, self.trainer
+        self._threads = torch.get_num_threads()
+        if trainer.precision in ("16-mixed", "16-true", "bf16-true"):
+            raise ConfigError(
+                f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
+                f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
+            )
+        loop.stateful = bool(self._client_states)
+        if not loop.val_dataloader():
+            trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
+        device = trainer.strategy.root_device
+        self.space.bind(self.network)
+        data = loop.client_data(device)
+        owner = int(loop.datamodule.client_sizes.argmax())
+        few = Clients(np.array([owner]), 0, data, dtype=self.space.vector.dtype)
+        batch = next(few.batches(self._probe_size(loop)))
+        self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
+        if loop.clients_at_once is None:
+            loop.clients_at_once = max(1, CHUNK_FLOATS // self.space.size)
+
+    def _probe_size(self, loop: FederatedLoop) -> int:
+        """Two samples, or one where some client's last batch is that small (BatchNorm minds)."""
+        sizes = loop.datamodule.client_sizes
+        left = sizes if self.batch_size is None else sizes % self.batch_size
+        return 1 if self.batch_size == 1 or (left[sizes > 0] == 1).any() else 2
+
+    def on_fit_start(self) -> None:
+        """Allocate what clients remember, with the final device and dtype, or take it over."""
+        self.oracle.to(self.device, self.space.vector.dtype)
+        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
+            torch.set_num_threads(1)
+        self.oracle.precision = self.trainer.precision_plugin.forward_context
+        total = self._loop.num_clients
+        if not hasattr(self, "store") or self.store.num_clients != total:
+            self.store, self.ledger = ClientStore(total), Ledger(total)
+            self.bytes_down = self.bytes_up = 0
+            for name, initial in self._client_states.items():
+                self.store.declare(name, initial().cpu())
+            if self.oracle.buffers.size and self.buffer_policy == "local":
+                buffers = self.oracle.buffers.read(self.network, self.global_model)
+                self.store.declare("buffers", buffers.cpu())
+        if self._loaded is not None:
+            restore(self, self._loaded)
+            self._loaded = None
+
+    def teardown(self, stage: str) -> None:
+        """Leave the process with as many threads as it had."""
+        torch.set_num_threads(self._threads)
+
+    on_validation_start = on_test_start = on_predict_start = on_fit_start
+
+    def _attach(self, clients: Clients) -> None:
+        """Give a chunk its clients' states and buffers."""
+        clients.dtype = self.space.vector.dtype
+        clients.state = {
+            name: self.store.read(name, clients.ids, self.device) for name in self.store.names
+        }
+        clients.buffers = clients.state.get("buffers")
+        if self.oracle.buffers.size and clients.buffers is None:
+            buffers = self.oracle.buffers.read(self.network, self.global_model)
+            clients.buffers = buffers.repeat(len(clients), 1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what Lightning does not know of."""
+        checkpoint["federated"] = save(self, self._loop.datamodule.partition.hash)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint of another run; the rest waits until the device is known."""
+        self._loaded = checkpoint.get("federated")
+        if self._trainer is not None:  # else: load_from_checkpoint, which wants the model only
+            check(self, self._loaded, self._loop.datamodule.partition.hash)
+
+    def client_bytes(self) -> dict[str, Tensor]:
+        """Bytes that every client has sent (`uplink`) and received (`downlink`), int64 [M].
+
+        Every process must call it.
+        """
+        counts = [ledger.state_dict() for ledger in gather(self.ledger)]
+        return {way: torch.stack([c[way] for c in counts]).sum(0) for way in counts[0]}
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        """Sum over processes; every process takes part, also one without clients."""
+        return self.trainer.strategy.reduce(values, reduce_op="sum")
+
+    def _log(self, row: dict[str, float]) -> None:
+        self.log_dict(
+            {k: float(v) for k, v in row.items()}, on_step=False, on_epoch=True, batch_size=1
+        )
+
+    @property
+    def _loop(self) -> FederatedLoop:
+        loop = getattr(self.trainer, "datamodule", None)
+        if not isinstance(loop, FederatedLoop):
+            raise ConfigError(
+                f"datamodule: {type(self).__name__} trains with a FederatedLoop around the data; "
+                f"pass datamodule=FederatedLoop(your_datamodule, clients_per_round=...)"
+            )
+        return loop
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> FederatedModule:
+        super()._apply(fn, recurse)
+        self.space.bind(self.network)  # moving a module gives its parameters new storage
+        return self

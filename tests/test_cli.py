@@ -1,4 +1,4 @@
-"""The command line: what a run writes, how one is asked for, and what a mistake is answered with."""
+"""The command line: what a run writes, how one is asked for, and what a mistake gets."""
 
 import contextlib
 import copy
@@ -71,9 +71,9 @@ def changed(config, key, value):
 
 def call(*args):
     """Status, standard output and standard error of a command."""
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        with contextlib.redirect_stderr(io.StringIO()) as err:
-            status = main([str(a) for a in args])
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main([str(a) for a in args])
     return status, out.getvalue(), err.getvalue()
 
 
@@ -132,7 +132,7 @@ def test_files_of_a_run(run):
 def test_metrics_have_a_row_for_each_round(run):
     rows = table(run[0] / "metrics.csv")
     assert [row["round"] for row in rows] == ["1", "2"]
-    names = {"train/loss", "comm/uplink_bytes", "comm/downlink_bytes", "clients"}
+    names = {"train/loss", "comm/uplink_bytes", "comm/downlink_bytes", "participants"}
     for split in ("val", "test"):
         for kind in ("global", "personalized"):
             for number in ("accuracy", "loss"):
@@ -140,7 +140,7 @@ def test_metrics_have_a_row_for_each_round(run):
                     names.add(f"{split}/{kind}/{number}{suffix}")
     assert names <= set(rows[0])
     assert not names - {name for name in rows[0] if np.isfinite(column(rows, name)).all()}
-    assert column(rows, "clients").tolist() == [4, 4]
+    assert column(rows, "participants").tolist() == [4, 4]
 
 
 def test_clients_have_counts_scores_and_bytes(run, data):
@@ -191,7 +191,7 @@ def test_summary_has_everything_that_the_design_lists(run, data):
     assert summary["name"] == "quickstart" and summary["folder"] == str(run[0])
     assert summary["algorithm"] == "FedSLR" and summary["engine"] in ("loop", "vmap")
     assert summary["round"] == 2 and summary["seed"] == 0
-    assert 0 < summary["parameters/global"] and 0 < summary["parameters/personalized"]
+    assert summary["parameters/global"] > 0 and summary["parameters/personalized"] > 0
     assert 0 < summary["wall_seconds"] < 300 and summary["samples_per_second"] > 0
     assert summary["peak_memory_bytes"] > 1e7
     assert summary["partition_hash"] == data.partition.hash
@@ -325,8 +325,12 @@ NETWORK = "model.init_args.network"
 PARTITION = "data.init_args.partition"
 MISTAKES = {
     "unknown option": ("model.init_args.batchsize", 10, ["batchsize", "FedAvg", "'batch_size'"]),
-    "unknown key": ("trainer.max_epoch", 10, ["max_epoch", "'max_epochs'"]),
-    "unknown loop key": ("loop.client_per_round", 10, ["client_per_round", "'clients_per_round'"]),
+    "unknown key": ("trainer.max_epoch", 10, ["trainer.max_epoch", "max_epochs'"]),
+    "unknown loop key": (
+        "loop.client_per_round",
+        10,
+        ["loop.client_per_round", "clients_per_round'"],
+    ),
     "unknown top key": ("modell", 10, ["modell", "'model'"]),
     "algorithm": ("model.class_path", "FedAvgg", ["model", "FedAvgg", "'FedAvg'"]),
     "network": (f"{NETWORK}.class_path", "MPL", ["network", "'MPL'", "'MLP'"]),

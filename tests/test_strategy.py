@@ -107,7 +107,7 @@ def test_metrics_and_clients_are_equal(roots, name):
         assert list(row) == list(other)
         found, expected = (np.array(list(r.values()), np.float64) for r in (row, other))
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-        for count in ("round", "clients", "comm/uplink_bytes", "comm/downlink_bytes"):
+        for count in ("round", "participants", "comm/uplink_bytes", "comm/downlink_bytes"):
             assert row[count] == other[count]
     clients, wanted = read(two / name / "clients.csv"), read(one / name / "clients.csv")
     for row, other in zip(clients, wanted, strict=True):
@@ -152,7 +152,7 @@ def assert_close(found, wanted):
 
 def test_a_process_without_clients_takes_part(roots):
     rows = read(roots[1][0] / "one client" / "metrics.csv")
-    assert [row["clients"] for row in rows] == ["1", "1", "1"]
+    assert [row["participants"] for row in rows] == ["1", "1", "1"]
 
 
 def test_without_processes_a_value_gathers_to_itself():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 import yaml
-from wandb.proto.wandb_internal_pb2 import Record
+from wandb.proto import wandb_internal_pb2
 
 from pfl.cli import main
 
@@ -37,7 +37,7 @@ def read_records(path):
         parts += data[place + 7 : place + 7 + length]
         place += 7 + length
         if kind in (1, 4):
-            yield Record.FromString(parts)
+            yield wandb_internal_pb2.Record.FromString(parts)
             parts = b""
 
 

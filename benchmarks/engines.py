@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
-from pfl.oracle import Batch, Oracle, default_loss
+from pfl.oracle import Batch, Engine, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 
 CLIENTS, SAMPLES, REPEATS = 10, 20, 15
@@ -26,7 +26,7 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[str, float]:
+def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, float]:
     """Median time of one gradient of all clients, by engine."""
     space = ParameterSpace(network)
     generator = torch.Generator().manual_seed(0)
@@ -34,7 +34,7 @@ def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[str, float]
     targets = torch.randint(10, (CLIENTS, SAMPLES), generator=generator)
     batch = Batch(inputs, targets, [SAMPLES] * CLIENTS)
     w = space.vector.detach().repeat(CLIENTS, 1)
-    times: dict[str, list[float]] = {"loop": [], "vmap": []}
+    times: dict[Engine, list[float]] = {"loop": [], "vmap": []}
     oracles = {engine: Oracle(network, space, default_loss, engine) for engine in times}
     for oracle in oracles.values():
         oracle.inspect(inputs[0], targets[0])

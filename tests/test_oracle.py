@@ -17,8 +17,7 @@ from datamodules.protocols import SharedTest
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.algorithms.base import default_loss
-from pfl.oracle import Batch, Oracle
+from pfl.oracle import Batch, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 
 LEAF_SPEC = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning's own use of PyTorch

@@ -1,16 +1,15 @@
 """One optimizer of [C, P] is C optimizers of its rows."""
 
-from contextlib import contextmanager
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
-from datamodules import ConfigError
 from models import LogisticRegression
 from pfl.algorithms import FedAvg
 from pfl.local import LocalOptimizer, check_elementwise
+from tests.refusal import refused
 
 OPTIMIZERS = {
     "plain": None,
@@ -26,15 +25,6 @@ OPTIMIZERS = {
     "Rprop": torch.optim.Rprop,
 }
 STEPS = [4, 4, 2, 0]  # of each client, in 4 steps in all
-
-
-@contextmanager
-def refused(*parts):
-    with pytest.raises(ConfigError) as caught:
-        yield
-    message = str(caught.value)
-    assert "\n" not in message
-    assert not [part for part in parts if part not in message], message
 
 
 def gradients():

@@ -1,7 +1,6 @@
 """The federated loop: who trains when, in which chunks, on which process."""
 
 import json
-from contextlib import contextmanager
 from math import sqrt
 from types import SimpleNamespace
 
@@ -9,21 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import ConfigError, MatchLabels, SharedTest, TensorDataModule
+from datamodules import MatchLabels, SharedTest, TensorDataModule
 from datamodules.partitioners import Natural, Partitioner
 from pfl import FederatedLoop
 from pfl.loop import ChunkLoader
+from tests.refusal import refused
 
 SIZES = [4, 1, 9, 2, 2, 7, 3, 1, 5, 6]  # of training samples
-
-
-@contextmanager
-def refused(*parts):
-    with pytest.raises(ConfigError) as caught:
-        yield
-    message = str(caught.value)
-    assert "\n" not in message
-    assert not [part for part in parts if part not in message], message
 
 
 def datamodule(sizes=SIZES, protocol=None, seed=0, partition=None):

@@ -2,7 +2,6 @@
 
 import copy
 import warnings
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import ConfigError, TensorDataModule
+from datamodules import TensorDataModule
 from datamodules.partitioners import Natural
 from datamodules.protocols import SharedTest
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
@@ -19,6 +18,7 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.oracle import Batch, Oracle, default_loss
 from pfl.parameters import ParameterSpace
+from tests.refusal import refused
 
 LEAF_SPEC = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning's own use of PyTorch
 COUNTS = [5, 4, 4, 1]  # of four clients; a fifth has a model but no data in the batch
@@ -88,15 +88,6 @@ NETWORKS: dict = {
     "tied": (Tied, (12,), 3),
     "unused and frozen": (Unused, (12,), 3),
 }
-
-
-@contextmanager
-def refused(*parts):
-    with pytest.raises(ConfigError) as caught:
-        yield
-    message = str(caught.value)
-    assert "\n" not in message
-    assert not [part for part in parts if part not in message], message
 
 
 def make(network, inputs, targets, loss=default_loss, engine="loop", num_classes=None):

@@ -1,7 +1,6 @@
 """Flat vectors: they hold what the module holds, both ways, whatever PyTorch does to storage."""
 
 import copy
-from contextlib import contextmanager
 from itertools import product
 
 import pytest
@@ -9,11 +8,12 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad
 
-from datamodules import ConfigError, TensorDataModule
+from datamodules import TensorDataModule
 from models import MLP, LeNet5
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.parameters import BufferSpace, Layer, ParameterSpace
+from tests.refusal import refused
 
 LEAF_SPEC = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning's own use of PyTorch
 
@@ -29,15 +29,6 @@ class Tied(nn.Module):
 
     def forward(self, x):
         return self.decoder(torch.tanh(self.encoder(x)))
-
-
-@contextmanager
-def refused(*parts):
-    with pytest.raises(ConfigError) as caught:
-        yield
-    message = str(caught.value)
-    assert "\n" not in message
-    assert not [part for part in parts if part not in message], message
 
 
 def flat(module):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import pickle
 import sys
@@ -92,10 +91,8 @@ class FederatedCLI(LightningCLI):
         config = self.config[self.subcommand]
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
         parser = self._parser(self.subcommand)
-        # null is a value here (batch_size: null); jsonargparse 4.49 renamed the option.
-        new = "skip_unset" in inspect.signature(parser.dump).parameters
-        keep_null: dict[str, Any] = {"skip_unset" if new else "skip_none": False}
-        self.trainer.recorder.config = parser.dump(config, **keep_null)
+        # null is a value here (batch_size: null).
+        self.trainer.recorder.config = parser.dump(config, skip_unset=False)
 
 
 def _check_yaml(args: list[str]) -> None:

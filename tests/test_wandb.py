@@ -130,7 +130,8 @@ def test_curves_are_drawn_against_rounds(sent):
     stars = [metric for metric in metrics if metric.glob_name == "*"]
     assert stars[-1].step_metric == "round"  # Lightning's own comes before
     assert "round" in {metric.name for metric in metrics}
-    assert {m.step_metric for m in metrics if m.name} == {""}
+    # Some versions resolve the star for each name that they meet.
+    assert {m.step_metric for m in metrics if m.name} <= {"", "round"}
 
 
 def test_the_partition_is_a_picture(sent, history):

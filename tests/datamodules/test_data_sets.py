@@ -95,9 +95,7 @@ def from_yaml(text):
     """Build a data module the way a Lightning command line does."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(FederatedDataModule, "data")
-    # jsonargparse 4.49 renamed the method.
-    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-    return instantiate(parser.parse_string(text)).data
+    return parser.instantiate(parser.parse_string(text)).data
 
 
 def test_a_file_from_yaml(tmp_path):

@@ -38,6 +38,9 @@ class RoundProgress(ProgressBar):
                 total=trainer.max_epochs,
                 initial=trainer.current_epoch,
                 unit="round",
+                # always seconds a round, where tqdm would turn to rounds a second
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} "
+                "[{elapsed}<{remaining}, {rate_inv_fmt}{postfix}]",
                 dynamic_ncols=True,
                 file=sys.stderr,
             )

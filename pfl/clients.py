@@ -319,4 +319,7 @@ def merge_rows(states: list[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str
 
 
 def _free_memory() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # macOS does not say how much is free: count half of what there is.
+    free = "SC_AVPHYS_PAGES" in os.sysconf_names
+    pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -79,10 +79,14 @@ class Ledger:
         self.uplink = np.zeros(num_clients, np.int64)
         self.downlink = np.zeros(num_clients, np.int64)
 
-    def add(self, clients: np.ndarray, down: int | Tensor, up: int | Tensor) -> None:
-        """Book the messages of some clients, each in bytes."""
-        np.add.at(self.downlink, clients, _bytes(down))
-        np.add.at(self.uplink, clients, _bytes(up))
+    def add(self, clients: np.ndarray, down: int | Tensor, up: int | Tensor) -> tuple[int, int]:
+        """Book the messages of some clients, each in bytes; returns the sums down and up."""
+        sums = []
+        for booked, count in ((self.downlink, down), (self.uplink, up)):
+            bytes_each = np.broadcast_to(_bytes(count), clients.shape)
+            np.add.at(booked, clients, bytes_each)
+            sums.append(int(bytes_each.sum()))
+        return sums[0], sums[1]
 
     def state_dict(self) -> dict[str, Tensor]:
         """The counts as tensors."""

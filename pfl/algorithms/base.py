@@ -194,12 +194,8 @@ class FederatedAlgorithm(FederatedModule):
         for name, message in messages.items():
             total = weights @ message.values.to(weights.dtype)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
-        before = self._bytes_booked()
-        self.ledger.add(clients.ids, down, up)
-        self._counts += [weight.sum(), len(clients), *(self._bytes_booked() - before)]
-
-    def _bytes_booked(self) -> np.ndarray:
-        return np.array([self.ledger.downlink.sum(), self.ledger.uplink.sum()], np.float64)
+        booked = self.ledger.add(clients.ids, down, up)
+        self._counts += [weight.sum(), len(clients), *booked]
 
     def _finish_round(self) -> None:
         counts = self._reduce(torch.from_numpy(self._counts).to(self.device))

@@ -107,7 +107,8 @@ class FederatedLoop(LightningDataModule):
             )
         for number, cohort in enumerate(self.trace or ()):
             whole = all(_whole(client) for client in cohort)
-            if not whole or len(set(cohort)) < len(cohort) or not set(cohort) <= set(range(total)):
+            known = whole and all(0 <= client < total for client in cohort)
+            if not known or len(set(cohort)) < len(cohort):
                 raise ConfigError(
                     f"loop.trace: round {number} has {list(cohort)}; it must hold different "
                     f"client ids from 0 to {total - 1}"

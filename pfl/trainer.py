@@ -89,8 +89,7 @@ class Trainer(pl.Trainer):
     @property
     def recorder(self) -> RunRecorder:
         """The callback that writes the run's folder."""
-        callbacks: list[Callback] = self.callbacks  # type: ignore[attr-defined]
-        return next(c for c in callbacks if isinstance(c, RunRecorder))
+        return RunRecorder.of(self)
 
     @property
     def run_dir(self) -> Path:

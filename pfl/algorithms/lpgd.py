@@ -9,7 +9,8 @@ from torch import Tensor
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.algorithms.module import Network
 from pfl.clients import Clients
-from pfl.communication import Message, low_rank_size
+from pfl.communication import Message
+from pfl.communication import low_rank as low_rank_message
 from pfl.errors import require
 from pfl.proximal import low_rank
 
@@ -40,4 +41,4 @@ class LPGD(FederatedAlgorithm):
             return v
 
         v = self.local_sgd(clients, w, prox=prox)
-        return Message(v, low_rank_size(self.space, ranks) * v.element_size())
+        return low_rank_message(v, self.space, ranks)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 
@@ -15,11 +13,10 @@ class RunFigure(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw, on the first process."""
-        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        recorder = next(c for c in callbacks if isinstance(c, RunRecorder))
+        recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
         from pfl.report.figures import run_figure  # matplotlib is slow to import
 
-        path = Path(recorder.folder) / "report.png"
-        run_figure(recorder.rows, recorder.columns).savefig(path, dpi=150)
+        figure = run_figure(recorder.rows, recorder.columns)
+        figure.savefig(recorder.folder / "report.png", dpi=150)

@@ -56,6 +56,11 @@ class RunRecorder(Callback):
         self.folder = Path()
         self._writes = True
 
+    @staticmethod
+    def of(trainer: pl.Trainer) -> RunRecorder:
+        """The recorder of a Trainer."""
+        return next(c for c in _callbacks(trainer) if isinstance(c, RunRecorder))
+
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -175,7 +180,7 @@ class RunRecorder(Callback):
 
     def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         loop = _loop(trainer)
-        alone = next((c for c in trainer.callbacks if isinstance(c, TrainAlone)), None)  # type: ignore[attr-defined]
+        alone = next((c for c in _callbacks(trainer) if isinstance(c, TrainAlone)), None)
         self.columns = client_columns(algorithm, loop, alone.scores if alone else None)
         self.summary = {
             "name": self.folder.name,
@@ -196,6 +201,10 @@ class RunRecorder(Callback):
         if self._writes:
             _write_csv(self.folder / "clients.csv", self.columns)
             _write_json(self.folder / "summary.json", self.summary)
+
+
+def _callbacks(trainer: pl.Trainer) -> list[Callback]:
+    return trainer.callbacks  # type: ignore[attr-defined]
 
 
 def _loop(trainer: pl.Trainer) -> FederatedLoop:

@@ -41,7 +41,7 @@ class WandbRecord(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Table and summary."""
-        recorder = _recorder(trainer)
+        recorder = RunRecorder.of(trainer)
         for logger in _loggers(trainer) if recorder.summary else []:
             import wandb
 
@@ -53,7 +53,7 @@ class WandbRecord(Callback):
 
     def _config(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
         assert isinstance(pl_module, FederatedAlgorithm)
-        text = _recorder(trainer).config
+        text = RunRecorder.of(trainer).config
         if text is not None:
             return yaml.safe_load(text)
         return {
@@ -75,8 +75,3 @@ def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
 def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
     loggers = trainer.loggers if trainer.is_global_zero else []
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
-
-
-def _recorder(trainer: pl.Trainer) -> RunRecorder:
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return next(c for c in callbacks if isinstance(c, RunRecorder))

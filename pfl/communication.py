@@ -7,6 +7,7 @@ be read. Headers of a few bytes a message are not.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,10 +23,12 @@ class Message:
     Attributes:
         values: [K] from the server to everyone, or [C, K] from C clients.
         nbytes: Bytes of one message, or int64 [C] where the clients' messages differ in size.
+        weighting: Of the clients in the mean of this message; None: as the method says.
     """
 
     values: Tensor
     nbytes: int | Tensor
+    weighting: Literal["samples", "uniform"] | None = None
 
 
 def dense(values: Tensor) -> Message:

@@ -2,10 +2,22 @@
 
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.algorithms.fedavg import FedAvg
+from pfl.algorithms.fedclup import FedCLUP
+from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
 
-__all__ = ["GPGD", "LPGD", "FedAvg", "FedProx", "FedSLR", "FederatedAlgorithm", "LocalTrain"]
+__all__ = [
+    "GPGD",
+    "LPGD",
+    "FedAvg",
+    "FedCLUP",
+    "FedPD",
+    "FedProx",
+    "FedSLR",
+    "FederatedAlgorithm",
+    "LocalTrain",
+]

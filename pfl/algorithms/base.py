@@ -15,7 +15,8 @@ from pfl.clients import Clients
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
-from pfl.oracle import Engine
+from pfl.oracle import Batch, Engine
+from pfl.strategy import gather
 
 
 class FederatedAlgorithm(FederatedModule):
@@ -81,6 +82,15 @@ class FederatedAlgorithm(FederatedModule):
 
     # ---- what a method writes -----------------------------------------------------------------
 
+    def begin_round(self, cohort: np.ndarray) -> None:
+        """What the server does before a round; here nothing.
+
+        Every process calls it once a round, for what needs all participants together.
+
+        Args:
+            cohort: Ids of all clients that take part, on whichever process; int64, ascending.
+        """
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
         """What C clients do in a round, and what they send.
 
@@ -111,6 +121,26 @@ class FederatedAlgorithm(FederatedModule):
     def report(self, name: str, value: float) -> None:
         """Add a number to this round's row of metrics; it must be the same on every process."""
         self._reported[name] = value
+
+    def record(self, table: str, **columns: Tensor | np.ndarray) -> None:
+        """Add rows to `<table>.csv` in the run's folder, behind a first column with the round.
+
+        Args:
+            table: One of the class's `tables`.
+            columns: A value for each row. The rows of a round are written in the order of the
+                columns' values, so that chunks and processes do not matter.
+        """
+        rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
+        self._recorded[table].append(dict(zip(columns, rows, strict=True)))
+
+    def observe(self, name: str, loss: Tensor, batch: Batch) -> None:
+        """Book the losses [A] of a batch's gradients, in a training loop of the method's own.
+
+        They appear as `<name>/loss`, weighted by samples, and are counted in `train/samples`.
+        """
+        booked = self._losses.setdefault(name, loss.new_zeros(2, dtype=torch.float64))
+        counts = torch.tensor(batch.counts, dtype=torch.float64, device=loss.device)
+        booked += torch.stack([loss.double() @ counts, counts.sum()])
 
     def learning_rate(self, round: int) -> float:
         """The local learning rate of a round (from 0)."""
@@ -144,15 +174,13 @@ class FederatedAlgorithm(FederatedModule):
         lr = self.learning_rate(clients.round)
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
         steps = self.local_steps if epochs is None else None
-        booked = self._losses.setdefault(name, v.new_zeros(2, dtype=torch.float64))
         for batch in clients.batches(self.batch_size, epochs or self.local_epochs, steps, name):
             loss, g = self.oracle.gradient(at(v) if at else v, batch, clients.buffers)
             optimizer.step(direction(v, g) if direction else g, batch.clients)
             if prox:
                 rows = v[: batch.clients]
                 rows.copy_(prox(rows, lr))
-            counts = torch.tensor(batch.counts, dtype=torch.float64, device=loss.device)
-            booked += torch.stack([loss.double() @ counts, counts.sum()])
+            self.observe(name, loss, batch)
         return v
 
     # ---- the round ----------------------------------------------------------------------------
@@ -162,18 +190,21 @@ class FederatedAlgorithm(FederatedModule):
         # Only the oracle runs in the Trainer's precision: server algebra in bf16 would be noise.
         with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
             if clients.first:
-                self._begin_round()
+                self._begin_round(clients.round)
             # An empty chunk runs too where it is the first: it gives the shapes of the sums.
             if len(clients) or not self._sums:
                 self._train(clients)
             if clients.last:
                 self._finish_round()
 
-    def _begin_round(self) -> None:
+    def _begin_round(self, round: int) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._weightings: dict[str, str] = {}
         self._losses: dict[str, Tensor] = {}
         self._reported: dict[str, float] = {}
-        self._counts = np.zeros(4)  # weight, clients, bytes down, bytes up
+        self._recorded: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.tables}
+        self._counts = np.zeros(4)  # samples, clients, bytes down, bytes up
+        self.begin_round(self._loop.cohort(round))
         self._message = self.download()
 
     def _train(self, clients: Clients) -> None:
@@ -189,20 +220,26 @@ class FederatedAlgorithm(FederatedModule):
             clients.state["buffers"] = clients.buffers
         for name in self.store.names:
             self.store.write(name, clients.ids, clients.state[name])
-        weight = clients.sizes if self.weighting == "samples" else np.ones(len(clients))
-        weights = torch.from_numpy(weight).to(self.global_model)
         for name, message in messages.items():
+            self._weightings[name] = message.weighting or self.weighting
+            uniform = self._weightings[name] == "uniform"
+            weight = np.ones(len(clients)) if uniform else clients.sizes
+            weights = torch.from_numpy(weight).to(self.global_model)
             total = weights @ message.values.to(weights.dtype)
             self._sums[name] = self._sums[name] + total if name in self._sums else total
         booked = self.ledger.add(clients.ids, down, up)
-        self._counts += [weight.sum(), len(clients), *booked]
+        self._counts += [clients.sizes.sum(), len(clients), *booked]
 
     def _finish_round(self) -> None:
         counts = self._reduce(torch.from_numpy(self._counts).to(self.device))
-        weight, clients, down, up = counts.tolist()
+        samples, clients, down, up = counts.tolist()
         self.participants = int(clients)
-        if weight > 0:
-            mean = {name: self._reduce(total) / weight for name, total in self._sums.items()}
+        weight = {"samples": samples, "uniform": clients}
+        if weight[self.weighting] > 0:
+            mean = {
+                name: self._reduce(total) / weight[self._weightings[name]]
+                for name, total in self._sums.items()
+            }
             if not all(total.isfinite().all() for total in mean.values()):
                 raise ConfigError(
                     f"model.lr: {self.lr}; the clients' models are no longer finite in round "
@@ -222,12 +259,14 @@ class FederatedAlgorithm(FederatedModule):
         self.row = {
             "round": self.rounds,
             **self._mean_losses(),
+            "train/samples": self.samples_seen,
             "comm/uplink_bytes": self.bytes_up,
             "comm/downlink_bytes": self.bytes_down,
             "participants": self.participants,
             **self._reported,
         }
         self._log(self.row)
+        self.recorded = {name: _rows(gather(parts)) for name, parts in self._recorded.items()}
 
     def _mean_losses(self) -> dict[str, float]:
         means = {}
@@ -241,3 +280,13 @@ class FederatedAlgorithm(FederatedModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
+
+
+def _rows(parts: list[list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
+    """One table of all chunks' and processes' rows, sorted by its columns from left to right."""
+    chunks = [chunk for process in parts for chunk in process]
+    if not chunks:
+        return {}
+    table = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    order = np.lexsort(list(table.values())[::-1])
+    return {name: column[order] for name, column in table.items()}

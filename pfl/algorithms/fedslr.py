@@ -85,6 +85,11 @@ class FedSLR(FederatedAlgorithm):
         # The initial model has full rank: it goes down densely.
         self.add_server_state("ranks", self.space.full_ranks)
 
+    @property
+    def coupling(self) -> None:
+        """It solves a problem of its own."""
+        return None
+
     def download(self) -> Message:
         """The global model: low-rank factors layer by layer, or sparse."""
         if self.global_component == "sparse":

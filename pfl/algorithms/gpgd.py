@@ -34,6 +34,11 @@ class GPGD(FederatedAlgorithm):
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 
+    @property
+    def coupling(self) -> None:
+        """It solves a problem of its own."""
+        return None
+
     def download(self) -> Message:
         """The global model's low-rank factors."""
         return low_rank_message(self.global_model, self.space, self.ranks)

@@ -28,6 +28,11 @@ class LocalTrain(FederatedAlgorithm):
         )
         self.add_client_state("w", lambda: self.global_model)
 
+    @property
+    def coupling(self) -> float:
+        """Every client alone."""
+        return 0.0
+
     def download(self) -> Message:
         """Nothing: every client knows the common initial model."""
         return Message(self.global_model, 0)

@@ -31,6 +31,11 @@ class LPGD(FederatedAlgorithm):
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
 
+    @property
+    def coupling(self) -> None:
+        """It solves a problem of its own."""
+        return None
+
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Proximal local SGD; sends the factors of v."""
         ranks = self.space.full_ranks.repeat(len(clients), 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -42,6 +43,8 @@ class FederatedModule(LightningModule):
     """Whether there is one model for everyone that is evaluated."""
     has_personalized: ClassVar[bool] = False
     """Whether `personalized` gives every client a model of its own."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Names of the tables that the method `record`s rows of."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class FederatedModule(LightningModule):
         self.batch_size, self.buffer_policy = batch_size, buffers
         self.rounds = 0
         self.row: dict[str, float] = {}
+        self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self.samples_seen = 0.0
         self.evaluation: Evaluation
         self.store: ClientStore
@@ -95,6 +99,23 @@ class FederatedModule(LightningModule):
     def personalized(self, clients: Clients) -> Tensor:
         """The clients' personalized models [C, P], from `clients.state` and the global model."""
         raise NotImplementedError(f"{type(self).__name__} has no personalized models")
+
+    @property
+    def coupling(self) -> float | None:
+        """λ of min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] over w and all w_i, which the method solves.
+
+        Infinite: one model for everyone. 0: every client alone. None: it solves something else.
+        """
+        return math.inf
+
+    def every_client(self, split: Literal["train", "val", "test"]) -> Iterator[Clients]:
+        """This process's share of all clients in chunks, with what they remember."""
+        loop, everyone = self._loop, np.arange(self._loop.num_clients)
+        count = -(-len(everyone) // (loop.clients_at_once or len(everyone)))
+        for ids in loop.chunks(everyone, split, count, owned=True):
+            clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
+            self._attach(clients)
+            yield clients
 
     def parameters_global(self) -> int:
         """How many numbers the global model takes."""

@@ -32,9 +32,10 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 class RunRecorder(Callback):
     """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
 
-    `metrics.csv` is written round by round, the other two at the end and when a run is broken off.
-    A resumed run begins with the rows of the checkpoint, so that its file equals that of an
-    uninterrupted run. At the end a table of the result is printed.
+    `metrics.csv` and the tables of methods that record some are written round by round, the others
+    at the end and when a run is broken off. A resumed run begins with the rows of the checkpoint,
+    so that its files equal those of an uninterrupted run. At the end a table of the result is
+    printed.
 
     Args:
         config: YAML text of the run's configuration; the command line gives it.
@@ -82,6 +83,8 @@ class RunRecorder(Callback):
             (self.folder / "config.yaml").write_text(self.config)
         if self.rows:
             self._rewrite_metrics()
+        for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
+            _cut(self.folder / f"{table}.csv", len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -103,6 +106,8 @@ class RunRecorder(Callback):
         else:
             with (self.folder / "metrics.csv").open("a", newline="") as file:
                 csv.DictWriter(file, self._names).writerow(row)
+        for table, columns in pl_module.recorded.items():
+            _append(self.folder / f"{table}.csv", pl_module.rounds, columns)
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -291,6 +296,21 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
     }
+
+
+def _append(path: Path, round: int, columns: dict[str, np.ndarray]) -> None:
+    """Add a round's rows to a table, which begins with the names of the columns."""
+    if columns:
+        rounds = np.full(len(next(iter(columns.values()))), round)
+        _write_csv(path, {"round": rounds, **columns}, append=path.exists())
+
+
+def _cut(path: Path, rounds: int) -> None:
+    """Take out of a table what a resumed run will write again."""
+    if path.exists():
+        head, *rows = path.read_text().splitlines(keepends=True)
+        kept = [row for row in rows if int(row.split(",", 1)[0]) <= rounds]
+        path.write_text("".join([head, *kept]))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

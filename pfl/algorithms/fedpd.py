@@ -1,0 +1,185 @@
+"""FedPD.
+
+Zhang, Hong, Dhople, Yin, Liu, "FedPD: A Federated Learning Framework with Adaptivity to Non-IID
+Data", IEEE Transactions on Signal Processing, 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
+from pfl.clients import Clients
+from pfl.communication import Message
+from pfl.errors import ConfigError, require
+from pfl.oracle import Batch
+from pfl.randomness import generator
+
+
+class FedPD(FederatedAlgorithm):
+    """Primal-dual: each client solves its local augmented Lagrangian, and may skip communication.
+
+    L_i(x, x_0, λ) = f_i(x) + <λ, x - x_0> + |x - x_0|^2 / (2η)       (Algorithm 2)
+    x_i <- Oracle(L_i(., x_{0,i}, λ_i)), started at the last x_i;
+    λ_i <- λ_i + (x_i - x_{0,i}) / η;  x_{0,i} <- x_i + η λ_i;
+    in a round that communicates, all clients send x_{0,i} and go on from x_0 = mean x_{0,i}; in one
+    that does not, each from its own.
+
+    Oracle I: x <- x - η_1 (g_i(x) + λ_i + (x - x_{0,i}) / η), η_1 = `lr`; with `batch_size: null`
+    it is FedPD-GD, else FedPD-SGD. Oracle II (`variance_reduction`), FedPD-VR: g_i is the full
+    gradient, taken anew every I-th round, and corrected on the way by mini-batches:
+    x+ = argmin <g_i + λ_i, x> + |x - x_{0,i}|^2 / (2η) + |x - x_i|^2 / (2γ),
+    g_i <- g_i + h(x+) - h(x_i) with h the gradients of the same mini-batch.
+
+    The evaluated model is x_0, between communications the mean of the x_{0,i}. The paper has no
+    personal models. Every client takes part in every round; the clients' mean is unweighted.
+    Cost of a round that communicates: up P, down P; of a skipped one: nothing. The common initial
+    model is not counted. Client state: x_i, λ_i, with skipping x_{0,i}, with Oracle II g_i.
+
+    Args:
+        proximal_step: η. Theory: 0 < η < (5^1/2 - 1) / (4L).
+        skip_probability: p, of skipping a round's communication: one coin for all clients.
+        communication_period: Communicate in every k-th round only.
+        residual_tolerance: ε_1: a client's local steps end where |grad_x L_i|^2 is at most this,
+            and with its `local_steps` at the latest. With full gradients only; null: never.
+        variance_reduction: Oracle II in the place of Oracle I.
+        refresh_period: I, of Oracle II's full gradient, in rounds.
+        inner_step: γ of Oracle II; null: infinite, that is x+ = x_{0,i} - η (g_i + λ_i).
+
+    Note:
+        As in the paper x_{0,i} takes the new λ_i; the authors' Matlab code takes the old one, which
+        is less stable. λ_i starts at 0 and x_i at x_0, of which the paper says nothing.
+    """
+
+    common: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        proximal_step: float = 1.0,
+        skip_probability: float = 0.0,
+        communication_period: int = 1,
+        residual_tolerance: float | None = None,
+        variance_reduction: bool = False,
+        refresh_period: int = 20,
+        inner_step: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        p, k, tolerance = skip_probability, communication_period, residual_tolerance
+        require("proximal_step", proximal_step, proximal_step > 0, "positive")
+        require("skip_probability", p, 0 <= p < 1, "at least 0 and below 1")
+        require("communication_period", k, k >= 1, "at least 1")
+        both = p > 0 and k > 1
+        require("communication_period", k, not both, "1 where skip_probability is not 0")
+        require("refresh_period", refresh_period, refresh_period >= 1, "at least 1")
+        require("inner_step", inner_step, inner_step is None or inner_step > 0, "positive")
+        exact = self.batch_size is None and not variance_reduction
+        usable = tolerance is None or (tolerance > 0 and exact)
+        require(
+            "residual_tolerance", tolerance, usable, "positive, with full gradients and Oracle I"
+        )
+        if kwargs.get("optimizer") is not None:
+            raise ConfigError("model.optimizer: FedPD's oracles take plain steps; leave it out")
+        self.proximal_step, self.inner_step = proximal_step, inner_step
+        self.skip_probability, self.communication_period = p, k
+        self.residual_tolerance = tolerance
+        self.variance_reduction, self.refresh_period = variance_reduction, refresh_period
+        self.skips = p > 0 or k > 1
+        self.add_client_state("x", lambda: self.global_model)
+        self.add_client_state("lam")
+        if self.skips:
+            self.add_client_state("x0", lambda: self.global_model)
+            # Whether all clients go on from the same x_0: what the last round's coin said.
+            self.add_server_state("common", torch.tensor(True))
+        if variance_reduction:
+            self.add_client_state("g")
+
+    def setup(self, stage: str) -> None:
+        """Refuse client sampling."""
+        super().setup(stage)
+        loop = self._loop
+        cohorts = loop.trace if loop.trace is not None else [range(loop.cohort_size)]
+        some = [len(c) for c in cohorts if len(c) not in (0, loop.num_clients)]
+        if some:
+            raise ConfigError(
+                f"loop.clients_per_round: {some[0]}; FedPD needs all {loop.num_clients} clients "
+                f"in every round, use null"
+            )
+
+    def communicates(self, round: int) -> bool:
+        """Whether a round (from 0) ends with communication: the coin that all clients share."""
+        if self.skip_probability > 0:
+            coin = generator(self._loop.seed, "communication", round).random()
+            return bool(coin >= self.skip_probability)
+        return (round + 1) % self.communication_period == 0
+
+    def download(self) -> Message:
+        """x_0, which is sent at the end of a round that communicates."""
+        return Message(self.global_model, self._nbytes())
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        """The oracle and the multipliers; x_{0,i}."""
+        common = not self.skips or bool(self.common)
+        x0 = w.expand(len(clients), -1) if common else clients.state["x0"]
+        lam = clients.state["lam"]
+        oracle = self._oracle_two if self.variance_reduction else self._oracle_one
+        x = oracle(clients, clients.state["x"].clone(), x0, lam)
+        lam = lam + (x - x0) / self.proximal_step
+        clients.state["x"], clients.state["lam"] = x, lam
+        x0 = x + self.proximal_step * lam
+        if self.skips:
+            clients.state["x0"] = x0
+        return Message(x0, self._nbytes())
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """x_0 <- mean x_{0,i}, which the clients get to know only where they communicate."""
+        self.global_model.copy_(mean["w"])
+        if self.skips:
+            self.common.fill_(self.communicates(self.rounds))
+
+    def _nbytes(self) -> int:
+        sent = self.communicates(self.rounds)
+        return self.space.size * self.global_model.element_size() if sent else 0
+
+    def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
+        """(Stochastic) gradient steps on L_i."""
+        lr, tolerance = self.learning_rate(clients.round), self.residual_tolerance
+        for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
+            g = self._gradient(clients, x, batch)
+            rows = slice(0, batch.clients)
+            residual = (g + lam + (x - x0) / self.proximal_step)[rows]
+            if tolerance is not None:
+                moving = residual.square().sum(1, keepdim=True) > tolerance
+                if not moving.any():
+                    break
+                residual = residual * moving
+            x[rows] -= lr * residual
+        return x
+
+    def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
+        """Steps along a full gradient that mini-batches keep up to date."""
+        g = clients.state["g"].clone()
+        if clients.round % self.refresh_period == 0:
+            for batch in clients.batches(None):
+                g = self._gradient(clients, x, batch)
+        eta, gamma = self.proximal_step, self.inner_step
+        share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
+        for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
+            rows = slice(0, batch.clients)
+            old = x.clone()
+            x[rows] += share * (x0 - x - eta * (g + lam))[rows]
+            change = self._gradient(clients, x, batch) - self._gradient(clients, old, batch)
+            g[rows] += change[rows]
+        clients.state["g"] = g
+        return x
+
+    def _gradient(self, clients: Clients, x: Tensor, batch: Batch) -> Tensor:
+        loss, g = self.oracle.gradient(x, batch, clients.buffers)
+        self.observe("train", loss, batch)
+        return g + self.weight_decay * x

@@ -1,6 +1,8 @@
 """Federated methods, one file each."""
 
 from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.fedacs import FedACS
+from pfl.algorithms.fedagg import FedAgg
 from pfl.algorithms.fedavg import FedAvg
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.fedpd import FedPD
@@ -13,6 +15,8 @@ from pfl.algorithms.lpgd import LPGD
 __all__ = [
     "GPGD",
     "LPGD",
+    "FedACS",
+    "FedAgg",
     "FedAvg",
     "FedCLUP",
     "FedPD",

@@ -1,0 +1,135 @@
+"""FedACS.
+
+Chen, Li, Shen, "Federated Learning with Attention-Based Client Selection", arXiv 2312.15148, 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
+from pfl.clients import Clients
+from pfl.communication import Message, dense
+from pfl.errors import require
+
+
+class FedACS(FederatedAlgorithm):
+    """Every client starts from a mean of the models that are like its own.
+
+    The participants send their last models w_i; s_ij = cos(w_i, w_j) on all trainable parameters;
+    a_ij = max(s_ij, 0) where s_ij > δ or j = i, else 0, with δ the p-quantile of all s_ij;
+    u_i = sum_j a_ij w_j / sum_j a_ij goes down, and local SGD from u_i gives the new w_i.
+
+    The personalized model is w_i; there is no global one. Cost: up P, down P. Client state: w_i.
+    The mean number of partners is logged as `collaborators`, and the weights a_ij / sum_j a_ij go
+    to `collaboration.csv` (`CollaborationMap` draws them).
+
+    Args:
+        quantile: p, a level: higher is less collaboration, and from 1 - 1/n on, with n models,
+            there is none. The paper gives no value.
+        known: Among whom a client finds partners: "participants" of this round, or "all" clients
+            that have ever sent a model, with the last one that they sent; the server then keeps
+            them all.
+
+    Note:
+        Differences from the paper's print: a client is always its own partner (with the strict
+        comparison as printed it is not where δ = 1, and 0/0 follows, as at the common start);
+        negative similarities count 0; δ = -∞ would be FedAMP, not ∞; the quantile interpolates
+        linearly over all n^2 entries, the diagonal included. A model of norm 0 is like no other.
+    """
+
+    has_global = False
+    has_personalized = True
+    tables = ("collaboration",)
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        quantile: float = 0.5,
+        known: Literal["participants", "all"] = "participants",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, server_optimizer=None, **kwargs)
+        require("quantile", quantile, 0 <= quantile <= 1, "from 0 to 1")
+        require("known", known, known in ("participants", "all"), "participants or all")
+        self.quantile, self.known = quantile, known
+        self.add_client_state("w", lambda: self.global_model)
+
+    @property
+    def coupling(self) -> None:
+        """It solves a problem of its own."""
+        return None
+
+    def begin_round(self, cohort: np.ndarray) -> None:
+        """What every process needs to know: the models that the server has, and their ids."""
+        ids = cohort
+        if self.known == "all":
+            seen = torch.zeros(self._loop.num_clients, device=self.device)
+            seen[torch.from_numpy(self.store.seen("w"))] = 1
+            ids = np.union1d(cohort, np.flatnonzero(self._reduce(seen).cpu().numpy()))
+        mine = ids % self.trainer.world_size == self.trainer.global_rank
+        models = self.global_model.new_zeros(len(ids), self.space.size)
+        models[torch.from_numpy(mine)] = self.store.read("w", ids[mine], self.device)
+        self._ids, self._models = ids, self._reduce(models)
+        similarity = cosine(self._models)
+        places = torch.from_numpy(np.searchsorted(ids, cohort))
+        self._weights = attention(similarity, self.quantile)[places]
+        self._rows = {int(i): row for row, i in enumerate(cohort)}
+        if len(cohort):
+            partners = self._weights.count_nonzero(1) - 1
+            self.report("collaborators", float(partners.double().mean()))
+
+    def download(self) -> Message:
+        """u_i, a model for each client, which `client_update` forms."""
+        return dense(self.global_model)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Local SGD from u_i; what was sent is the model from before."""
+        sent = clients.state["w"]
+        weights = self._weights[[self._rows[i] for i in clients.ids.tolist()]]
+        client, partner = weights.nonzero(as_tuple=True)
+        self.record(
+            "collaboration",
+            client=clients.ids[client.cpu().numpy()],
+            partner=self._ids[partner.cpu().numpy()],
+            weight=weights[client, partner],
+        )
+        clients.state["w"] = self.local_sgd(clients, weights.to(self._models) @ self._models)
+        return sent
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Nothing: there is no global model."""
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """w_i."""
+        return clients.state["w"]
+
+
+def cosine(w: Tensor) -> Tensor:
+    """Cosine similarity of all rows of w [n, P] with each other, float64 [n, n].
+
+    0 for rows of norm 0. To 12 decimals, or rounding would decide which of two equals is larger.
+    """
+    gram = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
+    for part in w.split(1 << 20, dim=1):  # a float64 copy of all of w could be too large
+        gram += part.double() @ part.double().T
+    norms = gram.diagonal().sqrt()
+    similarity = gram / torch.outer(norms, norms)
+    return similarity.nan_to_num(0.0).round(decimals=12)
+
+
+def attention(similarity: Tensor, quantile: float) -> Tensor:
+    """The weights of partners, [n, n] with rows that sum to one, from their similarity [n, n]."""
+    if not len(similarity):
+        return similarity
+    # NumPy's quantile has no limit on the number of entries.
+    delta = np.quantile(similarity.cpu().numpy(), quantile)
+    a = torch.where(similarity > delta, similarity, 0).clamp_min(0)
+    a.fill_diagonal_(1)
+    return a / a.sum(1, keepdim=True)

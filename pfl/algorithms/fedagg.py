@@ -1,0 +1,203 @@
+"""FedAgg.
+
+Yuan, Wang, "FedAgg: Adaptive Federated Learning with Aggregated Gradients",
+arXiv 2303.15799, 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.algorithms.base import FederatedAlgorithm
+from pfl.algorithms.module import Network
+from pfl.clients import Clients
+from pfl.communication import Message, dense
+from pfl.errors import ConfigError, require
+
+
+class FedAgg(FederatedAlgorithm):
+    """Local SGD with a learning rate for each client and epoch, by optimal control.
+
+    Over the epochs l = 0 ... L-1 of a round, with w_0 the received model, the client minimizes
+    sum_l α η_l^2 + (1-α) |w_l - φ2_l|^2 under w_{l+1} = w_l - η_l φ1_l, where the mean-field terms
+    φ1_l and φ2_l stand for the clients' mean gradient and mean model. Theorem 1 in solved form,
+    with c = (1-α)/α:  (I + c M) η = c b,  M_rs = φ1_r'φ1_s (L - max(r, s)),
+    b_r = φ1_r' [(L-r) w_l - sum_{k>r} φ2_k],  r, s = l ... L-1; its first entry is η_l. It is
+    solved anew at the start of every epoch, from where the client really is, and clipped to
+    [0, η_max]. The global model is the mean of the w_L.
+
+    **The exact mean-field equilibrium of this problem is η = 0.** All clients start at the same
+    model; where φ2 is their true mean path, a client on that path deviates from nothing, and the
+    cost, which nowhere rewards a smaller loss, is least without any step. Iterating Algorithm 1
+    maps η to (I + cM)^-1 cM η, a contraction to 0. The method trains because it stops early, so
+    how the terms are refreshed is part of it:
+
+    * `mean_field: damped` (FA-1, the default): φ1 is what the participants of the last round
+      measured, φ2_k = w_0 - η_base sum_{r<k} φ1_r is the path that the base rate would take: one
+      step of the contraction in every round. `damping_steps: J` (FA-J) takes J of them.
+    * `mean_field: fixed_point` (FA-0): Algorithm 1 to the letter. A round is one of its iterations,
+      all of which start at the same global model; it moves only once both terms have changed by
+      less than `tolerance`. The rates go to 0, and nothing is learned.
+
+    Cost: down (1 + L) P (P in the first round), up L P: the gradients, of which the model follows;
+    with `fixed_point` down (1 + 2L) P, up 2L P. The L rates are not counted. No client state.
+    The mean rates are logged as `rate/<epoch>`, all of them go to `rates.csv`.
+
+    Args:
+        rate_penalty: α: larger rates cost more.
+        max_rate: η_max.
+        damping_steps: J.
+        mean_field: "damped" or "fixed_point".
+        tolerance: On the norm of the change of φ1 and of φ2 in FA-0.
+        dynamics: "own": clients move by their own gradients, as Algorithm 2 does. "aggregated":
+            by φ1, as the derivation (14) has it; then all clients move alike.
+        local_epochs: L. The base rate η_base is `lr`.
+
+    Note:
+        A mini-batch epoch counts as one step along the sum of its gradients. φ1 and φ2 are uniform
+        means over the participants (equation 11), the global model is weighted by samples.
+        Differences of models are taken from the received model, so that nothing cancels.
+    """
+
+    tables = ("rates",)
+    gradients: Tensor
+    path: Tensor
+    measured: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        rate_penalty: float = 0.1,
+        max_rate: float = 1.0,
+        damping_steps: int = 1,
+        mean_field: Literal["damped", "fixed_point"] = "damped",
+        tolerance: float = 1e-6,
+        dynamics: Literal["own", "aggregated"] = "own",
+        local_epochs: int = 3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, local_epochs=local_epochs, server_optimizer=None, **kwargs)
+        require("rate_penalty", rate_penalty, 0 < rate_penalty < 1, "between 0 and 1")
+        require("max_rate", max_rate, max_rate > 0, "positive")
+        require("damping_steps", damping_steps, damping_steps >= 1, "at least 1")
+        require("tolerance", tolerance, tolerance > 0, "positive")
+        for key in ("local_steps", "optimizer"):
+            if kwargs.get(key) is not None:
+                raise ConfigError(f"model.{key}: FedAgg sets a rate for each epoch; leave it out")
+        self.balance = (1 - rate_penalty) / rate_penalty  # c
+        self.rate_penalty, self.max_rate = rate_penalty, max_rate
+        self.damping_steps, self.tolerance = damping_steps, tolerance
+        self.mean_field, self.dynamics = mean_field, dynamics
+        zeros = torch.zeros(local_epochs, self.space.size).to(self.global_model)
+        self.add_server_state("gradients", zeros)  # φ1
+        if mean_field == "fixed_point":
+            self.add_server_state("path", zeros.clone())  # φ2_1 ... φ2_L, less the received model
+        self.add_server_state("measured", torch.tensor(False))
+
+    def download(self) -> Message:
+        """The model, and the mean-field terms once there are some."""
+        terms = self.local_epochs * (2 if self.mean_field == "fixed_point" else 1)
+        parts = 1 + terms * bool(self.measured)
+        return Message(self.global_model, parts * dense(self.global_model).nbytes)
+
+    def begin_round(self, cohort: np.ndarray) -> None:
+        """The products of the mean-field terms that all clients' rates need."""
+        phi = self.gradients.double()
+        self._gram = phi @ phi.T
+        if self.mean_field == "fixed_point":
+            drift = self.path.double() @ phi.T
+        else:
+            drift = -torch.tril(self._gram.new_ones(self._gram.shape)) @ (
+                self._reference_rates()[:, None] * self._gram
+            )
+        # Row k-1 of drift is (φ2_k - w_0)'φ1_r; summed over k > r.
+        self._drift = torch.triu(drift.T).sum(1)
+
+    def _reference_rates(self) -> Tensor:
+        """The rates of the reference path, [L]: η_base, or after J - 1 steps of the contraction."""
+        L = self.local_epochs
+        rates = self._gram.new_full((L,), self.learning_rate(self.rounds))
+        cM = self.balance * self._interaction(0)
+        for _ in range(self.damping_steps - 1):
+            rates = torch.linalg.solve(torch.eye(L).to(cM) + cM, cM @ rates)
+        return rates
+
+    def _interaction(self, epoch: int) -> Tensor:
+        """M of the epochs from `epoch` on."""
+        r = torch.arange(epoch, self.local_epochs, device=self._gram.device)
+        return self._gram[epoch:, epoch:] * (self.local_epochs - torch.maximum(r[:, None], r))
+
+    def _rates(self, moved: Tensor, epoch: int) -> Tensor:
+        """η_epoch of clients that are at w_0 + moved, [C]."""
+        if not self.measured:
+            return moved.new_full((len(moved),), self.learning_rate(self.rounds))
+        M, c = self._interaction(epoch), self.balance
+        along = (moved @ self.gradients[epoch:].T).double()
+        remaining = torch.arange(self.local_epochs - epoch, 0, -1, device=M.device)
+        b = along * remaining - self._drift[epoch:]
+        rates = torch.linalg.solve(torch.eye(len(M)).to(M) + c * M, c * b.T)[0]
+        return rates.clamp(0, self.max_rate).to(moved)
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """L epochs, each with a rate of its own; sends their gradients."""
+        C, L, P = len(clients), self.local_epochs, self.space.size
+        v = w.repeat(C, 1)
+        gradients, path, rates = v.new_zeros(C, L, P), [], v.new_zeros(C, L)
+        for epoch in range(L):
+            rates[:, epoch] = self._rates(v - w, epoch)
+            self._epoch(clients, v, rates[:, epoch, None], gradients[:, epoch], epoch)
+            path.append(v - w)
+        self.record(
+            "rates",
+            client=np.repeat(clients.ids, L),
+            epoch=np.tile(np.arange(L), C),
+            rate=rates.flatten(),
+        )
+        floats = L * dense(w).nbytes
+        messages = {
+            "w": Message(v, 0),  # the server works it out from what follows
+            "rates": Message(rates, 0, "uniform"),
+            "gradients": Message(gradients.flatten(1), floats, "uniform"),
+        }
+        if self.mean_field == "fixed_point":
+            messages["path"] = Message(torch.cat(path, 1), floats, "uniform")
+        return messages
+
+    def _epoch(
+        self, clients: Clients, v: Tensor, rate: Tensor, gradient: Tensor, epoch: int
+    ) -> None:
+        """Move v [C, P] by one epoch, and add its gradients up, [C, P]."""
+        for batch in clients.batches(self.batch_size, purpose=f"train/{epoch}"):
+            loss, g = self.oracle.gradient(v, batch, clients.buffers)
+            self.observe("train", loss, batch)
+            rows = slice(0, batch.clients)
+            g = (g + self.weight_decay * v)[rows]
+            gradient[rows] += g
+            if self.dynamics == "own":
+                v[rows] -= rate[rows] * g
+        if self.dynamics == "aggregated":
+            v -= rate * self.gradients[epoch]
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """The mean model and the new mean-field terms."""
+        for epoch, rate in enumerate(mean["rates"].tolist()):
+            self.report(f"rate/{epoch}", rate)
+        literal = self.mean_field == "fixed_point"
+        changes = [self._refresh(name, mean) for name in ["gradients", *["path"] * literal]]
+        if not literal or (self.measured and max(changes) < self.tolerance):
+            self.global_model.copy_(mean["w"])
+        self.measured.fill_(True)
+
+    def _refresh(self, name: str, mean: dict[str, Tensor]) -> float:
+        """Take over a mean-field term; the norm of its change."""
+        term = getattr(self, name)
+        new = mean[name].view_as(term)
+        change = float((new - term).norm())
+        term.copy_(new)
+        self.report(f"change/{name}", change)
+        return change

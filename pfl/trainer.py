@@ -11,7 +11,14 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 
-from pfl.callbacks import RoundCheckpoint, RoundProgress, RunRecorder, TrainAlone, WandbRecord
+from pfl.callbacks import (
+    CollaborationMap,
+    RoundCheckpoint,
+    RoundProgress,
+    RunRecorder,
+    TrainAlone,
+    WandbRecord,
+)
 
 
 class Trainer(pl.Trainer):
@@ -25,8 +32,9 @@ class Trainer(pl.Trainer):
         max_epochs: Number of rounds.
         default_root_dir: Folder of all runs.
         logger: Loggers besides the run's own CSV and JSON files, which are always written.
-        callbacks: As in Lightning. `RunRecorder`, `RoundProgress` and `RoundCheckpoint` are added
-            where the list has none of their kind and the Trainer's `enable_...` arguments allow it.
+        callbacks: As in Lightning. `RunRecorder`, `CollaborationMap`, `RoundProgress` and
+            `RoundCheckpoint` are added where the list has none of their kind and the Trainer's
+            `enable_...` arguments allow it.
         kwargs: Everything else that Lightning's Trainer takes.
     """
 
@@ -58,6 +66,7 @@ class Trainer(pl.Trainer):
         # The comparison must be there when the recorder writes, and both when figures are drawn.
         callbacks.sort(key=lambda callback: not isinstance(callback, TrainAlone))
         _add(callbacks, RunRecorder)
+        _add(callbacks, CollaborationMap)
         if any(
             isinstance(x, WandbLogger) for x in (logger if isinstance(logger, list) else [logger])
         ):

@@ -43,6 +43,24 @@ def partition_figure(counts: np.ndarray) -> Figure:
     return figure
 
 
+def collaboration_figure(
+    client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round: int
+) -> Figure:
+    """Heat map of who learns from whom: a row for each client, a column for each partner."""
+    ids = np.union1d(client, partner)
+    matrix = np.zeros((len(ids), len(ids)))
+    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    figure = Figure(figsize=(5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(matrix, cmap="Blues", vmin=0, interpolation="nearest")
+    ticks = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), 11)).round().astype(int))
+    axes.set_xticks(ticks, ids[ticks])
+    axes.set_yticks(ticks, ids[ticks])
+    axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round}")
+    figure.colorbar(image, label="weight")
+    return figure
+
+
 def draw_partition(axes: Axes, counts: np.ndarray) -> None:
     """Training samples of each label (rows of the picture) at each client, counts [M, K]."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")

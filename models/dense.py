@@ -16,13 +16,29 @@ class LogisticRegression(Classifier):
     Args:
         in_features: Number of values of a sample, e.g. 784 for 28x28 gray images.
         num_classes: Number of scores.
+        bias: Whether every score has a constant term.
 
     Shape:
         Input: [B, ...] with ``in_features`` values a sample. Output: [B, num_classes].
     """
 
-    def __init__(self, in_features: int, num_classes: int = 10) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(in_features, num_classes))
+    def __init__(self, in_features: int, num_classes: int = 10, bias: bool = True) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(in_features, num_classes, bias=bias))
+
+
+class LinearRegression(Classifier):
+    """One linear layer with one output, for regression.
+
+    Args:
+        in_features: Number of values of a sample.
+        bias: Whether there is a constant term.
+
+    Shape:
+        Input: [B, ...] with ``in_features`` values a sample. Output: [B, 1].
+    """
+
+    def __init__(self, in_features: int, bias: bool = False) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(in_features, 1, bias=bias))
 
 
 class MLP(Classifier):

@@ -16,6 +16,7 @@ from pfl import algorithms, callbacks
 _PACKAGES: dict[str, ModuleType] = {
     "model": algorithms,
     "network": models,
+    "loss": models,
     "data": datamodules,
     "partition": datamodules,
     "protocol": datamodules,

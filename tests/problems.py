@@ -18,15 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
+from models import HalfSquaredError as HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
-
-
-class HalfSquaredError(nn.Module):
-    """1/2 |output - target|^2 of each sample, summed over outputs."""
-
-    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return 0.5 * (outputs - targets).square().flatten(1).sum(1)
 
 
 class Problem:

@@ -269,13 +269,13 @@ class FederatedAlgorithm(FederatedModule):
         self.recorded = {name: _rows(gather(parts)) for name, parts in self._recorded.items()}
 
     def _mean_losses(self) -> dict[str, float]:
-        means = {}
-        for name, entry in self._losses.items():
-            total, samples = self._reduce(entry).tolist()
-            if samples:
-                means[f"{name}/loss"] = total / samples
-            self.samples_seen += samples
-        return means
+        sums: dict[str, np.ndarray] = {}
+        # A process without clients has observed nothing.
+        for booked in gather({name: entry.cpu().numpy() for name, entry in self._losses.items()}):
+            for name, entry in booked.items():
+                sums[name] = sums.get(name, 0) + entry
+        self.samples_seen += sum(float(samples) for _, samples in sums.values())
+        return {f"{name}/loss": float(t / n) for name, (t, n) in sums.items() if n > 0}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer of the global model."""

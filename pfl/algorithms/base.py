@@ -15,7 +15,7 @@ from pfl.clients import Clients
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
-from pfl.oracle import Batch, Engine
+from pfl.oracle import Engine
 from pfl.strategy import gather
 
 
@@ -133,14 +133,17 @@ class FederatedAlgorithm(FederatedModule):
         rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
         self._recorded[table].append(dict(zip(columns, rows, strict=True)))
 
-    def observe(self, name: str, loss: Tensor, batch: Batch) -> None:
-        """Book the losses [A] of a batch's gradients, in a training loop of the method's own.
+    def observe(self, name: str, loss: Tensor, counts: list[int]) -> None:
+        """Book what a training loop of the method's own has evaluated.
 
-        They appear as `<name>/loss`, weighted by samples, and are counted in `train/samples`.
+        Args:
+            name: The losses appear as `<name>/loss`, their mean over samples.
+            loss: Of the rows of a batch, [A].
+            counts: How many samples each row has; they are counted in `train/samples`.
         """
         booked = self._losses.setdefault(name, loss.new_zeros(2, dtype=torch.float64))
-        counts = torch.tensor(batch.counts, dtype=torch.float64, device=loss.device)
-        booked += torch.stack([loss.double() @ counts, counts.sum()])
+        weights = torch.tensor(counts, dtype=torch.float64, device=loss.device)
+        booked += torch.stack([loss.double() @ weights, weights.sum()])
 
     def learning_rate(self, round: int) -> float:
         """The local learning rate of a round (from 0)."""
@@ -180,7 +183,7 @@ class FederatedAlgorithm(FederatedModule):
             if prox:
                 rows = v[: batch.clients]
                 rows.copy_(prox(rows, lr))
-            self.observe(name, loss, batch)
+            self.observe(name, loss, batch.counts)
         return v
 
     # ---- the round ----------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class FedAgg(FederatedAlgorithm):
         """Move v [C, P] by one epoch, and add its gradients up, [C, P]."""
         for batch in clients.batches(self.batch_size, purpose=f"train/{epoch}"):
             loss, g = self.oracle.gradient(v, batch, clients.buffers)
-            self.observe("train", loss, batch)
+            self.observe("train", loss, batch.counts)
             rows = slice(0, batch.clients)
             g = (g + self.weight_decay * v)[rows]
             gradient[rows] += g

@@ -98,6 +98,18 @@ class FedCLUP(FederatedAlgorithm):
             )
         else:
             require("server_step", server_step, server_step > 0, "positive")
+        schedules, steps = ("constant", "plateau", "released"), ("lr", "corollary2")
+        require(
+            "penalty_schedule",
+            penalty_schedule,
+            penalty_schedule in schedules,
+            f"one of {', '.join(schedules)}",
+        )
+        require("local_step", local_step, local_step in steps, f"one of {', '.join(steps)}")
+        given = (smoothness, strong_convexity, heterogeneity, noise)
+        for name, value in zip((*CONSTANTS, "noise"), given, strict=True):
+            if value is not None:
+                _checked(name, value)
         require("growth", growth, growth > 1, "above 1")
         require("patience", patience, patience >= 1, "at least 1")
         require("tolerance", tolerance, tolerance >= 0, "at least 0")
@@ -107,6 +119,8 @@ class FedCLUP(FederatedAlgorithm):
         self.heterogeneity, self.noise = heterogeneity, noise
         self.growth, self.patience, self.tolerance = growth, patience, tolerance
         self.max_penalty = math.inf if max_penalty is None else max_penalty
+        if not isinstance(penalty, str):
+            self._check_limit(penalty)
         self.add_client_state("w", lambda: self.global_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
@@ -134,6 +148,9 @@ class FedCLUP(FederatedAlgorithm):
         """Local steps from the client's own model; sends it."""
         penalty = self.coupling
         w_i = self.local_sgd(clients, clients.state["w"], lambda v, g: g + penalty * (v - w))
+        if penalty > 0:
+            # Clients without samples come last; only the penalty holds them.
+            w_i[int((clients.sizes > 0).sum()) :] = w
         clients.state["w"] = w_i
         return w_i
 
@@ -159,23 +176,35 @@ class FedCLUP(FederatedAlgorithm):
         return rate / 2 if self.server_step == "corollary2" else rate
 
     def setup(self, stage: str) -> None:
-        """Look up the problem's constants, and check that those which are needed are there."""
+        """Look up the problem's constants, and check that what the rules need is there."""
         super().setup(stage)
-        data = self._loop.datamodule
+        loop = self._loop
         for name in CONSTANTS:
             if getattr(self, name) is None:
-                setattr(self, name, getattr(data, name, None))
+                setattr(self, name, getattr(loop.datamodule, name, None))
         if self.server_step in ("corollary2", "inverse_smoothness"):
             self._constant("smoothness", f"server_step: {self.server_step}")
         if self.local_step == "corollary2":
             self._constant("smoothness", "local_step: corollary2")
-        if self.penalty_schedule == "plateau" and not data.partition.val.sizes.any():
+        if self.penalty_schedule == "plateau":
+            validated = loop.datamodule.partition.val.sizes.any() and "val" in loop.evaluate
+            if not validated:
+                raise ConfigError(
+                    "model.penalty_schedule: plateau needs a validation loss; give data.protocol "
+                    "a validation share, and loop.evaluate val"
+                )
+        if self.penalty_schedule == "released" and (self.trainer.max_epochs or -1) < 0:
             raise ConfigError(
-                "model.penalty_schedule: plateau needs validation samples; "
-                "give data.protocol a validation share"
+                "model.penalty_schedule: released acts after half of the rounds; give "
+                "trainer.max_epochs their number"
             )
         if self.lam.isnan():
             self.lam.fill_(self._corollary1())
+            self._check_limit(self.coupling)
+
+    def _check_limit(self, penalty: float) -> None:
+        limit, valid = self.max_penalty, self.max_penalty >= penalty
+        require("max_penalty", limit, valid, f"at least the first penalty, {penalty:g}")
 
     def _constant(self, name: str, reason: str = "") -> float:
         value = getattr(self, name)
@@ -184,7 +213,7 @@ class FedCLUP(FederatedAlgorithm):
                 f"model.{name}: null, but {reason} needs it; give the number, which "
                 f"{type(self._loop.datamodule).__name__} does not know"
             )
-        return float(value)
+        return _checked(name, value)
 
     def _corollary1(self) -> float:
         """Corollary 1: the least λ where the clients are alike, the largest where they are not."""
@@ -220,3 +249,9 @@ class FedCLUP(FederatedAlgorithm):
         if last - loss < self.tolerance * abs(last):  # never at the first look, when last is NaN
             self.lam.fill_(min(self.growth * self.coupling, self.max_penalty))
         self.plateau.copy_(torch.tensor([loss, float(self.rounds)]))
+
+
+def _checked(name: str, value: float) -> float:
+    alike = name == "heterogeneity" and value == 0
+    require(name, value, value > 0 or alike, "positive")
+    return float(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class FedPD(FederatedAlgorithm):
     """
 
     common: Tensor
+    refreshed: Tensor
 
     def __init__(
         self,
@@ -99,17 +101,25 @@ class FedPD(FederatedAlgorithm):
             self.add_server_state("common", torch.tensor(True))
         if variance_reduction:
             self.add_client_state("g")
+            self.add_server_state("refreshed", torch.tensor(0))  # rounds since, 0: it is time
 
     def setup(self, stage: str) -> None:
-        """Refuse client sampling."""
+        """Refuse client sampling, and statistics that would travel in skipped rounds."""
         super().setup(stage)
         loop = self._loop
-        cohorts = loop.trace if loop.trace is not None else [range(loop.cohort_size)]
-        some = [len(c) for c in cohorts if len(c) not in (0, loop.num_clients)]
+        key, cohorts = "clients_per_round", [loop.cohort_size]
+        if loop.trace is not None:
+            key, cohorts = "trace", [len(cohort) for cohort in loop.trace]
+        some = [size for size in cohorts if size not in (0, loop.num_clients)]
         if some:
             raise ConfigError(
-                f"loop.clients_per_round: {some[0]}; FedPD needs all {loop.num_clients} clients "
-                f"in every round, use null"
+                f"loop.{key}: {some[0]}; FedPD needs all {loop.num_clients} clients in every "
+                f"round, use null"
+            )
+        if self.skips and self.oracle.buffers.size and self.buffer_policy == "average":
+            raise ConfigError(
+                f"model.buffers: average; where FedPD skips communication, the statistics of "
+                f"{type(self.network).__name__} cannot be averaged either, use local"
             )
 
     def communicates(self, round: int) -> bool:
@@ -130,6 +140,9 @@ class FedPD(FederatedAlgorithm):
         lam = clients.state["lam"]
         oracle = self._oracle_two if self.variance_reduction else self._oracle_one
         x = oracle(clients, clients.state["x"].clone(), x0, lam)
+        # Clients without samples come last; their f_i is 0, and L_i has its least value here.
+        empty = slice(int((clients.sizes > 0).sum()), None)
+        x[empty] = (x0 - self.proximal_step * lam)[empty]
         lam = lam + (x - x0) / self.proximal_step
         clients.state["x"], clients.state["lam"] = x, lam
         x0 = x + self.proximal_step * lam
@@ -142,6 +155,8 @@ class FedPD(FederatedAlgorithm):
         self.global_model.copy_(mean["w"])
         if self.skips:
             self.common.fill_(self.communicates(self.rounds))
+        if self.variance_reduction:
+            self.refreshed.copy_((self.refreshed + 1) % self.refresh_period)
 
     def _nbytes(self) -> int:
         sent = self.communicates(self.rounds)
@@ -150,22 +165,26 @@ class FedPD(FederatedAlgorithm):
     def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """(Stochastic) gradient steps on L_i."""
         lr, tolerance = self.learning_rate(clients.round), self.residual_tolerance
+        moving = np.ones(len(clients), bool)
         for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
-            g = self._gradient(clients, x, batch)
+            # Who has stopped would not evaluate a gradient: it is not counted.
+            counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
+            g = self._gradient(clients, x, batch, counted)
             rows = slice(0, batch.clients)
             residual = (g + lam + (x - x0) / self.proximal_step)[rows]
             if tolerance is not None:
-                moving = residual.square().sum(1, keepdim=True) > tolerance
-                if not moving.any():
+                above = residual.square().sum(1) > tolerance
+                residual = residual * above[:, None]
+                moving[rows] = above.cpu().numpy()
+                if not moving[rows].any():
                     break
-                residual = residual * moving
             x[rows] -= lr * residual
         return x
 
     def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """Steps along a full gradient that mini-batches keep up to date."""
         g = clients.state["g"].clone()
-        if clients.round % self.refresh_period == 0:
+        if self.refreshed == 0:
             for batch in clients.batches(None):
                 g = self._gradient(clients, x, batch)
         eta, gamma = self.proximal_step, self.inner_step
@@ -179,7 +198,9 @@ class FedPD(FederatedAlgorithm):
         clients.state["g"] = g
         return x
 
-    def _gradient(self, clients: Clients, x: Tensor, batch: Batch) -> Tensor:
+    def _gradient(
+        self, clients: Clients, x: Tensor, batch: Batch, counted: list[int] | None = None
+    ) -> Tensor:
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
-        self.observe("train", loss, batch)
+        self.observe("train", loss, batch.counts if counted is None else counted)
         return g + self.weight_decay * x

@@ -1,0 +1,358 @@
+"""How FedCLUP chooses λ, and changes it: Corollary 1, the plateau rule, the released rule."""
+
+import csv
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedCLUP
+from pfl.callbacks import RoundCheckpoint
+from tests.algorithms import reference_clup_pd as reference
+from tests.algorithms.reference_clup_pd import Models, Stop, assert_rounds
+from tests.problems import HalfSquaredError, Problem, least_squares, scalar_problem
+from tests.refusal import refused
+
+FULL = dict(batch_size=None, loss=HalfSquaredError())
+START = np.linspace(-1.0, 1.0, 8)
+
+
+def metrics(root):
+    with (root / "run" / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- Corollary 1 --------------------------------------------------------------------------------
+
+
+def corollary_1(smooth, convex, r, rho, n, total):
+    """R <= n^-1/2: the lower bound on λ; else the upper one."""
+    if r > n**-0.5:
+        return rho**2 / (n * convex * r**2)
+    kappa = smooth / convex
+    curved = 64 * kappa**2 * smooth
+    shared = 2 * smooth**2 * r**2 + rho**2 / n
+    pooled = smooth**2 * r**2 + rho**2 / total
+    return max(curved, max(2 * kappa, 5) * convex * shared / pooled) - convex
+
+
+# m clients, n = 4 samples each in the mean, N = 4 m in all, so n^-1/2 = 1/2.
+CASES = {
+    # 64 κ² L = 512 against 5 (0.02·4 + 1) / (0.01·4 + 0.25) = 19.
+    "curvature": (4, dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.1)),
+    # 64 against 5 (0.02 + 1) / (0.01 + 1/16) = 70.
+    "sharing": (16, dict(smoothness=1.0, strong_convexity=1.0, heterogeneity=0.1)),
+    # 64·2.6²·1.3 = 562 against 5.2·0.5·(m = 300, as good as without R) = 780.
+    "sharing, 2κ > 5": (300, dict(smoothness=1.3, strong_convexity=0.5, heterogeneity=1e-6)),
+    "boundary": (4, dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.5)),
+    # ρ² / (n μ R²) = 4 / (4·0.7·9).
+    "different clients": (4, dict(smoothness=2.0, strong_convexity=0.7, heterogeneity=3.0)),
+    "other noise": (4, dict(smoothness=2.0, strong_convexity=0.7, heterogeneity=0.6, noise=0.5)),
+}
+
+
+@pytest.mark.parametrize("source", ["arguments", "datamodule"])
+@pytest.mark.parametrize("case", CASES)
+def test_the_penalty_of_corollary_1(fit, case, source):
+    m, known = CASES[case]
+    # 2 or 6 samples each: n is the mean number, N the sum.
+    problem, given = scalar_problem(np.arange(float(m)), copies=[1, 3] * (m // 2)), known
+    if source == "datamodule":
+        given = {name: value for name, value in known.items() if name == "noise"}
+        for name in known.keys() - given.keys():
+            setattr(problem.datamodule, name, known[name])
+    algorithm = FedCLUP(
+        problem.network(0.0),
+        penalty="corollary1",
+        local_step="corollary2",
+        local_steps=1,
+        **given,
+        **FULL,
+    )
+    models = Models()
+    fit(algorithm, problem, 2, callbacks=[models])
+    expected = corollary_1(
+        known["smoothness"],
+        known["strong_convexity"],
+        known["heterogeneity"],
+        known.get("noise", 2.0),
+        4,
+        4 * m,
+    )
+    np.testing.assert_allclose(models["lam"], [expected] * 2, rtol=1e-6)
+    assert algorithm.coupling == pytest.approx(expected, rel=1e-6)
+    # It is the penalty that the clients use: η = 1 / (λ + L), f_i = (w - A_i)² / 2, from w = 0.
+    first = problem.size * np.arange(m) / (expected + known["smoothness"])
+    np.testing.assert_allclose(models["w_i"][0, :, 0], first, rtol=1e-5)
+
+
+def test_arguments_come_before_what_the_data_know(fit):
+    problem = scalar_problem([0.0, 1.0], copies=2)
+    problem.datamodule.smoothness, problem.datamodule.strong_convexity = 2.0, 1.0
+    algorithm = FedCLUP(
+        problem.network(0.0),
+        penalty="corollary1",
+        local_step="corollary2",
+        strong_convexity=0.5,
+        heterogeneity=2.0,
+        **FULL,
+    )
+    fit(algorithm, problem, 1)
+    assert float(algorithm.lam) == pytest.approx(corollary_1(2.0, 0.5, 2.0, 2.0, 4, 8), rel=1e-6)
+
+
+KNOWN = dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.1)
+
+
+@pytest.mark.parametrize("missing", KNOWN)
+def test_corollary_1_needs_its_constants(fit, missing):
+    problem = scalar_problem([0.0, 1.0])
+    known = {name: value for name, value in KNOWN.items() if name != missing}
+    with refused("corollary1", missing):
+        fit(FedCLUP(problem.network(0.0), penalty="corollary1", **known, **FULL), problem, 1)
+
+
+def test_corollary_1_needs_strong_convexity(fit):
+    """κ = L / μ: an objective that is convex only, as the data may know it, has none."""
+    problem = scalar_problem([0.0, 1.0])
+    problem.datamodule.smoothness, problem.datamodule.strong_convexity = 2.0, 0.0
+    with refused("strong_convexity"):
+        algorithm = FedCLUP(problem.network(0.0), penalty="corollary1", heterogeneity=0.1, **FULL)
+        fit(algorithm, problem, 1)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        dict(server_step="corollary2"),
+        dict(server_step="inverse_smoothness"),
+        dict(local_step="corollary2"),
+    ],
+    ids=str,
+)
+def test_steps_that_need_the_smoothness_say_so(fit, rule):
+    problem = scalar_problem([0.0, 1.0])
+    with refused("smoothness"):
+        fit(FedCLUP(problem.network(0.0), **rule, **FULL), problem, 1)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(penalty=-0.1),
+        dict(penalty="corollary"),
+        dict(penalty_schedule="linear"),
+        dict(server_step=0.0),
+        dict(server_step="inverse"),
+        dict(local_step="corollary1"),
+        dict(smoothness=0.0),
+        dict(strong_convexity=0.0),
+        dict(heterogeneity=-1.0),
+        dict(noise=-1.0),
+        dict(growth=0.5),
+        dict(patience=0),
+        dict(tolerance=-1e-3),
+        dict(max_penalty=0.1),  # below the penalty, 0.5: the rule would lower it
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_are_refused(wrong):
+    (key,) = wrong
+    with refused(key):
+        FedCLUP(MLP(64, (8,)), **wrong)
+
+
+# ---- the plateau rule ---------------------------------------------------------------------------
+
+EVERYONE, SMOOTH = range(4), 4.0
+PLATEAU = dict(growth=3.0, patience=3, tolerance=0.04)
+
+
+def with_validation():
+    """A problem whose clients keep a quarter for validation; and their validation samples."""
+    whole = least_squares((40, 28, 36, 32), bias=True, seed=8)
+    dm = TensorDataModule(
+        torch.from_numpy(np.concatenate(whole.features)),
+        torch.from_numpy(np.concatenate(whole.targets)),
+        client_ids=np.repeat(np.arange(4), whole.sizes),
+        partition=Natural(),
+        protocol=SplitOwn(test=0.0, validation=0.25),
+    )
+    x, y = np.concatenate(whole.features), np.concatenate(whole.targets)
+    train, val = ([part[i] for i in range(4)] for part in (dm.partition.train, dm.partition.val))
+    assert all(len(rows) > 5 for rows in [*train, *val])
+    problem = Problem([x[k] for k in train], [y[k] for k in train], whole.make, bias=True)
+    problem.datamodule = dm
+    return problem, [(x[k], y[k]) for k in val]
+
+
+def validation_loss(w_i, samples):
+    """The unweighted mean over clients of their own models' mean loss; w = (weights, biases)."""
+    losses = []
+    for w, (x, y) in zip(w_i, samples, strict=True):
+        residual = x @ w[:6].reshape(2, 3).T + w[6:] - y
+        losses.append(0.5 * (residual**2).sum(1).mean())
+    return np.mean(losses)
+
+
+def plateau(problem, samples, rounds, penalty, ceiling, *, growth, patience, tolerance):
+    """Every `patience` rounds λ <- min(growth λ, ceiling) where the loss fell by less than a share
+    `tolerance` since the last such round; λ of each round, the losses, and the iterates.
+
+    η = 1 / (λ + L) and γ = 1 / L_g, so γλ = (λ + L) / L, follow. Slow but obvious: all rounds so
+    far are run again for each new one.
+    """
+    used, losses = [penalty], []
+    for t in range(rounds):
+        history = reference.fedclup(
+            problem,
+            START,
+            [EVERYONE] * (t + 1),
+            lam=lambda r: used[r],
+            lr=lambda r: 1 / (used[r] + SMOOTH),
+            move=lambda r: (used[r] + SMOOTH) / SMOOTH,
+            steps=1,
+        )
+        losses.append(validation_loss(history[-1]["w_i"], samples))
+        following = used[-1]
+        if (t + 1) % patience == 0 and t + 1 > patience:
+            old, new = losses[t - patience], losses[t]
+            if (old - new) / old < tolerance:
+                following = min(growth * following, ceiling)
+        used.append(following)
+    return used, losses, history
+
+
+@pytest.mark.parametrize("max_penalty", [None, 0.7])
+def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
+    problem, samples = with_validation()
+    rounds, penalty, models = 24, 0.05, Models()
+    algorithm = FedCLUP(
+        problem.network(START),
+        penalty=penalty,
+        penalty_schedule="plateau",
+        max_penalty=max_penalty,
+        server_step="inverse_smoothness",
+        local_step="corollary2",
+        smoothness=SMOOTH,
+        local_steps=1,
+        **PLATEAU,
+        **FULL,
+    )
+    fit(algorithm, problem, rounds, callbacks=[models])
+    ceiling = max_penalty or np.inf
+    used, losses, expected = plateau(problem, samples, rounds, penalty, ceiling, **PLATEAU)
+    found = [float(row["val/personalized/loss"]) for row in metrics(tmp_path)]
+    np.testing.assert_allclose(found, losses, rtol=1e-9)
+    assert_rounds(models.states(), expected, "w", "w_i")
+    # The case is a good one: λ stays at some checks and grows at others, three times or more.
+    grown = [b > a for a, b in pairwise(used)]
+    checks = grown[2 * PLATEAU["patience"] - 1 :: PLATEAU["patience"]]
+    assert sum(grown) >= 3 and not all(checks) and grown[5] is False
+    assert max(used) == pytest.approx(0.7 if max_penalty else penalty * 3 ** sum(grown))
+    assert algorithm.coupling == pytest.approx(used[rounds], rel=1e-6)
+
+
+def test_the_plateau_rule_needs_validation_samples(fit):
+    problem = scalar_problem([0.0, 1.0])
+    with refused("penalty_schedule", "validation"):
+        fit(FedCLUP(problem.network(0.0), penalty_schedule="plateau", **FULL), problem, 1)
+
+
+def test_the_plateau_rule_needs_validation(fit):
+    """Samples are not enough: they must be looked at during training."""
+    problem, _ = with_validation()
+    algorithm = FedCLUP(problem.network(0.0), penalty_schedule="plateau", patience=1, **FULL)
+    with refused("evaluate"):
+        fit(algorithm, problem, 3, evaluate=("test",))
+
+
+# ---- the released rule --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", [[[0, 1, 2, 3]] * 8, [[0, 1], [2], [1, 3], [0], [1, 2]] * 2])
+@pytest.mark.parametrize(
+    ("scale", "far"), [(3.0, True), (0.01, False)], ids=["different clients", "similar clients"]
+)
+@pytest.mark.parametrize("server_step", ["inverse_penalty", "inverse_smoothness"])
+def test_the_released_rule(fit, trace, scale, far, server_step):
+    """After T/2 of T rounds, once: with R = mean |w_i - w| over all clients and n samples a client,
+    λ = 5 / (n R²) if R >= n^-1/2, else 5 / (sqrt(n) R)."""
+    problem, rounds, start = scalar_problem(scale * np.arange(4.0), copies=[2, 4, 3, 7]), 8, 0.5
+    smooth, before, n, models = 2.0, 0.4, 8.0, Models()
+    start = np.array([scale * 0.5])
+    algorithm = FedCLUP(
+        problem.network(start),
+        penalty=before,
+        penalty_schedule="released",
+        server_step=server_step,
+        local_step="corollary2",
+        smoothness=smooth,
+        local_steps=3,
+        **FULL,
+    )
+    fit(algorithm, problem, rounds, callbacks=[models], trace=trace)
+    half = models.rounds[rounds // 2 - 1]
+    spread = np.linalg.norm(half["w_i"] - half["w"], axis=1).mean()
+    after = 5 / (n * spread**2) if far else 5 / (np.sqrt(n) * spread)
+    assert (spread >= n**-0.5) == far and abs(np.log(after / before)) > 0.3
+
+    def lam(t):
+        return before if t < rounds // 2 else after
+
+    expected = reference.fedclup(
+        problem,
+        start,
+        trace[:rounds],
+        lam=lam,
+        lr=lambda t: 1 / (lam(t) + smooth),
+        move=1.0 if server_step == "inverse_penalty" else lambda t: (lam(t) + smooth) / smooth,
+        steps=3,
+    )
+    assert_rounds(models.states(), expected, "w", "w_i", atol=1e-10 * max(1.0, scale))
+    np.testing.assert_allclose(float(algorithm.lam), after, rtol=1e-6)
+
+
+# ---- resume -------------------------------------------------------------------------------------
+
+SCHEDULES = {
+    "plateau": dict(penalty_schedule="plateau", patience=2, tolerance=0.05, growth=1.5),
+    "released": dict(penalty_schedule="released"),
+}
+
+
+def train(root, schedule, *callbacks, start=0, ckpt_path=None):
+    """8 rounds of new objects, whose network begins at random (`start` is the seed)."""
+    torch.manual_seed(start)
+    algorithm, models = (
+        FedCLUP(MLP(64, (8,)), penalty=0.1, local_steps=2, **SCHEDULES[schedule]),
+        Models(),
+    )
+    trainer = Trainer(
+        max_epochs=8,
+        accelerator="cpu",
+        default_root_dir=root,
+        enable_progress_bar=False,
+        callbacks=[RoundCheckpoint(every_seconds=0), models, *callbacks],
+    )
+    data = FederatedLoop(DigitsDataModule(6, Dirichlet(1.0)), clients_per_round=3)
+    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
+    return algorithm, models
+
+
+@pytest.mark.parametrize(("schedule", "done"), [("plateau", 3), ("plateau", 4), ("released", 4)])
+def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
+    """Broken off at a check of the plateau rule or between two, or just before the released one."""
+    wanted, whole = train(tmp_path / "straight", schedule)
+    train(tmp_path / "parts", schedule, Stop(done))
+    last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
+    assert len(metrics(tmp_path / "parts")) == done
+    found, rest = train(tmp_path / "parts", schedule, start=1, ckpt_path=last)
+    for name in ("w", "w_i", "lam"):
+        np.testing.assert_array_equal(rest[name], whole[name][done:], err_msg=name)
+    assert torch.equal(found.lam, wanted.lam) and float(found.lam) != pytest.approx(0.1)
+    assert metrics(tmp_path / "parts") == metrics(tmp_path / "straight")

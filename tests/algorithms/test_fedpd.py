@@ -1,0 +1,348 @@
+"""FedPD round by round against NumPy: both oracles, the shared coin, and what is sent."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from pfl.algorithms import FedPD
+from tests.algorithms import reference_clup_pd as reference
+from tests.algorithms.reference_clup_pd import assert_rounds
+from tests.problems import HalfSquaredError, History, Steps, least_squares, scalar_problem
+from tests.refusal import refused
+
+LOSS = HalfSquaredError()
+FULL = dict(batch_size=None, loss=LOSS)
+START = np.linspace(-1.0, 1.0, 8)
+ALWAYS = [True] * 6
+BYTES = 8 * 8  # 8 parameters in float64
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Clients of unequal size, a 3 x 2 matrix and 2 biases."""
+    return least_squares((7, 4, 5, 6), bias=True, seed=3)
+
+
+def talks(history, nbytes=BYTES):
+    """In which rounds the agents communicated, read off the ledger; all of them, or none."""
+    ways = [np.diff(history[way], axis=0, prepend=0) for way in ("up", "down")]
+    np.testing.assert_array_equal(*ways)
+    assert np.isin(ways[0], (0, nbytes)).all()
+    assert (ways[0] == ways[0][:, :1]).all()
+    return (ways[0][:, 0] > 0).tolist()
+
+
+def carried(history):
+    """From which x_{0,i} [M, P] the agents go on after each round: the store keeps what they made,
+    x_i + η λ_i, in whose place the mean of all comes where they communicate."""
+    return [
+        {"x0": np.tile(row["w"], (4, 1)) if row["common"] else row["x0"]} for row in history.rounds
+    ]
+
+
+# ---- Oracle I -----------------------------------------------------------------------------------
+
+SETTINGS = dict(eta=0.4, lr=0.08, steps=3)
+OTHER = dict(eta=2.5, lr=0.1, steps=2)
+BOTH_STEPS = pytest.mark.parametrize(
+    "settings", [SETTINGS, OTHER], ids=["small step", "large step"]
+)
+
+
+def fedpd(network, *, eta, lr=0.1, steps=None, gamma=None, tolerance=None, **kwargs):
+    """The method, with the paper's symbols."""
+    return FedPD(
+        network,
+        proximal_step=eta,
+        lr=lr,
+        inner_step=gamma,
+        residual_tolerance=tolerance,
+        **({} if steps is None else {"local_steps": steps}),
+        **(FULL | kwargs),
+    )
+
+
+@pytest.mark.parametrize("at_once", [None, 1], ids=["together", "one by one"])
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+@BOTH_STEPS
+def test_every_iterate_equals_numpy(fit, problem, settings, skip, at_once):
+    history = History()
+    algorithm = fedpd(problem.network(START), skip_probability=skip, lr_decay=0.9, **settings)
+    fit(algorithm, problem, 8, callbacks=[history], clients_at_once=at_once)
+    coins = talks(history)
+    assert all(coins) if skip == 0 else any(coins) and not all(coins)
+    expected = reference.fedpd(problem, START, coins, lr_decay=0.9, **settings)
+    assert_rounds(history.rounds, expected, "w", "x", "lam")
+    assert algorithm.has_global and not algorithm.has_personalized
+    if skip:
+        # Between communications every agent has an x_0 of its own; then it is common again.
+        assert history["common"].tolist() == coins
+        assert_rounds(carried(history), expected, "x0")
+
+
+def test_a_client_stops_where_its_residual_is_small(fit, problem):
+    """|grad_x L_i|^2 <= ε1 is asked before each step: clients stop one after another, later ones
+    go on to the last of the Q steps, and a client that is done at once does not move."""
+    settings = dict(eta=0.5, lr=0.1, steps=4, tolerance=0.4)
+    rounds = [True] * 8
+    expected = reference.fedpd(problem, START, rounds, **settings)
+    taken = [row["steps"].tolist() for row in expected]
+    assert any(len(set(row)) > 2 for row in taken) and 0 in np.min(taken, axis=1)
+    assert max(map(max, taken)) == 4
+    history = History()
+    algorithm = fedpd(problem.network(START), **settings)
+    fit(algorithm, problem, 8, callbacks=[history])
+    assert_rounds(history.rounds, expected, "w", "x", "lam")
+    without = reference.fedpd(problem, START, rounds, **(settings | dict(tolerance=None)))
+    assert np.abs(without[-1]["w"] - expected[-1]["w"]).max() > 1e-3
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("passes", [dict(local_epochs=2), dict(local_steps=5)], ids=str)
+def test_mini_batches(fit, problem, passes, engine):
+    history, steps = History(), Steps()
+    algorithm = fedpd(
+        problem.network(START),
+        eta=0.6,
+        lr=0.05,
+        batch_size=3,
+        skip_probability=0.4,
+        engine=engine,
+        **passes,
+    )
+    fit(algorithm, problem, 6, callbacks=[history, steps])
+    batches = reference.batches_of(problem, steps)
+    counts = [6, 4, 4, 4] if "local_epochs" in passes else [5] * 4
+    assert all([len(client) for client in row] == counts for row in batches)
+    expected = reference.fedpd(
+        problem, START, talks(history), eta=0.6, lr=0.05, steps=0, batches=batches
+    )
+    assert_rounds(history.rounds, expected, "w", "x", "lam")
+    assert_rounds(carried(history), expected, "x0")
+
+
+# ---- Oracle II ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gamma", [None, 0.7, 5.0])
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+@pytest.mark.parametrize("refresh", [1, 100])
+def test_variance_reduction_with_full_gradients(fit, problem, gamma, skip, refresh):
+    """Then g stays grad f_i at the newest x, whenever it was refreshed."""
+    history = History()
+    settings = dict(eta=0.1, steps=3)
+    algorithm = fedpd(
+        problem.network(START),
+        gamma=gamma,
+        variance_reduction=True,
+        refresh_period=refresh,
+        skip_probability=skip,
+        **settings,
+    )
+    fit(algorithm, problem, 7, callbacks=[history])
+    expected = reference.fedpd(
+        problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **settings
+    )
+    assert_rounds(history.rounds, expected, "w", "x", "lam", "g")
+    for i in range(4):
+        np.testing.assert_allclose(
+            history["g"][-1, i], problem.gradient(i, history["x"][-1, i]), rtol=0, atol=1e-11
+        )
+
+
+VR = dict(eta=0.1, steps=4)
+
+
+@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize(("gamma", "skip"), [(None, 0.0), (0.7, 0.0), (0.7, 0.5)])
+@pytest.mark.parametrize("refresh", [1, 3])
+def test_variance_reduction_with_mini_batches(fit, problem, gamma, skip, refresh, engine):
+    """g <- g + mean_B(h(x+) - h(x)) with the same samples in both; g is the full gradient
+    at the beginning of rounds r with r mod I = 0."""
+    history, steps = History(), Steps()
+    algorithm = fedpd(
+        problem.network(START),
+        gamma=gamma,
+        variance_reduction=True,
+        refresh_period=refresh,
+        skip_probability=skip,
+        batch_size=2,
+        engine=engine,
+        **VR,
+    )
+    fit(algorithm, problem, 7, callbacks=[history, steps])
+    batches = reference.batches_of(problem, steps, once=True)
+    for r, clients in enumerate(batches):
+        for i, client in enumerate(clients):
+            if r % refresh == 0:  # the first gradient of the round is the full one
+                assert sorted(client.pop(0)) == list(range(problem.sizes[i]))
+            assert len(client) == 4 and all(len(batch) <= 2 for batch in client)
+    expected = reference.fedpd(
+        problem,
+        START,
+        talks(history),
+        batches=batches,
+        refresh=refresh,
+        gamma=gamma or np.inf,
+        **VR,
+    )
+    assert_rounds(history.rounds, expected, "w", "x", "lam", "g")
+    # It is not what full gradients give.
+    exact = reference.fedpd(
+        problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **VR
+    )
+    assert np.abs(exact[-1]["g"] - expected[-1]["g"]).max() > 0.01
+
+
+# ---- sharpness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slip", ["matlab", "reset", "sign", "old dual"])
+@BOTH_STEPS
+def test_a_wrong_formula_would_show(problem, settings, slip):
+    """The cases above are sharp: each misreading moves some iterate by more than 0.01."""
+    right = reference.fedpd(problem, START, ALWAYS, **settings)
+    wrong = reference.fedpd(problem, START, ALWAYS, slip=slip, **settings)
+    moved = max(np.abs(a["w"] - b["w"]).max() for a, b in zip(right, wrong, strict=True))
+    assert moved > 0.01
+
+
+@pytest.mark.parametrize("slip", ["late", "other samples"])
+def test_a_wrong_variance_reduction_would_show(problem, slip):
+    rng = np.random.default_rng(0)
+    batches = [
+        [[rng.integers(0, n, size=2) for _ in range(4)] for n in problem.sizes] for _ in ALWAYS
+    ]
+    settings = VR | dict(refresh=3, gamma=0.7, batches=batches)
+    right = reference.fedpd(problem, START, ALWAYS, **settings)
+    wrong = reference.fedpd(problem, START, ALWAYS, slip=slip, **settings)
+    assert max(np.abs(a["x"] - b["x"]).max() for a, b in zip(right, wrong, strict=True)) > 0.01
+
+
+# ---- communication ------------------------------------------------------------------------------
+
+
+def coins(fit, skip, rounds=60, seed=0, **loop):
+    problem, history = scalar_problem([0.0, 1.0, 3.0], [1.0, 2.0, 0.5]), History()
+    algorithm = fedpd(problem.network(1.0), eta=0.5, lr=0.2, steps=1, skip_probability=skip)
+    fit(algorithm, problem, rounds, callbacks=[history], seed=seed, **loop)
+    found = talks(history, nbytes=8)
+    # The pattern that the ledger shows is the one that the states show.
+    expected = reference.fedpd(problem, np.array([1.0]), found, eta=0.5, lr=0.2, steps=1)
+    assert_rounds(history.rounds, expected, "w", "x", "lam")
+    return found
+
+
+@pytest.mark.parametrize("skip", [0.25, 0.5, 0.75])
+def test_the_coin_is_fair_and_shared(fit, skip):
+    """p is the probability of *skipping*: of T rounds (1 - p) T communicate, ± 4.5 deviations."""
+    found, rounds = coins(fit, skip), 60
+    spread = 4.5 * np.sqrt(rounds * skip * (1 - skip))
+    assert abs(sum(found) - rounds * (1 - skip)) < spread
+    # Nothing follows from the round before: all four pairs of neighbours come up.
+    pairs = {tuple(pair) for pair in pairwise(found)}
+    assert len(pairs) == 4
+
+
+def test_the_coin_is_a_function_of_seed_and_round(fit):
+    first = coins(fit, 0.5, rounds=20)
+    assert coins(fit, 0.5, rounds=20, clients_at_once=1) == first
+    assert coins(fit, 0.5, rounds=12) == first[:12]
+    assert coins(fit, 0.5, rounds=20, seed=1) != first
+
+
+@pytest.mark.parametrize("period", [1, 2, 3])
+def test_a_communication_period(fit, problem, period):
+    """Rounds k, 2k, ... (from 1) communicate."""
+    history = History()
+    algorithm = fedpd(problem.network(START), communication_period=period, **SETTINGS)
+    fit(algorithm, problem, 7, callbacks=[history])
+    found = talks(history)
+    assert found == [round % period == 0 for round in range(1, 8)]
+    expected = reference.fedpd(problem, START, found, **SETTINGS)
+    assert_rounds(history.rounds, expected, "w", "x", "lam")
+    count = 7 // period
+    np.testing.assert_array_equal(history["up"][-1], count * BYTES)
+    np.testing.assert_array_equal(history["down"][-1], count * BYTES)
+    assert algorithm.bytes_up == algorithm.bytes_down == 4 * count * BYTES
+
+
+def test_nothing_to_keep_where_nothing_is_skipped(fit, problem):
+    """x_{0,i} is common, and g is not used: 2 P floats a client, as SPEC's table says."""
+    algorithm = fedpd(problem.network(START), **SETTINGS)
+    fit(algorithm, problem, 1)
+    assert sorted(algorithm.store.names) == ["lam", "x"]
+    assert algorithm.coupling == np.inf
+    settings = dict(skip_probability=0.5, variance_reduction=True, eta=0.4, steps=1)
+    algorithm = fedpd(problem.network(START), **settings)
+    fit(algorithm, problem, 1)
+    assert sorted(algorithm.store.names) == ["g", "lam", "x", "x0"]
+
+
+# ---- who takes part -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loop", "key"),
+    [
+        (dict(clients_per_round=2), "clients_per_round"),
+        (dict(clients_per_round=2, sampling="bernoulli"), "clients_per_round"),
+        (dict(trace=[[0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3]]), "trace"),
+    ],
+    ids=["uniform", "bernoulli", "trace"],
+)
+def test_partial_participation_is_refused(fit, problem, loop, key):
+    with refused("FedPD", key):
+        fit(fedpd(problem.network(START), **SETTINGS), problem, 3, **loop)
+
+
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+def test_an_empty_round_of_a_trace_changes_nothing(fit, problem, skip):
+    everyone, history = [0, 1, 2, 3], History()
+    trace = [everyone, [], everyone, everyone, [], [], everyone, everyone, everyone]
+    algorithm = fedpd(problem.network(START), skip_probability=skip, **SETTINGS)
+    fit(algorithm, problem, len(trace), callbacks=[history], trace=trace)
+    names = ["w", "x", "lam", "up", "down"] + ["x0"] * (skip > 0)
+    for t in (1, 4, 5):
+        for name in names:
+            np.testing.assert_array_equal(history[name][t], history[name][t - 1], err_msg=name)
+    full = [t for t, cohort in enumerate(trace) if cohort]
+    found = talks(history)
+    expected = reference.fedpd(problem, START, [found[t] for t in full], **SETTINGS)
+    assert_rounds([history.rounds[t] for t in full], expected, "w", "x", "lam")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(proximal_step=0.0),
+        dict(skip_probability=1.0),
+        dict(skip_probability=-0.1),
+        dict(communication_period=0),
+        dict(residual_tolerance=-1e-3),
+        dict(refresh_period=0),
+        dict(inner_step=0.0),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_are_refused(problem, wrong):
+    (key,) = wrong
+    with refused(key):
+        FedPD(problem.network(START), **wrong)
+
+
+@pytest.mark.parametrize("trace", [[[], 4, 4, 4], [4, [], 4, 4]], ids=["first", "second"])
+def test_an_empty_round_does_not_cost_a_refresh(fit, problem, trace):
+    """I = 1 and 20: g is the full gradient when the agents first train, whichever round it is."""
+    trace = [list(range(4)) if cohort else [] for cohort in trace]
+    for refresh in (1, 20):
+        history = History()
+        algorithm = fedpd(
+            problem.network(START), variance_reduction=True, refresh_period=refresh, **VR
+        )
+        fit(algorithm, problem, 4, callbacks=[history], trace=trace)
+        full = [t for t, cohort in enumerate(trace) if cohort]
+        expected = reference.fedpd(problem, START, [True] * 3, refresh=refresh, **VR)
+        found = [history.rounds[t] for t in full]
+        assert_rounds(found, expected, "w", "x", "lam", "g")

@@ -1,0 +1,302 @@
+"""Where FedPD ends, and what it is the same as: closed forms, FedDyn and FedSLR, FedAvg's bias."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from datamodules import Natural, SplitOwn, TensorDataModule
+from pfl.algorithms import FedAvg, FedPD, FedSLR
+from tests.algorithms import reference_clup_pd as reference
+from tests.problems import (
+    HalfSquaredError,
+    History,
+    least_squares,
+    matrix_problem,
+    scalar_problem,
+)
+
+LOSS = HalfSquaredError()
+FULL = dict(batch_size=None, loss=LOSS)
+
+
+# ---- the fixed point ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """Clients of unequal size, each with a Hessian of its own; they do not weigh by size."""
+    return least_squares((30, 12, 20), d=2, o=2, seed=6)
+
+
+def assert_optimal(problem, row, atol):
+    """x_i = x_0 = argmin mean f_i, and λ_i = -grad f_i there, which are not 0 but cancel."""
+    optimum = reference.minimizer(problem)
+    np.testing.assert_allclose(row["w"], optimum, rtol=0, atol=atol)
+    np.testing.assert_allclose(row["x"], np.tile(optimum, (3, 1)), rtol=0, atol=10 * atol)
+    gradients = [problem.gradient(i, optimum) for i in range(problem.num_clients)]
+    assert np.abs(gradients).min(1).max() > 0.1
+    np.testing.assert_allclose(-row["lam"], gradients, rtol=0, atol=100 * atol)
+    np.testing.assert_allclose(row["lam"].mean(0), 0.0, rtol=0, atol=100 * atol)
+
+
+@pytest.mark.parametrize(
+    ("eta", "lr", "steps", "rounds"),
+    [(0.2, 0.1, 1, 160), (0.5, 0.2, 3, 45), (2.0, 0.3, 8, 65)],
+)
+def test_the_limit_of_inexact_gradient_descent_is_the_optimum(fit, problem, eta, lr, steps, rounds):
+    """The warm start makes it so: the optimum is where nothing moves, however few the steps."""
+    history = History()
+    algorithm = FedPD(problem.network(0.5), proximal_step=eta, lr=lr, local_steps=steps, **FULL)
+    fit(algorithm, problem, rounds, callbacks=[history])
+    assert_optimal(problem, history.rounds[-1], 1e-7)
+
+
+@pytest.mark.parametrize(("gamma", "batch_size"), [(None, None), (None, 4), (0.5, 4)])
+def test_the_limit_of_variance_reduction_is_the_optimum(fit, problem, gamma, batch_size):
+    """Samples disagree at the optimum, but their gradients do not change there: no noise is left.
+    Mini-batches of a constant step without variance reduction stay noisy."""
+    history = History()
+    algorithm = FedPD(
+        problem.network(0.5),
+        proximal_step=0.3,
+        local_steps=3,
+        batch_size=batch_size,
+        variance_reduction=True,
+        refresh_period=3,
+        inner_step=gamma,
+        loss=LOSS,
+    )
+    fit(algorithm, problem, 75, callbacks=[history])
+    assert_optimal(problem, history.rounds[-1], 1e-6)
+
+
+def test_plain_mini_batches_stay_noisy(fit, problem):
+    history = History()
+    algorithm = FedPD(
+        problem.network(0.5), proximal_step=0.1, lr=0.05, local_steps=3, batch_size=4, loss=LOSS
+    )
+    fit(algorithm, problem, 60, callbacks=[history])
+    off = np.abs(history["w"][30:] - reference.minimizer(problem)).max(1)
+    assert 1e-3 < off.mean() < 1.0
+
+
+@pytest.mark.parametrize("eta", [0.2, 1.5])
+def test_the_exact_oracle_gives_the_dual_and_the_global_step(fit, problem, eta):
+    """Exact local solves: λ_i = -grad f_i(x_i) after every round, so that
+    x_0 = mean x_i - η mean grad f_i(x_i)."""
+    smooth, convex = reference.constants(problem)
+    history, start = History(), np.array([1.0, -1.0, 0.5, 2.0])
+    # Steps of 2 / (curvature's range): each leaves less than 1/2 of the distance.
+    rate = 2 / (smooth + convex + 2 / eta)
+    assert (smooth - convex) * rate / 2 < 0.6
+    algorithm = FedPD(problem.network(start), proximal_step=eta, lr=rate, local_steps=60, **FULL)
+    fit(algorithm, problem, 4, callbacks=[history])
+    x_0 = start
+    for row in history.rounds:
+        g = np.array([problem.gradient(i, x) for i, x in enumerate(row["x"])])
+        np.testing.assert_allclose(row["lam"], -g, rtol=0, atol=1e-9)
+        np.testing.assert_allclose(row["w"], (row["x"] - eta * g).mean(0), rtol=0, atol=1e-9)
+        # With the dual of the round before, x_i minimizes the augmented Lagrangian.
+        before = row["lam"] - (row["x"] - x_0) / eta
+        np.testing.assert_allclose(g + before + (row["x"] - x_0) / eta, 0.0, rtol=0, atol=1e-9)
+        x_0 = row["w"]
+
+
+def test_a_client_without_samples_has_no_say(fit, problem):
+    """Its f_i is 0: exactly solved it follows x_0 with λ_i = 0, and the others' optimum holds."""
+    history = History()
+    data = reference.with_an_idle_client(problem)
+    algorithm = FedPD(problem.network(0.5), proximal_step=0.5, lr=0.2, local_steps=3, **FULL)
+    fit(algorithm, data, 70, callbacks=[history])
+    optimum = reference.minimizer(problem)
+    np.testing.assert_allclose(history["w"][-1], optimum, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(history["lam"][-1, 3], 0.0, rtol=0, atol=1e-6)
+
+
+# ---- the same as FedDyn and FedSLR --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("eta", [0.2, 3.0])
+def test_with_exact_solves_it_is_feddyn_and_phase_one_of_fedslr(fit, eta):
+    """p = 0, exact local solves, a common start: FedDyn with α = 1/η, and FedSLR with λ = 0 and
+    η_g = η, whose multipliers are -λ_i."""
+    rng = np.random.default_rng(8)
+    problem = matrix_problem(rng.normal(size=(4, 3, 2)), curvatures=[1.0, 2.0, 1.5, 1.2])
+    start = rng.normal(size=6)
+    # Curvatures are from 1 to 2, so a step of 1 / (1.5 + 1/η) leaves at most 0.5 / 1.8 of the
+    # distance to the local optimum, and 20 of them 1e-11.
+    settings = dict(proximal_step=eta, lr=1 / (1.5 + 1 / eta), local_steps=20, **FULL)
+    dual, slr = History(), History()
+    fit(FedPD(problem.network(start), **settings), problem, 6, callbacks=[dual])
+    phase_one = FedSLR(problem.network(start), low_rank_penalty=0.0, **settings)
+    fit(phase_one, problem, 6, callbacks=[slr])
+    dyn = reference.feddyn(problem, start, 6, 1 / eta)
+    np.testing.assert_allclose(dual["w"], dyn, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(slr["w"], dyn, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(dual["lam"], -slr["gamma"], rtol=0, atol=1e-8)
+    assert np.abs(np.diff(dyn, axis=0)).max() > 0.05
+
+
+# ---- against FedAvg -----------------------------------------------------------------------------
+
+OPTIMA, CURVATURES = np.array([0.0, 1.0, 3.0]), np.array([4.0, 1.0, 0.5])
+
+
+def test_fedavg_is_biased_where_fedpd_is_not(fit):
+    """f_i = a_i/2 (x - A_i)². Q steps of FedAvg take x to A_i + (1 - η a_i)^Q (x - A_i), so its
+    fixed point is sum c_i A_i / sum c_i with c_i = 1 - (1 - η a_i)^Q; the optimum has a_i there."""
+    lr, steps, problem = 0.2, 4, scalar_problem(OPTIMA, CURVATURES)
+    c = 1 - (1 - lr * CURVATURES) ** steps
+    biased, optimum = c @ OPTIMA / c.sum(), CURVATURES @ OPTIMA / CURVATURES.sum()
+    assert abs(biased - optimum) > 0.3
+    common = dict(lr=lr, local_steps=steps, **FULL)
+    average = FedAvg(problem.network(5.0), weighting="uniform", **common)
+    fit(average, problem, 40)
+    assert float(average.global_model) == pytest.approx(biased, abs=1e-9)
+    descent = FedPD(problem.network(5.0), proximal_step=0.5, **common)
+    reduced = FedPD(
+        problem.network(5.0),
+        proximal_step=0.15,
+        local_steps=2,
+        variance_reduction=True,
+        refresh_period=3,
+        batch_size=1,
+        loss=LOSS,
+    )
+    for algorithm, rounds in ((descent, 30), (reduced, 85)):
+        fit(algorithm, problem, rounds)
+        assert float(algorithm.global_model) == pytest.approx(optimum, abs=1e-6)
+
+
+class Signed(nn.Module):
+    """sign · output² / 2, where the target is the sign: a concave client has -1."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (0.5 * targets * outputs.square()).flatten(1).sum(1)
+
+
+def opposed():
+    """f_+ = x²/2 and f_- = -x²/2: one sample each, whose input is 1."""
+    signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    return TensorDataModule(
+        torch.ones_like(signs),
+        signs,
+        client_ids=np.arange(2),
+        partition=Natural(),
+        protocol=SplitOwn(test=0.0, validation=0.0),
+    )
+
+
+def one_weight(value):
+    network = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(network.weight, value)
+    return network
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_fedavg_diverges_on_opposed_clients(fit, steps):
+    """Every round multiplies by ((1 - η)^Q + (1 + η)^Q) / 2 > 1, although the mean of the
+    objectives is 0 everywhere."""
+    lr, rounds, history = 0.5, 12, History()
+    settings = dict(lr=lr, local_steps=steps, batch_size=None, loss=Signed())
+    fit(FedAvg(one_weight(1.0), **settings), opposed(), rounds, callbacks=[history])
+    factor = ((1 - lr) ** steps + (1 + lr) ** steps) / 2
+    np.testing.assert_allclose(history["w"][:, 0], factor ** np.arange(1, rounds + 1), rtol=1e-12)
+    assert history["w"][-1, 0] > 10
+
+
+@pytest.mark.parametrize("eta", [0.3, 0.6])
+def test_fedpd_settles_on_opposed_clients(fit, eta):
+    """Exact solves give x_± = (x_0 - η λ_±) / (1 ± η) and λ_± = ∓ x_±. From λ = 0 the first round
+    ends at x_± = x_0 / (1 ± η); then both become the mean of the last x_±, for every η < 1, so they
+    stay at w_0 / (1 - η²) from round 2 on, and so does x_0."""
+    rounds, history, start = 5, History(), 1.5
+    # Curvatures of L_i are 1/η ± 1, so steps of η leave ± η of the distance.
+    steps = int(np.ceil(np.log(1e-14) / np.log(eta)))
+    settings = dict(lr=eta, local_steps=steps, batch_size=None, loss=Signed())
+    algorithm = FedPD(one_weight(start), proximal_step=eta, **settings)
+    fit(algorithm, opposed(), rounds, callbacks=[history])
+    limit = start / (1 - eta**2)
+    x, w = history["x"][:, :, 0], history["w"][:, 0]
+    np.testing.assert_allclose(x[0], [start / (1 + eta), start / (1 - eta)], rtol=1e-10)
+    assert w[0] == pytest.approx(start * (1 + eta**2) / (1 - eta**2), rel=1e-10)
+    np.testing.assert_allclose(x[1:], limit, rtol=1e-9)
+    np.testing.assert_allclose(w[1:], limit, rtol=1e-9)
+    # The duals are the gradients: they are as large as ever, and cancel.
+    np.testing.assert_allclose(history["lam"][1:, :, 0], [[-limit, limit]] * 4, rtol=1e-8)
+
+
+@pytest.mark.parametrize(("slip", "bounded"), [(None, True), ("matlab", False)])
+def test_the_matlab_form_diverges_there(slip, bounded):
+    """Section 5.4: at η = 0.6/L, with the same exact solves."""
+
+    class Opposed:
+        num_clients, size = 2, 1
+
+        def gradient(self, i, x, samples=None):
+            return x if i == 0 else -x
+
+    talks, start = [True] * 60, np.array([1.5])
+    history = reference.fedpd(Opposed(), start, talks, eta=0.6, lr=0.6, steps=70, slip=slip)
+    assert (float(np.abs(history[-1]["w"][0])) < 10) == bounded
+
+
+# ---- skipping -----------------------------------------------------------------------------------
+
+
+def test_skipping_changes_nothing_for_identical_clients(fit):
+    """All agents move alike, so that their mean is what they have already."""
+    optimum = np.random.default_rng(4).normal(size=(3, 2))
+    problem, histories = matrix_problem([optimum] * 4, curvatures=1.3), [History(), History()]
+    for skip, history in zip((0.0, 0.6), histories, strict=True):
+        algorithm = FedPD(
+            problem.network(0.5),
+            proximal_step=0.4,
+            skip_probability=skip,
+            lr=0.2,
+            local_steps=2,
+            **FULL,
+        )
+        fit(algorithm, problem, 15, callbacks=[history])
+    always, seldom = histories
+    for name in ("w", "x", "lam"):
+        np.testing.assert_allclose(always[name], seldom[name], rtol=0, atol=1e-12)
+    assert (seldom["up"][-1] < always["up"][-1]).all()
+    assert np.abs(always["w"][-1] - always["w"][0]).max() > 0.1
+
+
+def test_skipping_leaves_an_error_floor_for_different_clients(fit):
+    """Without communication x_{0,i} drifts towards the client's own optimum. So mean x_{0,i} keeps
+    a distance from the optimum with p > 0, and goes there with p = 0."""
+    problem = scalar_problem(OPTIMA, CURVATURES)
+    optimum = CURVATURES @ OPTIMA / CURVATURES.sum()
+    errors = []
+    for skipping in ({}, dict(skip_probability=0.5), dict(communication_period=2)):
+        history = History()
+        algorithm = FedPD(
+            problem.network(5.0), proximal_step=0.5, lr=0.2, local_steps=4, **skipping, **FULL
+        )
+        fit(algorithm, problem, 40, callbacks=[history])
+        errors.append(np.abs(history["w"][-12:, 0] - optimum))
+    assert errors[0].max() < 1e-5
+    for floor in errors[1:]:
+        assert floor.mean() > 1e-2 and floor.max() < 5.0
+
+
+def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(fit, problem):
+    """Also where agents have x_{0,i} of their own: after every round w = mean x_{0,i}."""
+    history = History()
+    algorithm = FedPD(
+        problem.network(0.5),
+        proximal_step=0.3,
+        skip_probability=0.7,
+        lr=0.1,
+        local_steps=3,
+        **FULL,
+    )
+    fit(algorithm, problem, 12, callbacks=[history])
+    made = history["x"] + 0.3 * history["lam"]
+    np.testing.assert_allclose(history["x0"], made, rtol=0, atol=1e-12)
+    assert (np.ptp(made, axis=1).max(1) > 0.01).all() and not history["common"].all()
+    np.testing.assert_allclose(history["w"], made.mean(1), rtol=0, atol=1e-12)

@@ -60,6 +60,8 @@ class FedACS(FederatedAlgorithm):
         require("known", known, known in ("participants", "all"), "participants or all")
         self.quantile, self.known = quantile, known
         self.add_client_state("w", lambda: self.global_model)
+        if known == "all":
+            self.add_client_state("sent", lambda: self.global_model)
 
     @property
     def coupling(self) -> None:
@@ -75,7 +77,11 @@ class FedACS(FederatedAlgorithm):
             ids = np.union1d(cohort, np.flatnonzero(self._reduce(seen).cpu().numpy()))
         mine = ids % self.trainer.world_size == self.trainer.global_rank
         models = self.global_model.new_zeros(len(ids), self.space.size)
-        models[torch.from_numpy(mine)] = self.store.read("w", ids[mine], self.device)
+        last = self.store.read("w", ids[mine], self.device)
+        if self.known == "all":
+            away = torch.from_numpy(~np.isin(ids[mine], cohort))
+            last[away] = self.store.read("sent", ids[mine], self.device)[away]
+        models[torch.from_numpy(mine)] = last
         self._ids, self._models = ids, self._reduce(models)
         similarity = cosine(self._models)
         places = torch.from_numpy(np.searchsorted(ids, cohort))
@@ -92,6 +98,8 @@ class FedACS(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Local SGD from u_i; what was sent is the model from before."""
         sent = clients.state["w"]
+        if self.known == "all":
+            clients.state["sent"] = sent
         weights = self._weights[[self._rows[i] for i in clients.ids.tolist()]]
         client, partner = weights.nonzero(as_tuple=True)
         self.record(

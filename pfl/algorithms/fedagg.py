@@ -83,12 +83,17 @@ class FedAgg(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, local_epochs=local_epochs, server_optimizer=None, **kwargs)
         require("rate_penalty", rate_penalty, 0 < rate_penalty < 1, "between 0 and 1")
-        require("max_rate", max_rate, max_rate > 0, "positive")
+        require("max_rate", max_rate, max_rate >= self.lr, f"at least lr, {self.lr}")
         require("damping_steps", damping_steps, damping_steps >= 1, "at least 1")
         require("tolerance", tolerance, tolerance > 0, "positive")
+        known = ("damped", "fixed_point")
+        require("mean_field", mean_field, mean_field in known, "damped or fixed_point")
+        require("dynamics", dynamics, dynamics in ("own", "aggregated"), "own or aggregated")
         for key in ("local_steps", "optimizer"):
             if kwargs.get(key) is not None:
-                raise ConfigError(f"model.{key}: FedAgg sets a rate for each epoch; leave it out")
+                raise ConfigError(
+                    f"model.{key}: {kwargs[key]!r}; FedAgg sets a rate for each epoch, leave it out"
+                )
         self.balance = (1 - rate_penalty) / rate_penalty  # c
         self.rate_penalty, self.max_rate = rate_penalty, max_rate
         self.damping_steps, self.tolerance = damping_steps, tolerance

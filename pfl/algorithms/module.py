@@ -227,6 +227,8 @@ class FederatedModule(LightningModule):
         """Refuse a checkpoint of another run; the rest waits until the device is known."""
         self._loaded = checkpoint.get("federated")
         if self._trainer is not None:  # else: load_from_checkpoint, which wants the model only
+            # Lightning loads weights before 64-true converts the module: they would lose digits.
+            self.trainer.precision_plugin.convert_module(self)
             check(self, self._loaded, self._loop.datamodule.partition.hash)
 
     def client_bytes(self) -> dict[str, Tensor]:

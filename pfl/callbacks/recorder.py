@@ -308,9 +308,9 @@ def _append(path: Path, round: int, columns: dict[str, np.ndarray]) -> None:
 def _cut(path: Path, rounds: int) -> None:
     """Take out of a table what a resumed run will write again."""
     if path.exists():
-        head, *rows = path.read_text().splitlines(keepends=True)
-        kept = [row for row in rows if int(row.split(",", 1)[0]) <= rounds]
-        path.write_text("".join([head, *kept]))
+        head, *rows = path.read_bytes().splitlines(keepends=True)
+        kept = [r for r in rows if r.endswith(b"\n") and int(r.split(b",", 1)[0]) <= rounds]
+        path.write_bytes(b"".join([head, *kept]))
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,307 @@
+"""Slow and obvious NumPy versions of FedAgg and FedACS: one client, one epoch, one pair at a time.
+
+As in `reference.py`, `slip` follows a known misreading of the paper instead, to show that a test's
+numbers would notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tests.problems import Problem
+
+Vector = np.ndarray
+Batches = Callable[[int, int, int], Sequence[np.ndarray | None]]
+
+
+# ---- FedAgg's control problem -------------------------------------------------------------------
+
+
+def best_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> Vector:
+    """The rates η of the epochs that are left, by dense least squares on the cost itself.
+
+    The cost Σ_r α η_r² + (1-α) Σ_k |w_k - φ2_k|² under w_{k+1} = w_k - η_k φ1_k is the square of
+    residuals that are affine in η; no normal equations, no multipliers.
+
+    Parameters
+    ----------
+    w
+        Where the client is now, w_0 [P].
+    phi
+        φ1 of the epochs that are left, [n, P].
+    path
+        φ2 at their beginning and at the end of the last, [n + 1, P]. The first does not matter.
+    """
+    n, size = phi.shape
+    matrix, right = [], []
+    for r in range(n):
+        row = np.zeros(n)
+        row[r] = np.sqrt(penalty)
+        matrix.append(row)
+        right.append(0.0)
+    for k in range(1, n + 1):
+        for entry in range(size):  # w_0 - Σ_{r<k} η_r φ_r - φ2_k
+            row = np.zeros(n)
+            row[:k] = np.sqrt(1 - penalty) * phi[:k, entry]
+            matrix.append(row)
+            right.append(np.sqrt(1 - penalty) * (w - path[k])[entry])
+    return np.linalg.lstsq(np.array(matrix), np.array(right), rcond=None)[0]
+
+
+def cost(eta: Vector, w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> float:
+    """The client's cost of rates η from w on, term by term."""
+    total = 0.0
+    for k, rate in enumerate(eta):
+        total += penalty * rate**2 + (1 - penalty) * ((w - path[k]) ** 2).sum()
+        w = w - rate * phi[k]
+    return float(total + (1 - penalty) * ((w - path[-1]) ** 2).sum())
+
+
+def gram(phi: np.ndarray) -> np.ndarray:
+    """M_rs = φ_r'φ_s (L - max(r, s))."""
+    n = len(phi)
+    return np.array(
+        [[phi[r] @ phi[s] * (n - max(r, s)) for s in range(n)] for r in range(n)]
+    ).reshape(n, n)
+
+
+def solved_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> Vector:
+    """SPEC 3.3: (I + c M) η = c b, b_r = φ_r' Σ_{k>r} (w_0 - φ2_k), c = (1-α)/α."""
+    n, c = len(phi), (1 - penalty) / penalty
+    b = np.array([phi[r] @ sum(w - path[k] for k in range(r + 1, n + 1)) for r in range(n)])
+    return np.linalg.solve(np.eye(n) + c * gram(phi), c * b)
+
+
+def damped(eta: Vector, phi: np.ndarray, penalty: float) -> Vector:
+    """One iteration of the mean field where φ1 stays: η <- (I + c M)^-1 c M η."""
+    m = (1 - penalty) / penalty * gram(phi)
+    return np.linalg.solve(np.eye(len(phi)) + m, m @ eta)
+
+
+def walk(w: Vector, phi: np.ndarray, eta: Vector) -> np.ndarray:
+    """w_0, ..., w_L under w_{k+1} = w_k - η_k φ_k."""
+    return np.stack([w - eta[:k] @ phi[:k] for k in range(len(phi) + 1)])
+
+
+# ---- FedAgg -------------------------------------------------------------------------------------
+
+
+def fedagg(
+    problem: Problem,
+    w: Vector,
+    trace: Sequence[Sequence[int]],
+    *,
+    lr: float,
+    epochs: int,
+    penalty: float,
+    max_rate: float = 1.0,
+    damping: int = 1,
+    mean_field: str = "damped",
+    dynamics: str = "own",
+    tolerance: float = 0.0,
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    batches: Batches = lambda t, i, epoch: [None],
+    gradient: Callable[[int, Vector, Any], Vector] | None = None,
+    terms: tuple[np.ndarray, np.ndarray | None] | None = None,
+    slip: str | None = None,
+) -> list[dict[str, Any]]:
+    """SPEC 3.5: FA-1, FA-J (`damping`) and FA-0 (`mean_field="fixed_point"`).
+
+    With "fixed_point", what happens after w has moved is nobody's text: the history ends there.
+
+    Parameters
+    ----------
+    batches
+        Of (round, client, epoch): its mini-batches, as indices of samples; None for all.
+    terms
+        φ1 [L, P] and, for the fixed point, φ2 [L + 1, P] that the server already has.
+    slip
+        "samples", φ1 is weighted by samples; "uniform", w is not; "batch mean", g is the mean over
+        mini-batches; "anchor", the path begins at the last round's w; "greedy", a rate looks only
+        at the next epoch; "open loop", all rates are found at the beginning; "free", rates are not
+        clipped; "decayed", nothing but this round's learning rate is in the path's first round.
+    """
+    gradient = gradient or problem.gradient
+    phi, path = terms if terms is not None else (None, None)
+    anchor, history = w, []
+    for t, cohort in enumerate(trace):
+        base = lr * lr_decay**t
+        if mean_field == "damped" and phi is not None:
+            eta = np.full(epochs, base)
+            for _ in range(damping - 1):
+                eta = damped(eta, phi, penalty)
+            path = walk(anchor if slip == "anchor" else w, phi, eta)
+        walked: dict[int, np.ndarray] = {}
+        sums: dict[int, np.ndarray] = {}
+        rates: dict[int, list[float]] = {}
+        for i in cohort:
+            v, steps, own, rates[i] = w.copy(), [w.copy()], [], []
+            for epoch in range(epochs):
+                eta_now = base
+                if phi is not None:
+                    assert path is not None
+                    if slip == "open loop":
+                        eta_now = best_rates(w, phi, path, penalty)[epoch]
+                    elif slip == "greedy":
+                        one = slice(epoch, epoch + 1), slice(epoch, epoch + 2)
+                        eta_now = best_rates(v, phi[one[0]], path[one[1]], penalty)[0]
+                    else:
+                        eta_now = best_rates(v, phi[epoch:], path[epoch:], penalty)[0]
+                    if slip != "free":
+                        eta_now = min(max(eta_now, 0.0), max_rate)
+                g, count = np.zeros_like(w), 0
+                for batch in batches(t, i, epoch):
+                    g_batch = gradient(i, v, batch) + weight_decay * v
+                    g, count = g + g_batch, count + 1
+                    if dynamics == "own":
+                        v = v - eta_now * g_batch
+                if dynamics == "aggregated" and phi is not None:
+                    v = v - eta_now * phi[epoch]
+                own.append(g / count if slip == "batch mean" else g)
+                steps.append(v.copy())
+                rates[i].append(eta_now)
+            walked[i], sums[i] = np.stack(steps), np.stack(own)
+        moved = True
+        if cohort:
+            weight = {i: float(problem.sizes[i]) for i in cohort}
+            share = {i: weight[i] / sum(weight.values()) for i in cohort}
+            even = {i: 1 / len(cohort) for i in cohort}
+            over = share if slip == "samples" else even
+            new_phi = np.sum([over[i] * sums[i] for i in cohort], axis=0)
+            if mean_field == "fixed_point":
+                new_path = np.sum([even[i] * walked[i] for i in cohort], axis=0)
+                moved = (
+                    phi is not None
+                    and path is not None
+                    and bool(np.linalg.norm(new_phi - phi) < tolerance)
+                    and bool(np.linalg.norm(new_path - path) < tolerance)
+                )
+                path = new_path
+            phi, anchor = new_phi, w
+            if moved:
+                over = even if slip == "uniform" else share
+                w = np.sum([over[i] * walked[i][-1] for i in cohort], axis=0)
+        history.append({"w": w, "gradients": phi, "path": path, "rates": rates, "walked": walked})
+        if mean_field == "fixed_point" and cohort and moved:
+            break
+    return history
+
+
+# ---- FedACS -------------------------------------------------------------------------------------
+
+
+def cosine(a: Vector, b: Vector) -> float:
+    """<a, b> / (|a| |b|); 0 where one of them is 0 and has no direction; 1 of a and a, exactly."""
+    norms = np.sqrt(a @ a) * np.sqrt(b @ b)
+    if not norms:
+        return 0.0
+    return 1.0 if np.array_equal(a, b) else float(a @ b / norms)
+
+
+def quantile_of(entries: Sequence[float], level: float) -> float:
+    """With linear interpolation between neighbours in order."""
+    ordered = sorted(entries)
+    place = level * (len(ordered) - 1)
+    low = int(np.floor(place))
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def collaboration(
+    models: np.ndarray, quantile: float, slip: str | None = None
+) -> tuple[np.ndarray, float]:
+    """a_ij [n, n], rows summing to 1, of models [n, P]; and how near an entry is to the threshold.
+
+    Entries equal to the threshold in exact arithmetic (it often is one of them) count as distance
+    infinity: they are not greater. A pair's cosine is computed once, so that both halves are equal.
+    """
+    n = len(models)
+    s = np.zeros((n, n))
+    for i in range(n):
+        for j in range(i):
+            s[i, j] = s[j, i] = cosine(models[i], models[j])
+        s[i, i] = cosine(models[i], models[i])
+    off = [s[i, j] for i in range(n) for j in range(n) if i != j] or [1.0]
+    level = 1 - quantile if slip == "ratio" else quantile
+    delta = quantile_of(off if slip == "off-diagonal" else s.ravel().tolist(), level)
+    a = np.zeros((n, n))
+    for i in range(n):
+        for j in range(n):
+            chosen = s[i, j] >= delta if slip == ">=" else s[i, j] > delta
+            if j == i:
+                a[i, j] = 0.0 if slip == "no self" and not chosen else 1.0
+            elif chosen:
+                a[i, j] = s[i, j] if slip == "negative" else max(s[i, j], 0.0)
+    near = [abs(entry - delta) for entry in off if entry != delta]
+    return a / a.sum(1, keepdims=True), min(near, default=np.inf)
+
+
+def fedacs(
+    problem: Problem,
+    w: Vector,
+    trace: Sequence[Sequence[int]],
+    *,
+    quantile: float,
+    lr: float,
+    steps: int,
+    known: str = "participants",
+    memory: str = "sent",
+    start: np.ndarray | None = None,
+    lr_decay: float = 1.0,
+    weight_decay: float = 0.0,
+    slip: str | None = None,
+) -> list[dict[str, Any]]:
+    """SPEC 4.1 with full gradients: participants upload w_i, get u_i, train from there.
+
+    Parameters
+    ----------
+    memory
+        What the server knows of a client with known="all". "sent": what the client has uploaded,
+        which is its model before its last training; nothing of a client that never took part.
+        Other readings, for comparison: "newest", the model that the client has now, of clients
+        that took part; "everyone", that of all clients.
+    start
+        Of the clients, [M, P]; None: all at w.
+    slip
+        As for `collaboration`; "trained", w_i is not set to u_i before training, as in PFLlib's
+        FedAMP.
+    """
+    m = problem.num_clients
+    models = np.tile(w, (m, 1)) if start is None else start.copy()
+    sent: dict[int, Vector] = {}
+    history = []
+    for t, cohort in enumerate(trace):
+        eta = lr * lr_decay**t
+        for i in cohort:
+            sent[i] = models[i].copy()
+        group = sorted(cohort)
+        server = {j: sent[j] for j in group}
+        if known == "all" and cohort:
+            group = list(range(m)) if memory == "everyone" else sorted(sent)
+            server = {j: sent[j] if memory == "sent" else models[j].copy() for j in group}
+        weights: dict[tuple[int, int], float] = {}
+        near = np.inf
+        if group:
+            a, near = collaboration(np.stack([server[j] for j in group]), quantile, slip)
+            for i in cohort:
+                row = a[group.index(i)]
+                weights |= {(i, j): row[k] for k, j in enumerate(group)}
+                u = sum(row[k] * server[j] for k, j in enumerate(group))
+                v = models[i] if slip == "trained" else u
+                for _ in range(steps):
+                    v = v - eta * (problem.gradient(i, v) + weight_decay * v)
+                models[i] = v
+        partners = [sum(weights[i, j] > 0 for j in group if j != i) for i in cohort]
+        history.append(
+            {
+                "w": models.copy(),
+                "weights": weights,
+                "collaborators": float(np.mean(partners)) if partners else None,
+                "near": near,
+            }
+        )
+    return history

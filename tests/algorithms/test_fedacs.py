@@ -1,0 +1,407 @@
+"""FedACS against NumPy: who collaborates with whom, every iterate, its ends, what is recorded."""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedACS, LocalTrain
+from pfl.callbacks import RoundCheckpoint
+from tests.algorithms import reference_agg_acs as reference
+from tests.problems import HalfSquaredError, History, least_squares
+from tests.refusal import refused
+
+FULL = dict(batch_size=None, loss=HalfSquaredError())
+QUANTILES = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0]  # with 7 clients nothing is left from 6/7 on
+SIZES = (4, 3, 6, 5, 4, 3, 5)
+EVERYONE = [list(range(7))] * 4
+SAMPLED = [[0, 2, 3, 6], [1, 2, 5], [0, 1, 4, 5, 6], [3], [0, 2, 4, 5]]
+
+
+class Models(History):
+    """Also `models`, those of all clients [M, P]; they begin at `start`, where that is given."""
+
+    def __init__(self, start=None):
+        super().__init__()
+        self.start = start
+
+    def on_train_start(self, trainer, pl_module):
+        if self.start is not None:
+            everyone = np.arange(len(self.start))
+            pl_module.store.write("w", everyone, torch.from_numpy(self.start))
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        super().on_train_epoch_end(trainer, pl_module)
+        everyone = np.arange(pl_module.store.num_clients)
+        self.rounds[-1]["models"] = pl_module.store.read("w", everyone).numpy().copy()
+
+
+def table(algorithm):
+    """`collaboration.csv`, as {round from 0: {(client, partner): weight}}, without zeros."""
+    found = {}
+    path = algorithm.trainer.run_dir / "collaboration.csv"
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            pair = int(row["client"]), int(row["partner"])
+            own = found.setdefault(int(row["round"]) - 1, {})
+            assert pair not in own
+            if float(row["weight"]):
+                own[pair] = float(row["weight"])
+    return found
+
+
+def assert_follows(history, algorithm, expected, atol=1e-11):
+    """Models, weights and numbers of partners of all rounds."""
+    for t, row in enumerate(expected):
+        # No cosine is so near the threshold that rounding decides.
+        assert row["near"] > 1e-6
+        np.testing.assert_allclose(history["models"][t], row["w"], rtol=0, atol=atol)
+    found = table(algorithm)
+    assert list(found) == [t for t, row in enumerate(expected) if row["weights"]]
+    for t, weights in found.items():
+        wanted = {pair: value for pair, value in expected[t]["weights"].items() if value}
+        assert weights.keys() == wanted.keys()
+        values = [weights[pair] for pair in wanted]
+        np.testing.assert_allclose(values, list(wanted.values()), rtol=0, atol=atol)
+        for client in {client for client, _ in weights}:
+            total = sum(value for (i, _), value in weights.items() if i == client)
+            assert total == pytest.approx(1.0, abs=1e-12)
+        logged = algorithm.trainer.recorder.rows[t]["collaborators"]
+        assert logged == pytest.approx(expected[t]["collaborators"], abs=1e-12)
+
+
+@pytest.fixture(scope="module")
+def problem():
+    return least_squares(SIZES, bias=True)
+
+
+def scattered(seed=0, n=7, size=8):
+    """Models in all directions, and of all lengths: cosines of both signs."""
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, size)) * rng.uniform(0.2, 3.0, size=(n, 1))
+
+
+SETTINGS = dict(lr=0.1, steps=2)
+START = np.linspace(-1.0, 1.0, 8)
+
+
+def fedacs(network, *, lr, steps, **kwargs):
+    """The method, with the reference's names."""
+    return FedACS(network, lr=lr, local_steps=steps, **FULL, **kwargs)
+
+
+# ---- weights and iterates -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
+@pytest.mark.parametrize("quantile", QUANTILES)
+def test_every_round_equals_numpy(fit, problem, quantile, trace):
+    """From models in all directions, so that the first weights are of every kind."""
+    start, settings = scattered(), SETTINGS | dict(quantile=quantile)
+    history = Models(start)
+    algorithm = fedacs(problem.network(0.5), **settings)
+    fit(algorithm, problem, len(trace), callbacks=[history], trace=trace)
+    expected = reference.fedacs(problem, start[0], trace, start=start, **settings)
+    assert_follows(history, algorithm, expected)
+    np.testing.assert_array_equal(algorithm.global_model, 0.5)  # there is no global model
+
+
+def test_the_first_weights_are_of_every_kind(problem):
+    """Some partners per client for small quantiles, and negative cosines above the threshold."""
+    start = scattered()
+    counts = []
+    for quantile in QUANTILES:
+        a, _ = reference.collaboration(start, quantile)
+        counts.append((a > 0).sum() - 7)
+    assert counts[0] >= counts[1] > counts[2] > counts[3] > counts[4] == counts[5] == 0
+    cosines = np.corrcoef(start)  # not the cosines, but as many signs
+    assert (cosines < 0).sum() > 4
+    first, _ = reference.collaboration(start, 0.0)
+    unclipped, _ = reference.collaboration(start, 0.0, slip="negative")
+    assert (unclipped < 0).sum() > 4 and (first >= 0).all()
+
+
+@pytest.mark.parametrize("quantile", [0.25, 0.7, 0.9])
+@pytest.mark.parametrize("n", [2, 3, 13, 24])
+def test_weights_of_random_models(fit, n, quantile):
+    """One round of populations of several sizes: as the threshold often is a pair's cosine itself,
+    the two halves of the matrix must be equal to the last bit."""
+    problem = least_squares([2] * n, d=5, o=3)
+    start = scattered(n, n, problem.size)
+    history, settings = Models(start), SETTINGS | dict(quantile=quantile)
+    algorithm = fedacs(problem.network(), **settings)
+    fit(algorithm, problem, 1, callbacks=[history])
+    expected = reference.fedacs(problem, start[0], [range(n)], start=start, **settings)
+    assert_follows(history, algorithm, expected)
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.6])
+def test_from_the_common_beginning(fit, problem, quantile):
+    """Learning rate and weight decay as in local SGD; in the first round all models are equal."""
+    settings = SETTINGS | dict(quantile=quantile, lr_decay=0.7, weight_decay=0.2)
+    history = Models()
+    algorithm = fedacs(problem.network(START), **settings)
+    trace = [[0, 1, 2, 3], *SAMPLED]
+    fit(algorithm, problem, 6, callbacks=[history], trace=trace)
+    expected = reference.fedacs(problem, START, trace, **settings)
+    assert_follows(history, algorithm, expected)
+
+
+@pytest.mark.parametrize("slip", ["off-diagonal", ">=", "negative", "ratio", "trained"])
+def test_a_wrong_formula_would_show(problem, slip):
+    """Each misreading moves some model by more than 0.01 for one of the quantiles."""
+    start, moved = scattered(), []
+    for quantile in (0.0, 0.25, 0.5):
+        settings = SETTINGS | dict(quantile=quantile, start=start)
+        right = reference.fedacs(problem, start[0], SAMPLED, **settings)
+        with np.errstate(all="ignore"):
+            wrong = reference.fedacs(problem, start[0], SAMPLED, slip=slip, **settings)
+        moved += [np.abs(a["w"] - b["w"]).max() for a, b in zip(right, wrong, strict=True)]
+    assert np.nanmax(moved) > 0.01
+
+
+# ---- what the server knows ----------------------------------------------------------------------
+
+SOME = [[0, 2, 3], [1, 2], [0, 4, 5], [3, 5], [1, 4], [0, 2, 5], [3, 4]]  # never 6
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.25, 0.5, 0.9])
+def test_known_all_uses_the_last_upload_of_everyone(fit, problem, quantile):
+    """SPEC 4.1 (b): clients upload at the beginning of their rounds. So of a client that stays
+    away the server knows the model before its last training, and of a client that never took part
+    it knows nothing."""
+    settings, history = SETTINGS | dict(quantile=quantile, known="all"), Models()
+    algorithm = fedacs(problem.network(START), **settings)
+    fit(algorithm, problem, len(SOME), callbacks=[history], trace=SOME)
+    assert_follows(history, algorithm, reference.fedacs(problem, START, SOME, **settings))
+
+
+@pytest.mark.parametrize("other", [dict(memory="newest"), dict(memory="everyone")])
+def test_other_readings_of_known_all_would_show(problem, other):
+    settings = SETTINGS | dict(quantile=0.25, known="all")
+    right = reference.fedacs(problem, START, SOME, **settings)
+    wrong = reference.fedacs(problem, START, SOME, **settings, **other)
+    assert np.abs(right[-1]["w"] - wrong[-1]["w"]).max() > 0.01
+
+
+def test_with_everyone_there_both_are_one(fit, problem):
+    models = []
+    for known in ("participants", "all"):
+        models.append(Models(scattered()))
+        algorithm = fedacs(problem.network(), known=known, quantile=0.3, **SETTINGS)
+        fit(algorithm, problem, 4, callbacks=[models[-1]])
+    np.testing.assert_allclose(models[0]["models"], models[1]["models"], rtol=0, atol=1e-12)
+
+
+# ---- ends ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """Six clients of unequal sizes."""
+    return DigitsDataModule(num_clients=6, partition=Dirichlet(0.4), seed=3)
+
+
+def network(seed=0):
+    torch.manual_seed(seed)
+    return MLP(64, (8,))
+
+
+@pytest.mark.parametrize("quantile", [1.0, 1 - 1 / 6])
+def test_a_high_quantile_is_local_training(fit, digits, quantile):
+    """p >= 1 - 1/n: the threshold lies above every cosine but the diagonal's."""
+    settings = dict(lr=0.1, batch_size=16, local_epochs=2)
+    algorithm, alone = (
+        FedACS(network(), quantile=quantile, **settings),
+        LocalTrain(network(), **settings),
+    )
+    for method in (algorithm, alone):
+        fit(method, digits, 3, evaluate=())
+    models = [method.store.read("w", np.arange(6)) for method in (algorithm, alone)]
+    torch.testing.assert_close(models[0], models[1], rtol=0, atol=1e-13)
+    assert all(row["collaborators"] == 0 for row in algorithm.trainer.recorder.rows)
+    assert all(i == j for weights in table(algorithm).values() for i, j in weights)
+
+
+def test_just_below_somebody_collaborates(fit, digits):
+    """The largest pair is chosen once p (n² - 1) < n² - n - 2: here p < 28 / 35."""
+    for quantile, some in ((0.79, True), (0.81, False)):
+        algorithm = FedACS(network(), quantile=quantile, lr=0.1, batch_size=None)
+        fit(algorithm, digits, 3, evaluate=())
+        later = [row["collaborators"] for row in algorithm.trainer.recorder.rows[1:]]
+        assert all((value > 0) == some for value in later)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "32-true"])
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("n", [2, 13])
+def test_equal_models_do_not_collaborate(fit, n, quantile, precision):
+    """Round 0: every cosine is 1, the threshold is 1, and nothing is strictly greater, whatever the
+    rounding of the cosines."""
+    problem = least_squares([3] * n, d=7, o=5, bias=True)
+    start = np.random.default_rng(n).normal(size=problem.size)
+    algorithm = FedACS(problem.network(start).float(), quantile=quantile, **FULL)
+    fit(algorithm, problem, 1, precision=precision)
+    assert algorithm.trainer.recorder.rows[0]["collaborators"] == 0
+    assert table(algorithm)[0] == {(i, i): 1.0 for i in range(n)}
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.5])
+def test_models_of_one_direction_do_not_collaborate(fit, problem, quantile):
+    """Cosines are 1 whatever the lengths: again the threshold is 1. Each client stays with its own
+    length; rounding alone would make some of these cosines larger than others."""
+    lengths = np.random.default_rng(0).uniform(0.1, 10.0, size=(7, 1))
+    start = lengths * np.random.default_rng(1).normal(size=8)
+    cosines = [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a in start for b in start]
+    assert len(set(cosines)) > 1
+    algorithm = fedacs(problem.network(), quantile=quantile, **SETTINGS)
+    fit(algorithm, problem, 1, callbacks=[Models(start)])
+    assert table(algorithm)[0] == {(i, i): 1.0 for i in range(7)}
+
+
+@pytest.mark.parametrize("zeros", [[2], [0, 4, 6], list(range(7))], ids=["one", "some", "all"])
+@pytest.mark.parametrize("quantile", QUANTILES)
+def test_a_model_of_zeros_stays_with_itself(fit, problem, quantile, zeros):
+    """It has no direction: nobody takes it, it takes nobody, and nothing is NaN."""
+    start, settings = scattered(), SETTINGS | dict(quantile=quantile)
+    start[zeros] = 0.0
+    history = Models(start)
+    algorithm = fedacs(problem.network(), **settings)
+    fit(algorithm, problem, 1, callbacks=[history])
+    models = history["models"][0]
+    assert np.isfinite(models).all()
+    weights = table(algorithm)[0]
+    for i in zeros:
+        assert {pair for pair in weights if i in pair} == {(i, i)}
+        v = np.zeros(8)
+        for _ in range(2):
+            v = v - 0.1 * problem.gradient(i, v)
+        np.testing.assert_allclose(models[i], v, rtol=0, atol=1e-12)
+    if len(zeros) < 7:
+        expected = reference.fedacs(problem, start[0], [range(7)], start=start, **settings)
+        assert_follows(history, algorithm, expected)
+
+
+def test_a_round_without_clients_changes_nothing(fit, problem):
+    trace = [[0, 1, 4], [], [1, 2], [0, 4]]
+    for known in ("participants", "all"):
+        settings, history = SETTINGS | dict(quantile=0.25, known=known), Models()
+        algorithm = fedacs(problem.network(START), **settings)
+        fit(algorithm, problem, 4, callbacks=[history], trace=trace)
+        for name in ("models", "down", "up"):
+            np.testing.assert_array_equal(history[name][1], history[name][0])
+        assert_follows(history, algorithm, reference.fedacs(problem, START, trace, **settings))
+        assert "collaborators" not in algorithm.trainer.recorder.rows[1]
+
+
+# ---- what is sent, and evaluated ----------------------------------------------------------------
+
+
+def test_ledger(fit, problem):
+    """P up and P down for every visit, whatever the server remembers: 8 floats of 8 bytes."""
+    for known in ("participants", "all"):
+        history = Models()
+        algorithm = fedacs(problem.network(0.5), known=known, **SETTINGS)
+        fit(algorithm, problem, len(SAMPLED), callbacks=[history], trace=SAMPLED)
+        visits = np.bincount(np.concatenate(SAMPLED), minlength=7)
+        np.testing.assert_array_equal(history["down"][-1], 64 * visits)
+        np.testing.assert_array_equal(history["up"][-1], 64 * visits)
+
+
+def test_personalized_models_are_evaluated_after_the_round(fit):
+    """Everyone at the newest w_i, also who did not take part; there is no global model."""
+    rng = np.random.default_rng(1)
+    inputs, targets = rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
+    data = TensorDataModule(
+        torch.from_numpy(inputs),
+        torch.from_numpy(targets),
+        client_ids=np.repeat(np.arange(4), [20, 10, 18, 12]),
+        partition=Natural(),
+        protocol=SplitOwn(test=0.3, validation=0.2),
+    )
+    history = Models()
+    algorithm = FedACS(
+        torch.nn.Linear(3, 2).double(),
+        quantile=0.2,
+        lr=0.1,
+        batch_size=4,
+        loss=HalfSquaredError(),
+    )
+    fit(algorithm, data, 3, callbacks=[history], trace=[[0, 1, 2], [1, 2, 3], [0, 2]])
+    for t, row in enumerate(algorithm.trainer.recorder.rows):
+        for split in ("val", "test"):
+            losses = []
+            for i, w in enumerate(history["models"][t]):
+                samples = getattr(data.partition, split)[i]
+                outputs = inputs[samples] @ w[:6].reshape(2, 3).T + w[6:]
+                losses.append(0.5 * ((outputs - targets[samples]) ** 2).sum(1).mean())
+            assert row[f"{split}/personalized/loss"] == pytest.approx(np.mean(losses), rel=1e-9)
+        assert not any("global" in name for name in row)
+    assert algorithm.coupling is None or algorithm.coupling != np.inf
+
+
+# ---- what must not matter -----------------------------------------------------------------------
+
+
+def trained(root, digits, rounds, ckpt_path=None, seed=0, engine="auto", loop=None, **kwargs):
+    algorithm = FedACS(network(seed), lr=0.1, batch_size=32, quantile=0.4, engine=engine, **kwargs)
+    trainer = Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        default_root_dir=root,
+        enable_progress_bar=False,
+        limit_val_batches=0,
+        callbacks=[RoundCheckpoint(every_seconds=0)],
+    )
+    data = FederatedLoop(digits, clients_per_round=4, **(loop or {}))
+    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
+    return algorithm
+
+
+@pytest.mark.parametrize("known", ["participants", "all"])
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, known):
+    wanted = trained(tmp_path / "straight", digits, 4, known=known)
+    trained(tmp_path / "parts", digits, 2, known=known)
+    last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
+    resumed = trained(tmp_path / "parts", digits, 4, ckpt_path=last, seed=1, known=known)
+    assert resumed.store.names == wanted.store.names
+    for name in wanted.store.names:
+        rows = [method.store.read(name, np.arange(6)) for method in (resumed, wanted)]
+        assert torch.equal(*rows), name
+    for name in ("collaboration.csv", "metrics.csv"):
+        one, other = (tmp_path / part / "run" / name for part in ("parts", "straight"))
+        assert one.read_bytes() == other.read_bytes(), name
+
+
+@pytest.mark.parametrize("known", ["participants", "all"])
+def test_engines_and_chunks_agree(tmp_path, digits, known):
+    """Who collaborates does not depend on who is trained together."""
+
+    def run(engine, at_once):
+        loop = dict(clients_at_once=at_once)
+        algorithm = trained(tmp_path, digits, 3, engine=engine, loop=loop, known=known)
+        return algorithm.store.read("w", np.arange(6)), table(algorithm)
+
+    models, weights = run("loop", 1)
+    for engine, at_once in (("loop", 4), ("vmap", 2)):
+        found, other = run(engine, at_once)
+        assert (found - models).norm() < 1e-5 * models.norm()
+        for t, own in weights.items():
+            assert other[t].keys() == own.keys()
+            values = [other[t][pair] for pair in own]
+            np.testing.assert_allclose(values, list(own.values()), rtol=0, atol=1e-5)
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key, value", [("quantile", -0.1), ("quantile", 1.5), ("known", "everyone")]
+)
+def test_impossible_arguments_are_refused(problem, key, value):
+    with refused(key, str(value)):
+        FedACS(problem.network(), **{key: value})

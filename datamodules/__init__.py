@@ -10,19 +10,37 @@ from datamodules.partition import Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner
 from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
+from datamodules.theory import LeastSquares, TheoryProblem
+from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic
+from datamodules.vision import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    EMNISTDataModule,
+    FashionMNISTDataModule,
+    MNISTDataModule,
+    TinyImageNetDataModule,
+)
 
 __all__ = [
     "IID",
+    "AgentLogistic",
     "ArrayDataModule",
+    "CIFAR10DataModule",
+    "CIFAR100DataModule",
     "ClassesPerClient",
     "ClientDataModule",
     "ConfigError",
     "DatasetSamples",
     "DigitsDataModule",
     "Dirichlet",
+    "EMNISTDataModule",
+    "FashionMNISTDataModule",
     "FederatedDataModule",
+    "HeterogeneousLogistic",
+    "LeastSquares",
     "Loaded",
     "LogNormal",
+    "MNISTDataModule",
     "MatchLabels",
     "Natural",
     "Partition",
@@ -35,4 +53,6 @@ __all__ = [
     "SplitOwn",
     "TensorDataModule",
     "TensorSamples",
+    "TheoryProblem",
+    "TinyImageNetDataModule",
 ]

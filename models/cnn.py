@@ -8,39 +8,52 @@ from models.classifier import Classifier, pooled_size
 
 
 class CNN(Classifier):
-    """The MNIST network of the FedAvg paper.
+    """The MNIST network of the FedAvg paper, and others of its form.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     AISTATS 2017: two 5x5 convolutions (32 and 64 channels), each with ReLU and 2x2 max pooling,
     then a linear layer with 512 units and ReLU. The convolutions keep the size of the image: only
-    so there are the paper's 1,663,370 parameters for 28x28 images.
+    so there are the paper's 1,663,370 parameters for 28x28 images. ``kernel_size=3, hidden=128`` is
+    the network with two convolutions in FedCLUP's released code.
 
     Args:
         in_channels: 1 for gray images, 3 for color.
         num_classes: Number of scores.
         image_size: Side of the square images, at least 4.
+        kernel_size: Side of the convolutions' kernels, an odd number.
+        hidden: Units of the linear layer.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``image_size`` is too small.
+        ValueError: ``image_size`` is too small, or ``kernel_size`` is even.
     """
 
-    def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28) -> None:
-        side = pooled_size("CNN", image_size, padding=2)
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        image_size: int = 28,
+        kernel_size: int = 5,
+        hidden: int = 512,
+    ) -> None:
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size={kernel_size} of CNN must be odd, such as 3 or 5")
+        # Convolutions that keep the size leave the halving, whatever their kernels.
+        side, padding = pooled_size("CNN", image_size, padding=2), kernel_size // 2
         body = OrderedDict(
-            conv1=nn.Conv2d(in_channels, 32, kernel_size=5, padding=2),
+            conv1=nn.Conv2d(in_channels, 32, kernel_size, padding=padding),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(32, 64, kernel_size=5, padding=2),
+            conv2=nn.Conv2d(32, 64, kernel_size, padding=padding),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
-            linear1=nn.Linear(64 * side * side, 512),
+            linear1=nn.Linear(64 * side * side, hidden),
             relu3=nn.ReLU(),
         )
-        super().__init__(nn.Sequential(body), nn.Linear(512, num_classes))
+        super().__init__(nn.Sequential(body), nn.Linear(hidden, num_classes))
 
 
 class SmallCNN(Classifier):

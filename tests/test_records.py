@@ -15,11 +15,11 @@ from torch import nn
 from datamodules import DigitsDataModule, Dirichlet, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, FedSLR, LocalTrain
+from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import RoundCheckpoint, RoundProgress, RunFigure, RunRecorder, TrainAlone
 from pfl.callbacks.recorder import best_round, compare, peak_memory, versions
 from pfl.evaluation import worst_tenth
-from pfl.report.figures import run_figure
+from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.table import size, summary_table
 
 
@@ -372,3 +372,23 @@ def test_figure_draws_what_there_is(tmp_path, make, data):
         wanted = [row[f"test/{kind}/{number}"] for row in recorder.rows]
         assert list(drawn[kind]) == wanted
         assert len(axes[2].lines) >= 1
+
+
+def test_the_collaboration_map_shows_the_last_round(tmp_path):
+    method = FedACS(MLP(64, [4]), quantile=0.5)
+    fit(tmp_path, method, digits(), rounds=3, loop={"clients_per_round": 3})
+    assert (tmp_path / "run" / "collaboration.png").read_bytes().startswith(b"\x89PNG")
+    rows = [row for row in table(tmp_path / "run" / "collaboration.csv") if row["round"] == "3"]
+    axes = collaboration_figure(**method.recorded["collaboration"], round=3).axes[0]
+    shown = np.asarray(axes.images[0].get_array())
+    ids = sorted({int(row["client"]) for row in rows})
+    assert shown.shape == (3, 3) and [int(t.get_text()) for t in axes.get_xticklabels()] == ids
+    for row in rows:
+        place = ids.index(int(row["client"])), ids.index(int(row["partner"]))
+        assert shown[place] == pytest.approx(float(row["weight"]), rel=1e-6)
+    assert np.count_nonzero(shown) == len(rows)
+
+
+def test_methods_without_collaboration_draw_none(tmp_path):
+    fit(tmp_path, FedAvg(MLP(64, [4])), digits(), rounds=1)
+    assert not (tmp_path / "run" / "collaboration.png").exists()

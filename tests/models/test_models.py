@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,20 +11,45 @@ from torch import nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 import models
-from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
+from models import (
+    CNN,
+    MLP,
+    VGG11,
+    LeNet5,
+    LinearRegression,
+    LogisticRegression,
+    PenalizedLogisticRegression,
+    ResNet18,
+    SmallCNN,
+)
 from models.classifier import Classifier
 
 # name -> (how it is built, shape of a sample, number of classes)
 NETWORKS = {
     "LogisticRegression": (lambda: LogisticRegression(12, num_classes=3), (3, 2, 2), 3),
+    "LogisticRegression-linear": (lambda: LogisticRegression(12, 3, bias=False), (3, 2, 2), 3),
+    "LinearRegression": (lambda: LinearRegression(12), (3, 2, 2), 1),
+    "LinearRegression-affine": (lambda: LinearRegression(12, bias=True), (12,), 1),
+    "PenalizedLogisticRegression": (lambda: penalized(12), (3, 2, 2), 2),
     "MLP": (lambda: MLP(12, hidden=(7, 5), num_classes=3), (3, 2, 2), 3),
     "LeNet5": (lambda: LeNet5(in_channels=2, num_classes=4, image_size=17), (2, 17, 17), 4),
     "CNN": (lambda: CNN(in_channels=2, num_classes=4, image_size=9), (2, 9, 9), 4),
+    "CNN-3x3": (lambda: CNN(2, 4, image_size=9, kernel_size=3, hidden=7), (2, 9, 9), 4),
     "SmallCNN": (lambda: SmallCNN(2, image_size=9, num_classes=4, width=6), (2, 9, 9), 4),
     "ResNet18": (lambda: ResNet18(num_classes=4, in_channels=2), (2, 8, 8), 4),
     "ResNet18-large": (lambda: ResNet18(4, 2, norm_groups=4, small_images=False), (2, 40, 33), 4),
+    "VGG11": (lambda: VGG11(num_classes=4, in_channels=2), (2, 32, 32), 4),
+    "VGG11-none": (lambda: VGG11(4, 2, norm="none"), (2, 33, 64), 4),
 }
+LOSSES = {"HalfSquaredError", "PenalizedCrossEntropy"}
 BATCH_NORM = (lambda: ResNet18(num_classes=4, in_channels=2, norm="batch"), (2, 8, 8), 4)
+
+
+def penalized(in_features: int) -> PenalizedLogisticRegression:
+    """At random weights: it starts at 0."""
+    network = PenalizedLogisticRegression(in_features, alpha=2.0, beta=0.3)
+    nn.init.normal_(network.head.weight)
+    return network
 
 
 def count(module: nn.Module) -> int:
@@ -39,7 +65,7 @@ def linear(inputs: int, outputs: int) -> int:
 
 
 def test_every_exported_network_is_covered():
-    assert {name.split("-")[0] for name in NETWORKS} == set(models.__all__)
+    assert {name.split("-")[0] for name in NETWORKS} == set(models.__all__) - LOSSES
 
 
 @pytest.mark.parametrize(
@@ -88,10 +114,12 @@ def test_a_sample_is_scored_alone(build, shape, classes):
 def test_the_head_is_the_last_layer(build, shape, classes):
     network = build()
     assert isinstance(network, Classifier)
-    assert list(network.head.state_dict()) == ["weight", "bias"]
     nn.init.zeros_(network.head.weight)
-    nn.init.constant_(network.head.bias, 5.0)
-    assert torch.equal(network(torch.rand(2, *shape)), torch.full((2, classes), 5.0))
+    constant = 0.0
+    if network.head.bias is not None:
+        constant = 5.0
+        nn.init.constant_(network.head.bias, constant)
+    assert torch.equal(network(torch.rand(2, *shape)), torch.full((2, classes), constant))
 
 
 def test_logistic_regression_is_one_affine_map():
@@ -100,6 +128,15 @@ def test_logistic_regression_is_one_affine_map():
     x = torch.rand(5, 3, 4)
     w, b = network.head.weight, network.head.bias
     torch.testing.assert_close(network(x), x.reshape(5, 12) @ w.T + b)
+
+
+def test_regressions_without_bias_are_one_matrix():
+    """Parameters in the order of a problem's true models: row by row."""
+    x = torch.rand(5, 3, 4)
+    for network, outputs in ((LogisticRegression(12, 3, bias=False), 3), (LinearRegression(12), 1)):
+        w = nn.utils.parameters_to_vector(network.parameters())
+        torch.testing.assert_close(network(x), x.reshape(5, 12) @ w.view(outputs, 12).T)
+    assert count(LinearRegression(12, bias=True)) == 13
 
 
 @pytest.mark.parametrize(
@@ -148,6 +185,15 @@ def test_cnn_parameters():
     expected = conv(1, 32, 5) + conv(32, 64, 5) + linear(3136, 512) + linear(512, 10)
     assert expected == 1_663_370
     assert count(CNN()) == expected
+
+
+def test_cnn_of_fedclup_parameters():
+    """Their code: convolutions 1-32 and 32-64 of 3x3, linear layers 64*7*7-128 and 128-10."""
+    network = CNN(kernel_size=3, hidden=128)
+    assert count(network) == conv(1, 32, 3) + conv(32, 64, 3) + linear(3136, 128) + linear(128, 10)
+    assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"^kernel_size=4 of CNN must be odd, such as 3 or 5$"):
+        CNN(kernel_size=4)
 
 
 def test_small_cnn_parameters():
@@ -222,15 +268,58 @@ def test_resnet18_refuses_an_unknown_norm(norm):
         ResNet18(norm=norm)
 
 
+@pytest.mark.parametrize(("norm", "per_channel"), [("none", 1), ("group", 2), ("batch", 2)])
+def test_vgg11_parameters(norm, per_channel):
+    """Configuration A of Simonyan & Zisserman; each channel has a bias, or a scale and a shift."""
+    widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
+    expected = sum(i * o * 9 + per_channel * o for i, o in pairwise(widths)) + linear(512, 10)
+    assert count(VGG11(norm=norm)) == expected
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_vgg11_equals_torchvision(norm):
+    """Its convolutions are those of the independent implementation, with the same parameters."""
+    from torchvision.models import vgg11, vgg11_bn
+
+    torch.manual_seed(0)
+    reference = (vgg11 if norm == "none" else vgg11_bn)(init_weights=False).features.double()
+    network = VGG11(norm=norm).double()
+    if norm == "batch":  # which takes away the biases that torchvision has before it
+        for module in reference:
+            if isinstance(module, nn.Conv2d):
+                module.bias = None
+    ours, theirs = network.body.state_dict(), reference.state_dict()
+    assert [v.shape for v in ours.values()] == [v.shape for v in theirs.values()]
+    network.body.load_state_dict(dict(zip(ours, theirs.values(), strict=True)))
+    x = torch.rand(3, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(network.body(x), reference(x).flatten(1))
+
+
+def test_vgg11_starts_from_he_normal_and_refuses_an_unknown_norm():
+    """Standard deviation sqrt(2 / fan out); 2.4 million draws leave 0.2 % to chance."""
+    torch.manual_seed(0)
+    network = VGG11(norm="none")
+    expected = (2 / (512 * 3 * 3)) ** 0.5
+    assert network.body.conv8.weight.std().item() == pytest.approx(expected, rel=2e-3)
+    assert not network.body.conv8.bias.any()
+    with pytest.raises(ValueError, match=r"^norm='layer' is unknown; choose 'group', 'batch' or"):
+        VGG11(norm="layer")
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("LogisticRegression", {"in_features": 6, "num_classes": 3}),
+        ("LogisticRegression", {"in_features": 6, "num_classes": 3, "bias": False}),
+        ("LinearRegression", {"in_features": 6, "bias": True}),
+        ("PenalizedLogisticRegression", {"in_features": 6, "alpha": 2.0, "beta": 0.5}),
+        ("HalfSquaredError", {}),
+        ("PenalizedCrossEntropy", {}),
         ("MLP", {"in_features": 6, "hidden": [5, 4], "num_classes": 3}),
         ("LeNet5", {"in_channels": 2, "num_classes": 3, "image_size": 16}),
         ("CNN", {"in_channels": 2, "num_classes": 3, "image_size": 8}),
         ("SmallCNN", {"in_channels": 2, "image_size": 4, "num_classes": 3, "width": 8}),
         ("ResNet18", {"num_classes": 3, "in_channels": 2, "norm": "batch", "small_images": False}),
+        ("VGG11", {"num_classes": 3, "in_channels": 2, "norm": "none"}),
     ],
 )
 def test_a_yaml_file_can_describe_it(name, arguments):

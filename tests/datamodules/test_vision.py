@@ -1,0 +1,380 @@
+"""The image data sets, on small files in their own formats and through torchvision's own code.
+
+A server on this machine stands in for the Internet; of torchvision only the comparison of
+checksums is replaced, as small files cannot have those of the real ones.
+"""
+
+import functools
+import gzip
+import http.server
+import io
+import pickle
+import struct
+import sys
+import tarfile
+import threading
+import urllib.error
+import urllib.request
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torchvision import datasets
+from torchvision.transforms.functional import to_pil_image
+
+import datamodules
+from datamodules import (
+    CIFAR10DataModule,
+    CIFAR100DataModule,
+    ClassesPerClient,
+    EMNISTDataModule,
+    FashionMNISTDataModule,
+    MNISTDataModule,
+    SharedTest,
+    TinyImageNetDataModule,
+)
+from datamodules.vision import ImageDataModule
+from pfl.cli import main
+
+RNG = np.random.default_rng(0)
+TRAIN, TEST = 40, 12
+
+
+def draw(number, shape, classes):
+    """Random images and labels in which every class occurs."""
+    images = RNG.integers(0, 256, (number, *shape), np.uint8)
+    return images, RNG.permutation(np.arange(number) % classes)
+
+
+# ---- the formats --------------------------------------------------------------------------------
+
+
+def idx(array):
+    """The bytes of an idx file of unsigned bytes (yann.lecun.com/exdb/mnist)."""
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+def mnist_files(folder, parts, name="{}-{}-ubyte.gz"):
+    for part, (images, labels) in parts.items():
+        for kind, array in (("images-idx3", images), ("labels-idx1", labels)):
+            (folder / name.format(part, kind)).write_bytes(gzip.compress(idx(array)))
+
+
+def write_mnist(folder):
+    train, test = draw(TRAIN, (28, 28), 10), draw(TEST, (28, 28), 10)
+    mnist_files(folder, {"train": train, "t10k": test})
+    return [(images[:, None], labels) for images, labels in (train, test)]
+
+
+def write_emnist(folder, split="letters", classes=26, first=1):
+    """Its images lie in the file mirrored at the diagonal; "letters" counts classes from 1."""
+    train, test = draw(TRAIN, (28, 28), classes), draw(TEST, (28, 28), classes)
+    parts = {
+        f"emnist-{split}-{part}": (images.transpose(0, 2, 1), labels + first)
+        for part, (images, labels) in (("train", train), ("test", test))
+    }
+    (folder / "gzip").mkdir()
+    mnist_files(folder / "gzip", parts)
+    with zipfile.ZipFile(folder / "gzip.zip", "w") as archive:
+        for path in (folder / "gzip").iterdir():
+            archive.write(path, f"gzip/{path.name}")
+    return [(images[:, None], labels) for images, labels in (train, test)]
+
+
+def write_cifar(folder, archive, inner, batches, key, meta, classes):
+    """Pickled dictionaries: rows of 3072 bytes, channel by channel, and a list of labels."""
+    parts = []
+    with tarfile.open(folder / archive, "w:gz") as tar:
+
+        def add(name, content):
+            data = pickle.dumps(content)
+            info = tarfile.TarInfo(f"{inner}/{name}")
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+
+        for name in batches:
+            images, labels = draw(TRAIN, (3, 32, 32), classes)
+            add(name, {"data": images.reshape(TRAIN, -1), key: labels.tolist()})
+            parts.append((images, labels))
+        add(meta[0], {meta[1]: [f"class {i}" for i in range(classes)]})
+    *train, test = parts
+    return [tuple(map(np.concatenate, zip(*train, strict=True))), test]
+
+
+def write_cifar10(folder):
+    batches = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    meta = ("batches.meta", "label_names")
+    archive, inner = "cifar-10-python.tar.gz", "cifar-10-batches-py"
+    return write_cifar(folder, archive, inner, batches, "labels", meta, 10)
+
+
+def write_cifar100(folder):
+    meta = ("meta", "fine_label_names")
+    archive, inner = "cifar-100-python.tar.gz", "cifar-100-python"
+    return write_cifar(folder, archive, inner, ["train", "test"], "fine_labels", meta, 40)
+
+
+def write_tiny(folder):
+    """Folders of JPEGs by WordNet id; images of one colour, which JPEG keeps up to rounding."""
+    wnids = ["n03", "n01", "n02"]  # in wnids.txt they are in no order
+    sets: list[list] = [[], []]
+    with zipfile.ZipFile(folder / "tiny-imagenet-200.zip", "w") as archive:
+
+        def add(name, colour, gray=False):
+            image = torch.from_numpy(np.full((64, 64, 3), colour, np.uint8)).permute(2, 0, 1)
+            data = io.BytesIO()
+            to_pil_image(image[:1] if gray else image).save(data, "JPEG", quality=100)
+            archive.writestr(f"tiny-imagenet-200/{name}", data.getvalue())
+            return image.numpy()
+
+        archive.writestr("tiny-imagenet-200/wnids.txt", "".join(f"{w}\n" for w in wnids))
+        for number, wnid in enumerate(sorted(wnids)):
+            for i in range(3):
+                gray = i == 1  # some of the real ones are
+                colour = [RNG.integers(256)] * 3 if gray else RNG.integers(0, 256, 3)
+                image = add(f"train/{wnid}/images/{wnid}_{i}.JPEG", colour, gray)
+                sets[0].append((image, number))
+        lines = []
+        for i, wnid in enumerate(["n02", "n03", "n01", "n02"]):
+            image = add(f"val/images/val_{i}.JPEG", RNG.integers(0, 256, 3))
+            sets[1].append((image, sorted(wnids).index(wnid)))
+            lines.append(f"val_{i}.JPEG\t{wnid}\t0\t32\t44\t62\n")
+        archive.writestr("tiny-imagenet-200/val/val_annotations.txt", "".join(lines))
+    return [tuple(map(np.array, zip(*part, strict=True))) for part in sets]
+
+
+SETS = {
+    "MNIST": (MNISTDataModule, write_mnist),
+    "FashionMNIST": (FashionMNISTDataModule, write_mnist),
+    "EMNIST letters": (functools.partial(EMNISTDataModule, "letters"), write_emnist),
+    "EMNIST balanced": (EMNISTDataModule, lambda f: write_emnist(f, "balanced", 12, 0)),
+    "CIFAR10": (CIFAR10DataModule, write_cifar10),
+    "CIFAR100": (CIFAR100DataModule, write_cifar100),
+    "TinyImageNet": (TinyImageNetDataModule, write_tiny),
+}
+
+
+# ---- the server ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def internet(tmp_path, monkeypatch):
+    """A folder that is served at all addresses of the data sets, and what was asked for."""
+    folder = tmp_path / "internet"
+    folder.mkdir()
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            super().do_GET()
+
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Handler, directory=str(folder))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    for name in ("MNIST", "FashionMNIST"):
+        monkeypatch.setattr(getattr(datasets, name), "mirrors", [f"{address}/"])
+    for name in ("EMNIST", "CIFAR10", "CIFAR100"):
+        kind = getattr(datasets, name)
+        monkeypatch.setattr(kind, "url", f"{address}/{kind.url.rpartition('/')[2]}")
+    monkeypatch.setattr(TinyImageNetDataModule, "source", address)
+    monkeypatch.setattr(datasets.utils, "check_md5", lambda path, md5, **kwargs: True)
+    yield folder, asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def no_internet(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise urllib.error.URLError("no network here")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+
+
+# ---- tests --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_download_and_read(name, tmp_path, internet):
+    build, write = SETS[name]
+    folder, asked = internet
+    expected = write(folder)
+    dm = build(num_clients=2, root=tmp_path / "data" / "sets", protocol=SharedTest(validation=0))
+    assert not asked and not (tmp_path / "data").exists()
+    dm.prepare_data()
+    assert asked
+    for samples, (images, labels) in zip(dm.load()[:2], expected, strict=True):
+        assert samples.inputs.dtype == torch.uint8 and samples.targets.dtype == torch.int64
+        assert samples.inputs.shape == images.shape
+        distance = np.abs(samples.inputs.numpy().astype(int) - images)
+        assert distance.max() <= (2 if name == "TinyImageNet" else 0)
+        assert samples.targets.tolist() == labels.tolist()
+
+    assert dm.input_shape == expected[0][0].shape[1:]
+    assert dm.num_classes == max(labels.max() for _, labels in expected) + 1
+    assert dm.client_sizes.sum() == len(expected[0][1])
+    assert dm.partition.test.sizes.tolist() == [len(expected[1][1])] * 2
+    x, _ = dm.samples.gather(torch.tensor([0]))
+    assert x.dtype == torch.float32 and x.max() <= 1
+    torch.testing.assert_close(x[0], dm.load().train.inputs[0] / 255)
+
+    del asked[:]
+    dm = build(num_clients=2, root=tmp_path / "data" / "sets")
+    dm.prepare_data()
+    dm.setup()
+    assert asked == []
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_archives_put_there_by_hand_need_no_network(name, tmp_path, internet, no_internet):
+    build, write = SETS[name]
+    served, _ = internet
+    expected = write(served)
+    dm = build(num_clients=2, root=tmp_path)
+    for archive in dm.archives:
+        path = tmp_path / archive
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (served / path.name).rename(path)
+    assert len(dm.samples) == sum(len(labels) for _, labels in expected)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_without_a_network_one_line_says_what_to_put_where(name, tmp_path, no_internet, one_line):
+    dm = SETS[name][0](num_clients=2, root=tmp_path)
+    archives = [tmp_path / archive for archive in dm.archives]
+    what = [f"root='{tmp_path}'", dm.title, "no network here", *(path.name for path in archives)]
+    with one_line(*what, f"from {dm.source} into {archives[0].parent}"):
+        dm.prepare_data()
+    with one_line(f"root='{tmp_path}'", dm.files[0], "prepare_data()"):
+        dm.setup()
+
+
+def test_the_addresses_are_those_of_torchvision():
+    """The line above sends a user to the place from which torchvision downloads."""
+    kinds = [d for d in vars(datamodules).values() if isinstance(d, type)]
+    found = [d for d in kinds if issubclass(d, ImageDataModule)]
+    assert len(found) == 6
+    for dm in found:
+        if dm is not TinyImageNetDataModule:
+            stored = getattr(datasets, dm.title)
+            url = stored.url if "url" in vars(stored) else stored.mirrors[0] + "x"
+            assert dm.source == url.rpartition("/")[0]
+
+
+def test_files_that_are_not_those_of_the_data_set_are_refused(tmp_path, no_internet, one_line):
+    """Checksums are torchvision's; here nothing is replaced."""
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    for name in ("train", "test", "meta"):
+        (folder / name).write_bytes(pickle.dumps({"data": [], "fine_labels": []}))
+    dm = CIFAR100DataModule(num_clients=2, root=tmp_path)
+    with one_line(f"root='{tmp_path}'", "CIFAR100", "cannot be read", "remove it"):
+        dm.setup()
+
+
+def test_damaged_files_are_refused(tmp_path, internet, one_line):
+    write_mnist(internet[0])
+    dm = MNISTDataModule(num_clients=2, root=tmp_path)
+    dm.prepare_data()
+    (tmp_path / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03")
+    with one_line("MNIST", "cannot be read"):
+        dm.setup()
+
+
+def test_a_broken_off_download_is_taken_up_again(tmp_path, internet):
+    """Tiny ImageNet's images are decoded anew where that was not finished."""
+    write_tiny(internet[0])
+    dm = TinyImageNetDataModule(num_clients=2, root=tmp_path)
+    dm.prepare_data()
+    before = dm.load().test
+    inside = {path.name for path in (tmp_path / "tiny-imagenet-200").iterdir()}
+    assert not [name for name in inside if "partial" in name]
+    assert {path.name for path in tmp_path.glob("tiny*")} == {*dm.archives, dm.folder}
+    (tmp_path / "tiny-imagenet-200" / "val_labels.npy").unlink()
+    del internet[1][:]
+    dm.prepare_data()
+    assert internet[1] == []  # the folder is whole
+    assert torch.equal(dm.load().test.targets, before.targets)
+    assert torch.equal(dm.load().test.inputs, before.inputs)
+
+
+def test_some_of_the_training_samples(tmp_path, internet, one_line):
+    images, labels = write_mnist(internet[0])[0]
+    build = functools.partial(
+        MNISTDataModule, num_clients=5, root=tmp_path, protocol=SharedTest(validation=0)
+    )
+
+    def chosen(**arguments):
+        dm = build(**arguments)
+        dm.prepare_data()
+        train = dm.load().train
+        rows = [int(np.flatnonzero((images == x.numpy()).all((1, 2, 3)))[0]) for x in train.inputs]
+        assert labels[rows].tolist() == train.targets.tolist()
+        return rows
+
+    some = chosen(train_samples=15)
+    assert len(set(some)) == 15 and sorted(some) == some  # different ones, in their order
+    assert some == chosen(train_samples=15) != chosen(train_samples=15, seed=1)
+    assert chosen(train_samples=TRAIN) == chosen() == list(range(TRAIN))
+    dm = build(train_samples=15)
+    assert dm.client_sizes.tolist() == [3] * 5 and dm.partition.test.sizes[0] == TEST
+    assert dm.describe().startswith("15 training samples only, 5 clients,")
+    assert build().describe().startswith("5 clients,")
+    with one_line("train_samples=0", "at least 1"):
+        build(train_samples=0)
+    with one_line("train_samples=41", "40", "MNIST"):
+        build(train_samples=41).setup()
+
+
+def test_unknown_emnist_split(one_line):
+    with one_line("split='letter'", "letters, digits"):
+        EMNISTDataModule("letter", num_clients=2)
+
+
+def test_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert MNISTDataModule(root="~/data").root == tmp_path / "data"
+
+
+def test_from_the_command_line(tmp_path, internet, monkeypatch, capsys):
+    """Downloads on first use, trains, tests."""
+    write_emnist(internet[0])
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    config = tmp_path / "emnist.yaml"
+    config.write_text(f"""
+trainer: {{name: emnist, max_epochs: 1, accelerator: cpu, default_root_dir: {tmp_path}}}
+model:
+  class_path: FedAvg
+  init_args:
+    network:
+      class_path: LogisticRegression
+      init_args: {{in_features: 784, num_classes: 26}}
+data:
+  class_path: EMNISTDataModule
+  init_args:
+    split: letters
+    root: {tmp_path / "data"}
+    num_clients: 4
+    protocol: {{class_path: SharedTest, init_args: {{validation: 0}}}}
+    partition: {{class_path: ClassesPerClient, init_args: {{classes: 7}}}}
+""")
+    assert main(["fit", "--config", str(config)]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+    assert main(["fit", "--config", str(config), "--data.split=letter"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "letter" in error and "byclass" in error
+
+
+def test_classes_per_client_sees_the_labels(tmp_path, internet):
+    write_cifar10(internet[0])
+    dm = CIFAR10DataModule(4, ClassesPerClient(5), SharedTest(validation=0), root=tmp_path)
+    assert (dm.label_counts("train") > 0).sum(1).tolist() == [5] * 4

@@ -24,6 +24,11 @@ from pfl.loop import FederatedLoop
 from pfl.trainer import Trainer
 from pfl.usererrors import one_line
 
+DESCRIPTION = (
+    "Personalized federated learning. One more subcommand, `reproduce`, runs and draws a figure "
+    "of a paper; `reproduce --list` names them."
+)
+
 
 class FederatedCLI(LightningCLI):
     """`fit`, `validate`, `test` and `predict` with the keys `trainer, model, data, loop`.
@@ -42,7 +47,7 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,  # RunRecorder writes it into the run's folder
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False},
+            parser_kwargs={"exit_on_error": False, "description": DESCRIPTION},
             args=args,
         )
 
@@ -110,18 +115,28 @@ def main(args: list[str] | None = None) -> int:
     """Run the command line; a user's mistake is one line and exit status 2."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    words = sys.argv[1:] if args is None else args
     try:
-        FederatedCLI(args)
-    except (ConfigError, MisconfigurationException) as error:
-        return _refuse(" ".join(str(error).split()))
-    except ValueError as error:
-        # What a constructor raises comes wrapped by the parser.
-        if not str(error).startswith("Does not validate against"):
+        if words[:1] == ["reproduce"]:
+            from pfl.reproduce import command
+
+            command(words[1:])
+        else:
+            FederatedCLI(args)
+    except Exception as error:
+        line = explain(error)
+        if line is None:
             raise
-        return _refuse(one_line(error))
+        print(f"error: {line}", file=sys.stderr)
+        return 2
     return 0
 
 
-def _refuse(line: str) -> int:
-    print(f"error: {line}", file=sys.stderr)
-    return 2
+def explain(error: Exception) -> str | None:
+    """A user's mistake in one line; None where the error is something else."""
+    if isinstance(error, ConfigError | MisconfigurationException):
+        return " ".join(str(error).split())
+    # What a constructor raises comes wrapped by the parser.
+    if isinstance(error, ValueError) and str(error).startswith("Does not validate against"):
+        return one_line(error)
+    return None

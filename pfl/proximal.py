@@ -53,11 +53,11 @@ def low_rank(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor
     Returns:
         The models [..., P], and the ranks int64 [..., number of matrix layers].
     """
-    w, ranks = w.clone(), []
+    result, ranks = w.clone(), []
     for layer in space.matrices:
         matrix, rank = singular_value_threshold(layer.to_matrix(w[..., layer.span]), threshold)
-        w[..., layer.span] = layer.from_matrix(matrix)
+        result[..., layer.span] = layer.from_matrix(matrix)
         ranks.append(rank)
     shape = (*w.shape[:-1], 0)
     stacked = torch.stack(ranks, -1) if ranks else w.new_zeros(shape, dtype=torch.int64)
-    return w, stacked
+    return result, stacked

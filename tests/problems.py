@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
-from models import HalfSquaredError as HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
 

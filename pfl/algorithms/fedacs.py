@@ -1,6 +1,7 @@
 """FedACS.
 
-Chen, Li, Shen, "Federated Learning with Attention-Based Client Selection", arXiv 2312.15148, 2023.
+Chen, Li, Shen, "Personalized Federated Learning with Attention-based Client Selection",
+arXiv 2312.15148, 2023.
 """
 
 from __future__ import annotations

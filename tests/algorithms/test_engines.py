@@ -1,4 +1,7 @@
-"""What must not depend on how clients are put together: engines, chunks, and neighbours' sizes."""
+"""What must not depend on how clients are put together: engines, chunks, and neighbours' sizes.
+
+test_conformance.py asks that of every method; here are convolutions, optimizers and precision.
+"""
 
 from functools import partial
 
@@ -11,26 +14,15 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from models.cnn import SmallCNN
 from pfl import FederatedLoop
-from pfl.algorithms import GPGD, LPGD, FedAvg, FedProx, FedSLR, LocalTrain
+from pfl.algorithms import LPGD, FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
 from tests.problems import History
 
 METHODS = {
     "FedAvg": FedAvg,
     "FedAvg, Adam": partial(FedAvg, optimizer=torch.optim.Adam),
-    "FedProx": partial(FedProx, proximal_weight=0.5),
-    "LocalTrain": LocalTrain,
     "FedSLR": partial(FedSLR, proximal_step=1.0, low_rank_penalty=0.05, sparse_penalty=0.01),
-    "FedSLR, S+LR": partial(
-        FedSLR,
-        proximal_step=1.0,
-        low_rank_penalty=0.005,
-        sparse_penalty=0.05,
-        global_component="sparse",
-        personal_component="low_rank",
-    ),
     "LPGD": partial(LPGD, low_rank_penalty=0.05),
-    "GPGD": partial(GPGD, low_rank_penalty=0.05),
 }
 NETWORKS = {
     "MLP": lambda: MLP(64, (8,)),
@@ -68,14 +60,13 @@ def everything(fit, digits, method, network, engine, at_once, precision):
     return result
 
 
-@pytest.mark.parametrize("network", NETWORKS)
-@pytest.mark.parametrize("method", METHODS)
-def test_engines_and_chunks_agree(fit, digits, method, network):
+@pytest.mark.parametrize("method", ["FedAvg, Adam", "FedSLR", "LPGD"])
+def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
     """Against one client after another by the plain loop: in float64 the order of sums is all that
     differs, so 1e-10 leaves no room for a masked row that moves or a client in a wrong row."""
-    first = everything(fit, digits, method, network, "loop", 1, "64-true")
+    first = everything(fit, digits, method, "CNN", "loop", 1, "64-true")
     for engine, at_once in (("loop", 4), ("vmap", 1), ("vmap", 2), ("vmap", 4)):
-        other = everything(fit, digits, method, network, engine, at_once, "64-true")
+        other = everything(fit, digits, method, "CNN", engine, at_once, "64-true")
         for name, values in first.items():
             scale = np.abs(values).max()
             np.testing.assert_allclose(

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
-from models import MLP
+from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, LocalTrain
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_agg_acs as reference
-from tests.problems import HalfSquaredError, History, least_squares
+from tests.problems import History, least_squares
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())

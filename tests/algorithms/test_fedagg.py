@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import MLP
+from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAgg
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.test_fedagg_rates import rates_by_round
 from tests.algorithms.test_fedavg import batches_of_clients
-from tests.problems import HalfSquaredError, History, Steps, least_squares
+from tests.problems import History, Steps, least_squares
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())

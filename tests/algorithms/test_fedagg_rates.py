@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from models import HalfSquaredError
 from pfl.algorithms import FedAgg
 from tests.algorithms import reference_agg_acs as reference
-from tests.problems import HalfSquaredError, History, least_squares, matrix_problem, scalar_problem
+from tests.problems import History, least_squares, matrix_problem, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from models import HalfSquaredError
 from pfl.algorithms import FedAvg
 from tests.algorithms import reference
-from tests.problems import HalfSquaredError, History, Steps, least_squares, scalar_problem
+from tests.problems import History, Steps, least_squares, scalar_problem
 
 SIZES = (7, 2, 5, 3)
 FULL = dict(batch_size=None, loss=HalfSquaredError())

@@ -4,15 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 
-from datamodules import DigitsDataModule, Dirichlet
-from models import MLP
-from pfl.algorithms import FedCLUP, LocalTrain
+from models import HalfSquaredError
+from pfl.algorithms import FedCLUP
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import Models, assert_rounds
 from tests.problems import (
-    HalfSquaredError,
     Steps,
     least_squares,
     matrix_problem,
@@ -354,23 +351,6 @@ def test_the_rate_that_corollary_2_guarantees(fit, lam):
 
 
 # ---- both ends ----------------------------------------------------------------------------------
-
-
-def test_without_a_penalty_it_is_local_training(fit):
-    digits = DigitsDataModule(num_clients=6, partition=Dirichlet(0.3))
-    settings = dict(lr=0.2, lr_decay=0.9, weight_decay=1e-3, local_epochs=2, batch_size=64)
-    ends = []
-    for method, extra in ((LocalTrain, {}), (FedCLUP, {"penalty": 0.0})):
-        torch.manual_seed(0)
-        algorithm = method(MLP(64, (8,)), **settings, **extra)
-        fit(algorithm, digits, 3, precision="32-true", clients_per_round=3)
-        ends.append(algorithm)
-    rows = [algorithm.store.read("w", np.arange(6)) for algorithm in ends]
-    assert torch.equal(*rows)
-    scores = [a.evaluation.scores["test", "personalized"]["loss"] for a in ends]
-    np.testing.assert_array_equal(*scores)
-    assert ends[1].global_model.isfinite().all()
-    assert ends[1].coupling == 0.0
 
 
 def test_without_a_penalty_a_given_server_step_leaves_the_global_model(fit, problem):

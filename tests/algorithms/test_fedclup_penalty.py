@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
-from models import MLP
+from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedCLUP
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import Models, Stop, assert_rounds
-from tests.problems import HalfSquaredError, Problem, least_squares, scalar_problem
+from tests.problems import Problem, least_squares, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())

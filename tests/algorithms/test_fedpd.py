@@ -5,10 +5,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from models import HalfSquaredError
 from pfl.algorithms import FedPD
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import assert_rounds
-from tests.problems import HalfSquaredError, History, Steps, least_squares, scalar_problem
+from tests.problems import History, Steps, least_squares, scalar_problem
 from tests.refusal import refused
 
 LOSS = HalfSquaredError()

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from datamodules import Natural, SplitOwn, TensorDataModule
+from models import HalfSquaredError
 from pfl.algorithms import FedAvg, FedPD, FedSLR
 from tests.algorithms import reference_clup_pd as reference
 from tests.problems import (
-    HalfSquaredError,
     History,
     least_squares,
     matrix_problem,
@@ -243,27 +243,6 @@ def test_the_matlab_form_diverges_there(slip, bounded):
 
 
 # ---- skipping -----------------------------------------------------------------------------------
-
-
-def test_skipping_changes_nothing_for_identical_clients(fit):
-    """All agents move alike, so that their mean is what they have already."""
-    optimum = np.random.default_rng(4).normal(size=(3, 2))
-    problem, histories = matrix_problem([optimum] * 4, curvatures=1.3), [History(), History()]
-    for skip, history in zip((0.0, 0.6), histories, strict=True):
-        algorithm = FedPD(
-            problem.network(0.5),
-            proximal_step=0.4,
-            skip_probability=skip,
-            lr=0.2,
-            local_steps=2,
-            **FULL,
-        )
-        fit(algorithm, problem, 15, callbacks=[history])
-    always, seldom = histories
-    for name in ("w", "x", "lam"):
-        np.testing.assert_allclose(always[name], seldom[name], rtol=0, atol=1e-12)
-    assert (seldom["up"][-1] < always["up"][-1]).all()
-    assert np.abs(always["w"][-1] - always["w"][0]).max() > 0.1
 
 
 def test_skipping_leaves_an_error_floor_for_different_clients(fit):

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from models import HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
 from tests.problems import (
-    HalfSquaredError,
     History,
     Problem,
     kernel_problem,

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from models import HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import HalfSquaredError, History, kernel_problem, matrix_problem
+from tests.problems import History, kernel_problem, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 LOW_RANK, SPARSE = "low_rank", "sparse"

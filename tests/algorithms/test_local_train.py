@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import MLP
+from models import MLP, HalfSquaredError
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import TrainAlone
-from tests.problems import HalfSquaredError, History, least_squares, matrix_problem
+from tests.problems import History, least_squares, matrix_problem
 
 
 def test_every_client_reaches_its_own_optimum(fit):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from models import HalfSquaredError
 from pfl.algorithms import GPGD, LPGD
 from tests.algorithms import reference
-from tests.problems import HalfSquaredError, History, kernel_problem, least_squares, matrix_problem
+from tests.problems import History, kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 TRACE = [[0, 1, 2, 3], [1, 2], [0, 3], [1]]

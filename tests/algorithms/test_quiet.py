@@ -6,10 +6,11 @@ import warnings
 import pytest
 import torch
 
+from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.clients import ClientStore
-from tests.problems import HalfSquaredError, scalar_problem
+from tests.problems import scalar_problem
 
 
 def test_data_without_held_out_samples_train_without_a_warning(tmp_path):

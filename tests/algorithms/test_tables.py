@@ -7,10 +7,11 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 
+from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.callbacks import RoundCheckpoint
-from tests.problems import HalfSquaredError, History, least_squares
+from tests.problems import History, least_squares
 
 SIZES = (7, 2, 5, 3, 4)
 TRACE = [[0, 1, 2, 3, 4], [1, 4], [], [0, 2, 3], [4], [0, 1, 3, 4]]

@@ -1,0 +1,86 @@
+"""Tables of a paper, written as Markdown from a table with a row for each run and round.
+
+A table is a mapping in its file, with the keys `title`, `y`, `y_unit`, `at`, `runs` and `where` of
+a panel (see `pfl.report.curves`), and
+
+    rows: [run]                # axes of the grid, `run` among them, whose values are the rows
+    columns: [data]            # and the columns; without it there is one
+
+A cell is the mean ± standard deviation over the seeds (of one seed: its value) of the last round's
+y; "–" where a run has no such metric or diverged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from pfl.errors import ConfigError
+from pfl.report.curves import Panel, Row, read_panel
+
+
+@dataclass(frozen=True)
+class Table:
+    """What one table shows; the module's text explains the keys."""
+
+    panel: Panel
+    rows: list[str]
+    columns: list[str]
+
+    def markdown(self, table: Sequence[Row]) -> str:
+        """The table, with its title above it."""
+        values: dict[str, list[Any]] = {"run": list(self.panel.runs), **self.panel.axes}
+        values |= self.panel.where
+        where = self.panel.where.items()
+        table = [row for row in table if all(row[axis] in chosen for axis, chosen in where)]
+        across = list(product(*(values[axis] for axis in self.columns)))
+        head = [" / ".join(self.rows), *(", ".join(map(str, point)) for point in across)]
+        if not self.columns:
+            head[1] = self.panel.y[0]
+        lines = [f"**{self.panel.title}**", "", _line(head), _line(["---"] * len(head))]
+        for down in product(*(values[axis] for axis in self.rows)):
+            place = dict(zip(self.rows, down, strict=True))
+            cells = [self._cell(table, place | _point(self.columns, point)) for point in across]
+            lines.append(_line([", ".join(map(str, down)), *cells]))
+        return "\n".join(lines) + "\n"
+
+    def _cell(self, table: Sequence[Row], point: dict[str, Any]) -> str:
+        rows = [row for row in table if all(row[axis] == v for axis, v in point.items())]
+        seeds = dict.fromkeys(row["seed"] for row in rows)
+        values = [self.panel.reduced([r for r in rows if r["seed"] == seed]) for seed in seeds]
+        known = np.array([value for value in values if value is not None]) / self.panel.y_unit
+        if not len(known) or len(known) < len(values):
+            return "–"
+        spread = f" ± {known.std():.4g}" if len(known) > 1 else ""
+        return f"{known.mean():.4g}{spread}"
+
+
+def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:
+    """A table of a paper's file, checked against its runs and its grid."""
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: tables: {content!r}; a table needs y, a metric, and rows")
+    rows, columns = (list(content.get(key, [])) for key in ("rows", "columns"))
+    rest = {key: value for key, value in content.items() if key not in ("rows", "columns")}
+    panel = read_panel(name, rest, runs, grid)
+    counts = {"run": len(panel.runs)}
+    counts |= {axis: len(panel.where.get(axis, values)) for axis, values in panel.axes.items()}
+    used = rows + columns
+    whole = len(set(used)) == len(used) and {a for a, n in counts.items() if n > 1} <= set(used)
+    if not (rows and whole and set(used) <= set(counts)):
+        raise ConfigError(
+            f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
+            f"{', '.join(counts)} once"
+        )
+    return Table(panel, rows, columns)
+
+
+def _point(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(axes, values, strict=True))
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,249 @@
+"""Panels of a paper's figure, drawn from a table with a row for each run and round.
+
+A panel is a mapping in the figure's file, with any of
+
+    x: round                   # a metric, or the name of an axis of the grid
+    y: train/global/gap        # a metric, or a list: in each row the first that it has
+    at: last                   # where x is an axis, which round of a run is shown: `last`, `best`
+                               # (lowest y), or {metric: value}, the first with metric <= value
+    runs: [FedAvg, FedPD]      # which, in this order; all by default. As a mapping: with their
+                               # labels; runs with the same label have the same colour
+    where: {size: small}       # which values of the grid's axes: one value, or a list
+    log: y                     # logarithmic axes: x, y or xy
+    x_unit: 40000              # divide x (or y, y_unit) by this
+    xlim, ylim: [0, 1]
+    title, xlabel, ylabel: text
+
+A line is the mean over the seeds, with a band from the lowest to the highest of them. It ends where
+the first of them diverged; a point of a grid is left out where one of them has no such round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import product
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from pfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Row = Mapping[str, Any]
+# Okabe & Ito's colours for colour-blind readers.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+LINES = ("-", "--", ":", "-.")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a panel: where it stands in the figure, and its points with their range."""
+
+    label: str
+    point: dict[str, Any]
+    x: np.ndarray
+    y: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class Panel:
+    """What one panel shows; the module's text explains the keys."""
+
+    runs: dict[str, str]
+    axes: dict[str, list[Any]] = field(metadata={"inner": True})
+    x: str = "round"
+    y: list[str] = field(default_factory=list)
+    at: str | dict[str, float] = "last"
+    where: dict[str, list[Any]] = field(default_factory=dict)
+    log: str = ""
+    x_unit: float = 1.0
+    y_unit: float = 1.0
+    xlim: list[float] | None = None
+    ylim: list[float] | None = None
+    title: str = ""
+    xlabel: str | None = None
+    ylabel: str | None = None
+
+    @property
+    def metrics(self) -> list[str]:
+        """Of `metrics.csv`, that this panel needs."""
+        names = ["round", *([] if self.x in self.axes else [self.x]), *self.y]
+        return names + (list(self.at) if isinstance(self.at, dict) else [])
+
+    def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
+        """Refuse a metric that no run has."""
+        have = {name for row in table if row["run"] in self.runs for name in row}
+        missing = [name for name in (self.x, *self.metrics) if name not in have | {*self.y}]
+        if not have & {*self.y}:
+            missing.append(" or ".join(self.y))
+        if missing:
+            metrics = ", ".join(name for name in known if "/" in name)
+            raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
+
+    def lines(self, table: Sequence[Row]) -> list[Line]:
+        """What is drawn, run by run and for each point of the other axes of the grid."""
+        others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
+        points = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
+        lines = (self._line(table, run, point) for run in self.runs for point in points)
+        return [line for line in lines if len(line.x)]
+
+    def _line(self, table: Sequence[Row], run: str, point: dict[str, Any]) -> Line:
+        rows = [r for r in table if r["run"] == run and all(r[k] == v for k, v in point.items())]
+        seeds = dict.fromkeys(row["seed"] for row in rows)
+        series = [self._points([row for row in rows if row["seed"] == seed]) for seed in seeds]
+        return Line(self.runs[run], point, *_mean(series, self.x_unit, self.y_unit))
+
+    def _points(self, rows: Sequence[Row]) -> dict[Any, tuple[float, float]]:
+        """x and y of one seed, by what seeds share: the value of the axis, or the round."""
+        if self.x not in self.axes:
+            rows = [row for row in rows if self.x in row and self._y(row) is not None]
+            return {row["round"]: (row[self.x], cast(float, self._y(row))) for row in rows}
+        points = {}
+        for x in self.where.get(self.x, self.axes[self.x]):
+            y = self.reduced([row for row in rows if row[self.x] == x])
+            if y is not None:
+                points[x] = (x, y)
+        return points
+
+    def reduced(self, rows: Sequence[Row]) -> float | None:
+        """y of the round of a run that `at` names; None where there is none."""
+        values = [y for row in rows if (y := self._y(row)) is not None]
+        if isinstance(self.at, dict):
+            ((metric, threshold),) = self.at.items()
+            reached = (self._y(row) for row in rows if row.get(metric, np.inf) <= threshold)
+            return next(reached, None)
+        if not values or any(row["diverged"] for row in rows):
+            return None
+        return min(values) if self.at == "best" else values[-1]
+
+    def _y(self, row: Row) -> float | None:
+        return next((row[name] for name in self.y if name in row), None)
+
+
+def _mean(
+    series: list[dict[Any, tuple[float, float]]], x_unit: float, y_unit: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Mean x, mean, lowest and highest y over the seeds, where all of them have a point."""
+    common = [key for key in (series[0] if series else []) if all(key in s for s in series)]
+    if not common:
+        return np.empty(0), np.empty(0), np.empty(0), np.empty(0)
+    points = np.array([[s[key] for key in common] for s in series], float)
+    x, y = points[..., 0] / x_unit, points[..., 1] / y_unit
+    return x.mean(0), y.mean(0), y.min(0), y.max(0)
+
+
+def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Panel:
+    """A panel of a figure's file, checked against its runs and its grid."""
+    names = [f.name for f in fields(Panel) if not f.metadata.get("inner")]
+
+    def refuse(key: str, wanted: str) -> ConfigError:
+        return ConfigError(f"{figure}: panels.{key}: {content.get(key)!r}; it must be {wanted}")
+
+    if not isinstance(content, dict) or not content.get("y"):
+        raise ConfigError(f"{figure}: panels: {content!r}; a panel needs y, a metric")
+    if unknown := [key for key in content if key not in names]:
+        known = ", ".join(names)
+        raise ConfigError(f"{figure}: panels: there is no key {unknown[0]!r}; known are {known}")
+    axes = {key: list(values) for key, values in grid.items()}
+    given = {"runs": runs, **content, "y": _listed(content["y"])}
+    given["where"] = {key: _listed(value) for key, value in content.get("where", {}).items()}
+    if not isinstance(given["runs"], dict):
+        given["runs"] = {run: run for run in _listed(given["runs"])}
+    if missing := [run for run in given["runs"] if run not in runs]:
+        raise refuse("runs", f"of {', '.join(runs)}, which {missing[0]!r} is not")
+    for key, values in given["where"].items():
+        if key not in axes or [value for value in values if value not in axes[key]]:
+            raise refuse("where", f"values of the grid's axes, {axes}")
+    if given.get("log", "") not in ("", "x", "y", "xy"):
+        raise refuse("log", "x, y or xy")
+    if not all(isinstance(x, int | float) for x in axes.get(content.get("x", ""), [])):
+        raise refuse("x", "an axis of numbers")
+    at = given.get("at", "last")
+    if not (at in ("last", "best") or (isinstance(at, dict) and len(at) == 1)):
+        raise refuse("at", "last, best or {metric: value}")
+    return Panel(axes=axes, **given)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
+    """All panels, up to three in a row, with one legend below them."""
+    from matplotlib.figure import Figure  # slow to import; without pyplot: no display, no state
+
+    columns = min(len(panels), 3 if len(panels) != 4 else 2)
+    rows = -(-len(panels) // columns)
+    figure = Figure(figsize=(max(6.5, 4.3 * columns), 3.3 * rows + 0.8), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    labels = list(dict.fromkeys(label for panel in panels for label in panel.runs.values()))
+    handles: dict[str, Any] = {}
+    for panel, axes in zip(panels, places, strict=False):
+        handles |= _draw_panel(axes, panel, table, labels)
+    for axes in places[len(panels) :]:
+        axes.axis("off")
+    figure.suptitle(title)
+    figure.legend(
+        handles.values(),
+        handles.keys(),
+        loc="outside lower center",
+        ncols=min(columns + 2, len(handles)),
+        fontsize="small",
+    )
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, panel: Panel, table: Sequence[Row], labels: list[str]
+) -> dict[str, Any]:
+    """Draw one panel; a label has its colour, and a point of the grid its kind of line.
+
+    Where there is one point, lines that lie on one another still show: some are broken.
+    """
+    lines = panel.lines(table)
+    points: list[dict[str, Any]] = []
+    for line in lines:
+        points += [] if line.point in points else [line.point]
+    handles = {}
+    for line in lines:
+        shown = line.point if len(points) > 1 else {}
+        varying = [k for k in shown if len({str(p[k]) for p in points}) > 1]
+        label = ", ".join([line.label, *(f"{k} {shown[k]}" for k in varying)])
+        number = labels.index(line.label)
+        marker = MARKERS[number % len(MARKERS)]
+        kind = points.index(line.point) if len(points) > 1 else max(0, number - 3)
+        (handles[label],) = axes.plot(
+            line.x,
+            line.y,
+            LINES[kind % len(LINES)],
+            color=COLOURS[number % len(COLOURS)],
+            marker=marker if panel.x in panel.axes or len(line.x) == 1 else None,
+            markersize=4,
+            linewidth=1.4,
+            label=label,
+        )
+        if (line.high > line.low).any():
+            axes.fill_between(
+                line.x, line.low, line.high, color=handles[label].get_color(), alpha=0.15, lw=0
+            )
+    axes.set(
+        title=panel.title,
+        xlabel=panel.x if panel.xlabel is None else panel.xlabel,
+        ylabel=panel.y[0] if panel.ylabel is None else panel.ylabel,
+        xscale="log" if "x" in panel.log else "linear",
+        yscale="log" if "y" in panel.log else "linear",
+        xlim=panel.xlim,
+        ylim=panel.ylim,
+    )
+    axes.grid(alpha=0.3)
+    return handles

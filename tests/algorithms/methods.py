@@ -1,0 +1,269 @@
+"""The list of all methods for the tests that every one of them must pass.
+
+A new method gets one entry in `METHODS`: how it is made, where it ends on quadratics, what a round
+costs, and which of its client states must never leave the client. Then test_conformance.py checks
+it, and tests/test_strategy.py runs it in two processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from datamodules import Natural, SharedTest, TensorDataModule
+from pfl import Trainer
+from pfl.algorithms import (
+    GPGD,
+    LPGD,
+    FedACS,
+    FedAgg,
+    FedAvg,
+    FedCLUP,
+    FederatedAlgorithm,
+    FedPD,
+    FedProx,
+    FedSLR,
+    LocalTrain,
+)
+from tests.algorithms import closed_forms as forms
+
+# ---- a small world ------------------------------------------------------------------------------
+
+SIZES = (5, 1, 4, 2)
+
+
+def small_world(copies: int = 1, clients: int = 4) -> TensorDataModule:
+    """Four clients of unequal size, one with a single sample; regression from R^3 to R^2.
+
+    Each sample `copies` times. Everyone is tested on the same three samples. `clients=1`: all
+    samples belong to one.
+    """
+    rng = np.random.default_rng(5)
+    x, y, test = (torch.from_numpy(rng.normal(size=shape)) for shape in ((15, 3), (15, 2), (3, 2)))
+    owners = np.repeat(np.arange(len(SIZES)), SIZES) % clients
+    order = np.repeat(np.arange(len(owners)), copies)
+    return TensorDataModule(
+        x[order],
+        y[order],
+        x[12:],
+        test,
+        client_ids=owners[order],
+        partition=Natural(),
+        protocol=SharedTest(validation=0.0),
+    )
+
+
+def small_network(seed: int = 6) -> nn.Module:
+    """From R^3 to R^2 with 4 hidden units, P = 26, in float64."""
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    values = torch.from_numpy(0.6 * np.random.default_rng(seed).normal(size=26))
+    nn.utils.vector_to_parameters(values, network.parameters())
+    return network
+
+
+# ---- methods ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the common tests must know of a method.
+
+    Attributes
+    ----------
+    name
+        Of the entry; a class may have several.
+    kind
+        The class.
+    limit
+        limit(quadratics, **arguments): where it ends.
+    cost
+        Of a participant in a round.
+    private
+        The client states that hold personal parameters and must never leave the client. Not those
+        that the method sends by design, or that the server can work out from what it is sent.
+    arguments
+        The class's own, in all tests.
+    settle
+        Further ones where the limit is looked for.
+    rounds, accuracy
+        After how many rounds the limit is reached, and how closely.
+    problem
+        The problem whose limit is known, by number of clients.
+    everyone
+        Whether all clients must take part in every round.
+    timed
+        Whether the number of a round decides what it does, even with full gradients.
+    """
+
+    name: str
+    kind: type[FederatedAlgorithm]
+    limit: Callable[..., forms.Models]
+    cost: forms.Cost
+    private: tuple[str, ...]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
+    rounds: int = 12
+    accuracy: float = 1e-7
+    problem: Callable[[int], forms.Quadratics] = forms.different
+    everyone: bool = False
+    timed: bool = False
+
+    def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
+        """The algorithm."""
+        return self.kind(network, **self.arguments, **training)
+
+
+_COMPONENTS = {"proximal_step": 1.0, "low_rank_penalty": 3.0, "sparse_penalty": 0.02}
+_PERSONAL = {"lr": 0.4, "local_steps": 6, "personal_epochs": 4}
+_LISTED = [
+    Method("FedAvg", FedAvg, forms.averaging, forms.dense, ()),
+    Method(
+        *("FedAvg, server Adam", FedAvg, forms.averaging, forms.dense, ()),  # stops where it does
+        {"server_optimizer": partial(torch.optim.Adam, lr=0.5, betas=(0.3, 0.5), eps=0.5)},
+        rounds=45,
+    ),
+    Method(
+        *("FedProx", FedProx, forms.averaging, forms.dense, ()),
+        {"proximal_weight": 0.5},
+        rounds=24,
+    ),
+    Method("LocalTrain", LocalTrain, forms.alone, forms.nothing, ("w",)),
+    Method(
+        *("FedSLR", FedSLR, forms.low_rank_and_sparse, forms.factors_down, ("p",)),
+        _COMPONENTS,
+        _PERSONAL,
+        rounds=30,
+        accuracy=1e-6,
+    ),
+    Method(
+        *("FedSLR, all multipliers", FedSLR, forms.low_rank_and_sparse, forms.factors_down),
+        *(("p",), _COMPONENTS | {"memory_efficient": False}),
+        _PERSONAL,
+        rounds=30,
+        accuracy=1e-6,
+    ),
+    Method(
+        *("FedSLR, S+LR", FedSLR, forms.low_rank_and_sparse, forms.sparse_down, ("p",)),
+        {
+            "proximal_step": 1.0,
+            "low_rank_penalty": 0.3,
+            "sparse_penalty": 0.3,
+            "global_component": "sparse",
+            "personal_component": "low_rank",
+        },
+        _PERSONAL,
+        rounds=30,
+        accuracy=1e-6,
+    ),
+    Method(
+        *("LPGD", LPGD, forms.mean_of_low_rank, forms.factors_up, ()),
+        {"low_rank_penalty": 3.0},
+        {"lr": 0.6, "local_steps": 40},
+        rounds=2,
+    ),
+    Method(
+        *("GPGD", GPGD, forms.low_rank_of_mean, forms.factors_down, ()),
+        {"low_rank_penalty": 5.0},
+    ),
+    Method(
+        *("FedCLUP", FedCLUP, forms.held_together, forms.dense, ()),
+        {"penalty": 0.4},
+        rounds=22,
+    ),
+    Method("FedPD", FedPD, forms.minimum, forms.dense, (), rounds=32, accuracy=1e-6, everyone=True),
+    Method(
+        *("FedPD, VR", FedPD, forms.minimum, forms.dense, ()),
+        {"variance_reduction": True, "refresh_period": 2, "inner_step": 0.5},
+        rounds=32,
+        accuracy=1e-6,
+        everyone=True,
+    ),
+    Method(
+        *("FedPD, skipping", FedPD, forms.minimum, forms.dense_or_skipped, ()),
+        {"skip_probability": 0.5},
+        rounds=22,
+        problem=forms.alike,
+        everyone=True,
+        timed=True,
+    ),
+    Method(
+        *("FedACS", FedACS, forms.collaboration, forms.dense, ()),
+        settle={"lr": 0.3, "local_steps": 4},
+        problem=forms.pairs,
+    ),
+    Method(
+        *("FedACS, quantile 1", FedACS, forms.alone, forms.dense, ()),
+        {"quantile": 1.0, "known": "all"},
+    ),
+    # Rates end where a mean gradient has a square of about α: that is how far FedAgg gets.
+    Method(
+        *("FedAgg", FedAgg, forms.averaging, forms.gradients, ()),
+        settle={"lr": 0.5, "local_epochs": 1, "rate_penalty": 1e-13},
+        rounds=35,
+        accuracy=1e-6,
+    ),
+    Method(
+        *("FedAgg, aggregated", FedAgg, forms.minimum, forms.gradients, ()),
+        {"dynamics": "aggregated"},
+        {"lr": 0.3, "local_epochs": 1, "rate_penalty": 1e-13},
+        rounds=40,
+        accuracy=1e-6,
+    ),
+]
+METHODS = {method.name: method for method in _LISTED}
+
+
+# ---- what a run leaves --------------------------------------------------------------------------
+
+
+def everything(algorithm: FederatedAlgorithm) -> dict[str, torch.Tensor]:
+    """All that a run has computed, as tensors by name."""
+    everyone = np.arange(algorithm.store.num_clients)
+    found = {f"module {name}": value for name, value in algorithm.state_dict().items()}
+    for name in algorithm.store.names:
+        found[f"client {name}"] = algorithm.store.read(name, everyone)
+        found[f"seen {name}"] = torch.as_tensor(algorithm.store.seen(name))
+    for name, value in _flat(algorithm.trainer.optimizers[0].state_dict()):
+        found[f"server optimizer {name}"] = value
+    found |= {f"ledger {name}": value for name, value in algorithm.ledger.state_dict().items()}
+    found |= {
+        f"row {name}": torch.tensor(float(value), dtype=torch.float64)
+        for name, value in algorithm.row.items()
+    }
+    for name in ("rounds", "samples_seen", "bytes_up", "bytes_down"):
+        found[name] = torch.tensor(getattr(algorithm, name))
+    found["steps"] = torch.tensor([algorithm.trainer.global_step, algorithm.trainer.current_epoch])
+    return {name: value.clone() for name, value in found.items()}
+
+
+def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+            yield from _flat(value, f"{path}/{key}")
+    elif isinstance(tree, torch.Tensor | int | float):
+        yield path, torch.as_tensor(tree)
+
+
+def differing(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> set[str]:
+    """Names of what is not the same, bit for bit; NaN equals NaN."""
+    return {
+        name
+        for name in found.keys() | wanted.keys()
+        if name not in found
+        or name not in wanted
+        or found[name].dtype != wanted[name].dtype
+        or not np.array_equal(found[name], wanted[name], equal_nan=True)
+    }
+
+
+def tables(algorithm: FederatedAlgorithm) -> dict[str, str]:
+    """The tables that the method has recorded, as text."""
+    assert isinstance(algorithm.trainer, Trainer)
+    folder = algorithm.trainer.run_dir
+    return {name: (folder / f"{name}.csv").read_text() for name in algorithm.tables}

@@ -1,0 +1,402 @@
+"""What every method must do: these tests run for each entry of tests/algorithms/methods.py."""
+
+import dataclasses
+import inspect
+import io
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+import pfl.algorithms
+from models import HalfSquaredError
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FederatedAlgorithm, FedSLR, LocalTrain
+from pfl.communication import Message
+from tests.algorithms import closed_forms as forms
+from tests.algorithms.methods import (
+    METHODS,
+    SIZES,
+    differing,
+    everything,
+    small_network,
+    small_world,
+    tables,
+)
+
+EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+PERSONAL = {name: method for name, method in METHODS.items() if method.private}
+EVERYONE = range(len(SIZES))
+BATCHES = dict(lr=0.2, local_epochs=2, batch_size=2)  # clients take 6, 2, 4 and 2 steps
+FULL = dict(lr=0.2, local_epochs=2, batch_size=None)
+
+
+def test_every_class_is_listed():
+    exported = {
+        kind
+        for kind in vars(pfl.algorithms).values()
+        if inspect.isclass(kind) and issubclass(kind, FederatedAlgorithm)
+    }
+    assert {method.kind for method in METHODS.values()} == exported - {FederatedAlgorithm}
+
+
+@pytest.fixture
+def train(fit):
+    """Trains a method on the small world, two clients a round if it can; the algorithm."""
+
+    def train(method, rounds=3, *, settings=BATCHES, data=None, network=None, **loop):
+        algorithm = method.make(network or small_network(), loss=HalfSquaredError(), **settings)
+        if not method.everyone and "trace" not in loop:
+            loop = {"clients_per_round": 2, **loop}
+        return fit(algorithm, data or small_world(), rounds, **{"evaluate": (), **loop})
+
+    return train
+
+
+def models(algorithm):
+    """The global model [P] and the personalized ones [M, P]; None for what a method has not."""
+    w, w_i = algorithm.global_model.numpy(), None
+    if algorithm.has_personalized:
+        w_i = np.full((algorithm.store.num_clients, len(w)), np.nan)
+        for clients in algorithm.every_client("train"):
+            w_i[clients.ids] = algorithm.personalized(clients).numpy()
+    return w if algorithm.has_global else None, w_i
+
+
+def learned(names):
+    """Those that are models, or states of clients or the server."""
+    return {name for name in names if name.split()[0] in ("module", "client")}
+
+
+class Snapshots(pl.Callback):
+    """`everything` after each round."""
+
+    def __init__(self):
+        self.rounds = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.rounds.append(everything(pl_module))
+
+
+class Wire(pl.Callback):
+    """Records every client's exchange with the server, in order."""
+
+    def __init__(self):
+        self.exchanges = []
+
+    def on_train_start(self, trainer, pl_module):
+        update = pl_module.client_update
+
+        def recorded(clients, w):
+            sent = update(clients, w)
+            sent = sent if isinstance(sent, dict) else {"w": sent}
+            values = {k: m.values if isinstance(m, Message) else m for k, m in sent.items()}
+            for row, client in enumerate(clients.ids.tolist()):
+                self.exchanges.append(
+                    forms.Exchange(
+                        pl_module,
+                        clients.round,
+                        client,
+                        w.numpy().copy(),
+                        {name: value[row].numpy().copy() for name, value in values.items()},
+                        {name: value[row].numpy().copy() for name, value in clients.state.items()},
+                    )
+                )
+            return sent
+
+        pl_module.client_update = recorded
+
+
+# ---- where it ends ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients", [4, 1], ids=["four clients", "one client"])
+@EVERY_METHOD
+def test_the_limit_on_quadratics(fit, method, clients):
+    """With full gradients a method ends where its closed form says; with one client as well."""
+    q = method.problem(clients)
+    arguments = dict(batch_size=None, loss=HalfSquaredError(), **method.settle)
+    algorithm = method.make(q.problem.network(0.3), **arguments)
+    fit(algorithm, q.problem, method.rounds)
+    wanted = method.limit(q, **method.arguments, **method.settle)
+    for found, model in zip(models(algorithm), wanted, strict=True):
+        assert (found is None) == (model is None)
+        if model is not None:
+            np.testing.assert_allclose(found, model, rtol=0, atol=method.accuracy)
+            assert np.abs(model - 0.3).max() > 0.1  # not where it began
+
+
+# ---- what must not matter -----------------------------------------------------------------------
+
+
+@EVERY_METHOD
+def test_a_seed_gives_one_result(train, method):
+    """The same bits for the same seed, whatever states the global generators are in."""
+    runs = []
+    for seed, state in ((0, 1), (0, 2), (1, 1)):
+        torch.manual_seed(state)
+        np.random.seed(state)
+        algorithm = train(method, seed=seed)
+        runs.append((everything(algorithm), tables(algorithm)))
+    assert differing(runs[1][0], runs[0][0]) == set()
+    assert runs[1][1] == runs[0][1]
+    assert learned(differing(runs[2][0], runs[0][0]))  # the seed does decide
+
+
+@EVERY_METHOD
+def test_engines_and_chunks_agree(train, method):
+    """In float64 the order of sums is all that may differ from one client after another in the
+    plain loop: 1e-10 leaves no room for a masked row that moves, or a client in a wrong row."""
+
+    def result(engine, at_once):
+        loop = {} if method.everyone else {"clients_per_round": 3}
+        loop = {"clients_at_once": at_once, "evaluate": ("test",), **loop}
+        settings = BATCHES | dict(engine=engine)
+        algorithm = train(method, settings=settings, **loop)
+        assert algorithm.oracle.engine == engine
+        rows = {
+            f"table {name}": torch.from_numpy(
+                np.loadtxt(io.StringIO(text), delimiter=",", skiprows=1)
+            )
+            for name, text in tables(algorithm).items()
+        }
+        return everything(algorithm) | rows
+
+    wanted = result("loop", 1)
+    for engine, at_once in (("loop", 3), ("vmap", 1), ("vmap", 2)):
+        found = result(engine, at_once)
+        assert found.keys() == wanted.keys()
+        for name, value in wanted.items():
+            torch.testing.assert_close(
+                found[name], value, rtol=0, atol=1e-10, equal_nan=True, msg=f"{name} {engine}"
+            )
+
+
+@EVERY_METHOD
+def test_a_client_with_one_sample(train, method):
+    """Every sample three times gives the same objectives and weights, so with full gradients the
+    same models: a client's single sample counts as it should."""
+    assert 1 in SIZES
+    once, thrice = (
+        train(method, settings=FULL, data=small_world(copies), trace=[EVERYONE] * 3)
+        for copies in (1, 3)
+    )
+    for one, three in zip(models(once), models(thrice), strict=True):
+        if one is not None:
+            np.testing.assert_allclose(three, one, rtol=0, atol=1e-10)
+
+
+@EVERY_METHOD
+def test_a_round_in_which_nobody_reports(train, method):
+    """It changes nothing, also where it is the first one. Full gradients do not know the number of
+    the round, so that what follows is what would have come without the empty rounds."""
+    some, others = (EVERYONE, EVERYONE) if method.everyone else ([0, 2], [1, 2])
+    found, wanted = Snapshots(), Snapshots()
+    train(method, 4, settings=FULL, trace=[[], some, [], others], callbacks=[found])
+    train(method, 2, settings=FULL, trace=[some, others], callbacks=[wanted])
+    for name, value in small_network().state_dict().items():
+        assert torch.equal(found.rounds[0][f"module network.{name}"], value)
+    changed = differing(found.rounds[2], found.rounds[1])
+    assert {name for name in changed if not name.startswith("row ")} == {"rounds", "steps"}
+    assert learned(differing(found.rounds[3], found.rounds[2]))
+    for number, reported in enumerate((1, 3)):
+        for name in learned(wanted.rounds[number]):
+            if not method.timed:
+                torch.testing.assert_close(
+                    found.rounds[reported][name],
+                    wanted.rounds[number][name],
+                    rtol=0,
+                    atol=1e-12,
+                    equal_nan=True,
+                    msg=f"{name}, round {reported}",
+                )
+
+
+@EVERY_METHOD
+def test_double_precision_stays(train, method):
+    """No state and no message is in single precision, nor has gone through it."""
+    wire = Wire()
+    found = everything(train(method, settings=BATCHES, callbacks=[wire]))
+    for name in learned(found):
+        value = found[name]
+        assert value.dtype != torch.float32, name
+        known = value[value.isfinite()]
+        if value.is_floating_point() and value.ndim and known.any():
+            assert not torch.equal(known, known.float().double()), name
+    for exchange in wire.exchanges:
+        arrays = [exchange.received, *exchange.sent.values(), *exchange.state.values()]
+        assert {array.dtype for array in arrays} == {np.dtype(np.float64)}
+
+
+@EVERY_METHOD
+def test_a_frozen_parameter_never_moves(train, method):
+    """Neither with the server nor with a client, nor is it sent."""
+    network, wire, snapshots = small_network(), Wire(), Snapshots()
+    network[0].weight.requires_grad_(False)
+    before, start = network[0].weight.clone(), method.make(network).global_model.numpy().copy()
+    loop = dict(trace=[EVERYONE] * 3, callbacks=[wire, snapshots])
+    algorithm = train(method, network=network, **loop)
+    for owner in (algorithm.network, algorithm.oracle.network):
+        assert torch.equal(owner[0].weight, before)
+    assert algorithm.space.size == 4 + 8 + 2
+    assert all(len(exchange.received) == 14 for exchange in wire.exchanges)
+    assert_booked(method, wire, snapshots)
+    for model in models(algorithm):
+        assert model is None or not np.isclose(model, start).any()
+
+
+# ---- continued runs -----------------------------------------------------------------------------
+
+
+def begin(root, method, rounds, seed, ckpt_path=None):
+    """Train with checkpoints and evaluation; the algorithm."""
+    algorithm = method.make(small_network(seed), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
+    trainer = Trainer(
+        max_epochs=rounds,
+        precision="64-true",
+        accelerator="cpu",
+        default_root_dir=root,
+        enable_progress_bar=False,
+    )
+    count = None if method.everyone else 2
+    loop = FederatedLoop(small_world(), clients_per_round=count)
+    trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
+    return algorithm
+
+
+@EVERY_METHOD
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, method):
+    """Bit for bit, although it resumes with another initial network: states and tables."""
+    wanted = begin(tmp_path / "straight", method, 4, 6)
+    early = begin(tmp_path / "parts", method, 2, 6)
+    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
+    torch.load(last, weights_only=True)
+    before = everything(early)
+    found = begin(tmp_path / "parts", method, 4, 7, last)
+    assert differing(everything(found), everything(wanted)) == set()
+    assert learned(differing(before, everything(found)))
+    files = ["metrics.csv", "clients.csv", *(f"{name}.csv" for name in found.tables)]
+    for file in files:
+        one, other = ((a.trainer.run_dir / file).read_bytes() for a in (found, wanted))
+        assert one == other, file
+
+
+# ---- what is sent -------------------------------------------------------------------------------
+
+
+def assert_booked(method, wire, snapshots):
+    """The ledger has, round by round and client by client, the closed forms of the exchanges."""
+    booked = {way: snapshots.rounds[0][f"ledger {way}"] * 0 for way in ("downlink", "uplink")}
+    for number, found in enumerate(snapshots.rounds):
+        for exchange in wire.exchanges:
+            if exchange.round == number:
+                for floats, way in zip(method.cost(exchange), booked, strict=True):
+                    booked[way][exchange.client] += int(8 * floats)
+        for way, counts in booked.items():
+            assert torch.equal(found[f"ledger {way}"], counts), f"{way}, round {number}"
+            assert found[f"row comm/{way}_bytes"] == counts.sum()
+
+
+@EVERY_METHOD
+def test_the_ledger_equals_the_closed_form(fit, method):
+    q, wire, snapshots = forms.different(4), Wire(), Snapshots()
+    arguments = dict(batch_size=None, loss=HalfSquaredError(), **method.settle)
+    algorithm = method.make(q.problem.network(0.3), **arguments)
+    rounds, count = (6, None) if method.everyone else (6, 2)
+    fit(algorithm, q.problem, rounds, callbacks=[wire, snapshots], clients_per_round=count)
+    assert len(wire.exchanges) == rounds * (count or 4)
+    assert_booked(method, wire, snapshots)
+    costs = {method.cost(exchange) for exchange in wire.exchanges}
+    if method.cost is forms.dense:
+        assert costs == {(36, 36)}
+    else:
+        assert costs - {(36, 36)}, "the closed form was not put to the test"
+
+
+def leaks(wire, name):
+    """Clients whose state `name` the server could work out: it, or the part of a layer, is a linear
+    combination of what the client has sent and received so far."""
+    found = set()
+    for at, last in enumerate(wire.exchanges):
+        size, private = last.size, last.state[name]
+        known = [
+            vector
+            for x in wire.exchanges[: at + 1]
+            if x.client == last.client
+            for values in (x.received, *x.sent.values())
+            if values.size % size == 0
+            for vector in values.reshape(-1, size)
+        ]
+        spans = [slice(0, size), *(layer.span for layer in last.algorithm.space.layers)]
+        for span in spans:
+            part, basis = private[span], np.array(known)[:, span].T
+            if basis.shape[1] < len(part) and part.any():
+                rest = part - basis @ np.linalg.lstsq(basis, part, rcond=None)[0]
+                if np.linalg.norm(rest) < 1e-6 * np.linalg.norm(part):
+                    found.add(last.client)
+    return found
+
+
+class Disturb(pl.Callback):
+    """Changes what clients keep between the first two rounds."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            for name in self.names:
+                ids = pl_module.store.seen(name)
+                rows = pl_module.store.read(name, ids)
+                pl_module.store.write(name, ids, rows + 0.1 * torch.rand_like(rows))
+
+
+def assert_private(train, method):
+    """What is sent neither gives the private states away nor depends on them."""
+    wire, other = Wire(), Wire()
+    train(method, 2, trace=[EVERYONE] * 2, callbacks=[wire])
+    train(method, 2, trace=[EVERYONE] * 2, callbacks=[other, Disturb(method.private)])
+    for name in method.private:
+        assert all(exchange.state[name].any() for exchange in wire.exchanges)
+        assert leaks(wire, name) == set()
+    for one, two in zip(wire.exchanges[len(SIZES) :], other.exchanges[len(SIZES) :], strict=True):
+        assert not any((one.state[name] == two.state[name]).all() for name in method.private)
+        assert one.sent.keys() == two.sent.keys()
+        assert all((one.sent[name] == two.sent[name]).all() for name in one.sent)
+
+
+@pytest.mark.parametrize("method", PERSONAL.values(), ids=PERSONAL)
+def test_personal_parameters_are_never_sent(train, method):
+    assert_private(train, method)
+
+
+class Mixed(FedSLR):
+    """What it sends depends on p_i."""
+
+    def client_update(self, clients, w):
+        return super().client_update(clients, w) - 0.5 * clients.state["p"]
+
+
+class Fresh(FedSLR):
+    """Sends w + p_i, with a p_i that depends on nothing that the client kept."""
+
+    def client_update(self, clients, w):
+        clients.state["p"] = torch.zeros_like(clients.state["p"])
+        super().client_update(clients, w)
+        return w + clients.state["p"]
+
+
+class Head(LocalTrain):
+    """Sends a layer, which the server can have by itself."""
+
+    def client_update(self, clients, w):
+        super().client_update(clients, w)
+        return {"head": Message(clients.state["w"] * self.space.mask(["2.weight"]), 64)}
+
+
+@pytest.mark.parametrize("kind", [Mixed, Fresh, Head])
+def test_a_leak_would_show(train, kind):
+    honest = METHODS["LocalTrain" if kind is Head else "FedSLR"]
+    with pytest.raises(AssertionError):
+        assert_private(train, dataclasses.replace(honest, kind=kind))

@@ -1,0 +1,382 @@
+"""`reproduce`: a figure's file, its runs, its data and its drawing."""
+
+import contextlib
+import copy
+import csv
+import io
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from pfl.cli import main
+from pfl.report.curves import read_panel
+from pfl.reproduce import Job, execute, known, merge, nest, read_figure, rows_of
+
+ROOT = Path(__file__).parents[1]
+TINY: dict[str, Any] = {
+    "title": "Three methods",
+    "seeds": 2,
+    "common": {
+        "trainer.max_epochs": 2,
+        "trainer.accelerator": "cpu",
+        "model.init_args": {
+            "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [4]}},
+            "batch_size": None,
+        },
+        "data": {"class_path": "DigitsDataModule", "init_args": {"num_clients": 3}},
+    },
+    "runs": {
+        "FedAvg": {"model.class_path": "FedAvg"},
+        "too fast": {"model": {"class_path": "FedAvg", "init_args": {"lr": 1e38}}},
+        "alone": {"model.class_path": "LocalTrain"},
+    },
+    "grid": {"model.init_args.local_steps": [1, 2]},
+    "panels": [
+        {"y": ["test/global/loss", "test/personalized/loss"], "log": "xy"},
+        {"x": "local_steps", "y": "train/samples", "at": "best", "runs": ["alone", "FedAvg"]},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty current folder, and a command line like that of `python -m pfl reproduce`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pfl", "reproduce"])
+    return tmp_path
+
+
+def write(content, path="tiny.yaml"):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def changed(content, **keys):
+    """A copy with other values under some keys of the first level."""
+    return {**copy.deepcopy(content), **keys}
+
+
+def call(*args):
+    """Status, standard output and standard error of `reproduce`."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(["reproduce", *args])
+    return status, out.getvalue(), err.getvalue()
+
+
+def table(path):
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---- the file of a figure -----------------------------------------------------------------------
+
+
+def test_changes_are_laid_over_the_common_configuration():
+    base = nest({"a.b": 1, "a.c": {"d": 2}, "e": [1, 2]})
+    assert base == {"a": {"b": 1, "c": {"d": 2}}, "e": [1, 2]}
+    assert merge(base, nest({"a.c.d": 3, "e": [4]})) == {"a": {"b": 1, "c": {"d": 3}}, "e": [4]}
+
+
+def test_arguments_of_another_class_are_not_kept():
+    sgd = {"class_path": "FedAvg", "init_args": {"lr": 1.0}}
+    assert merge(sgd, {"init_args": {"lr": 2.0}}) == {**sgd, "init_args": {"lr": 2.0}}
+    assert merge(sgd, {"class_path": "FedAvg", "init_args": {"x": 1}})["init_args"]["lr"] == 1.0
+    other = {"class_path": "FedProx", "init_args": {"x": 1}}
+    assert merge(sgd, other) == other
+    # what all classes have in common is written without a class
+    assert merge({"init_args": {"lr": 1.0}}, other)["init_args"] == {"lr": 1.0, "x": 1}
+
+
+def test_every_run_meets_every_value_and_every_seed():
+    grid = {"loop.seed": [5, 6], "size": {"small": {"data.n": 1}, "large": {"data.n": 9}}}
+    figure = read_figure(write(changed(TINY, grid=grid, seeds=[3, 4], panels=[{"y": "a/b"}])))
+    jobs = figure.jobs()
+    assert len(jobs) == len({job.folder for job in jobs}) == 3 * 2 * 2 * 2
+    assert len({str(job) for job in jobs}) == len(jobs)
+    last = jobs[-1]
+    assert (last.run, last.axes, last.seed) == ("alone", {"seed": 6, "size": "large"}, 4)
+    assert last.config["loop"]["seed"] == 6 and last.config["data"]["n"] == 9
+    assert last.config["seed_everything"] == 4
+    assert last.config["data"]["class_path"] == "DigitsDataModule"
+
+
+def test_a_value_of_the_grid_can_change_one_run_in_its_own_way():
+    steps = {"alone": {"model.init_args.local_steps": 5}}
+    grid = {"size": {"small": {"data.n": 1, "runs": steps}, "large": {"data.n": 9}}}
+    figure = read_figure(write(changed(TINY, grid=grid, panels=[{"y": "a/b"}])))
+    found = {
+        (job.run, job.axes["size"]): job.config["model"]["init_args"].get("local_steps")
+        for job in figure.jobs()
+    }
+    assert {place: steps for place, steps in found.items() if steps} == {("alone", "small"): 5}
+    assert not [job for job in figure.jobs() if "runs" in job.config]
+
+
+def test_full_size_and_base():
+    write(TINY, "configs/papers/paper/figure1.yaml")
+    panels = [{"y": "train/loss"}]
+    derived = {
+        "base": "paper-figure1",
+        "panels": panels,
+        "full": {"common": {"trainer.max_epochs": 7}},
+    }
+    write(derived, "configs/papers/paper/figure2.yaml")
+    assert {"paper-figure1", "paper-figure2"} <= set(known())
+
+    first, second, full = (
+        read_figure(*args)
+        for args in [("paper-figure1",), ("paper-figure2",), ("paper-figure2", True)]
+    )
+    assert first.jobs() == second.jobs() and first.folder == second.folder
+    assert [panel.y for panel in second.panels] == [["train/loss"]]
+    assert {job.config["trainer"]["max_epochs"] for job in full.jobs()} == {7}
+    assert full.folder not in (first.folder, second.folder)
+
+
+BAD = {
+    "title": ({"tilte": 1}, ["tilte", "title"]),
+    "runs": ({"runs": {}}, ["runs"]),
+    "seeds": ({"seeds": "many"}, ["seeds", "many"]),
+    "grid": ({"grid": {"data.n": 3}}, ["data.n", "3", "list"]),
+    "grid runs": ({"grid": {"n": {1: {"runs": {"FedAgv": {}}}}}}, ["FedAgv", "FedAvg"]),
+    "panel key": ({"panels": [{"y": "a", "colour": 1}]}, ["colour", "xlabel"]),
+    "panel": ({"panels": [{"x": "round"}]}, ["y"]),
+    "panel runs": ({"panels": [{"y": "a", "runs": ["FedAgv"]}]}, ["FedAgv", "FedAvg"]),
+    "where": ({"panels": [{"y": "a", "where": {"local_steps": 3}}]}, ["where", "local_steps", "3"]),
+    "log": ({"panels": [{"y": "a", "log": "z"}]}, ["log", "'z'", "xy"]),
+    "at": ({"panels": [{"y": "a", "at": "first"}]}, ["at", "first", "best"]),
+    "nested class": ({"runs": {"FedAvg": {"model.class_path": "FedAgv"}}}, ["FedAgv", "FedAvg"]),
+    "option": ({"common": {**TINY["common"], "data.init_args.clients": 2}}, ["clients"]),
+    "metric": ({"panels": [{"y": "test/loss"}]}, ["'test/loss'", "test/global/loss"]),
+    "x": ({"panels": [{"y": "train/loss", "x": "sample"}]}, ["'sample'", "train/samples"]),
+    "round": (
+        {"panels": [{"y": "train/loss", "x": "local_steps", "at": {"gap": 1}}]},
+        ["'gap'", "train/loss"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_told_in_one_line(case):
+    keys, parts = BAD[case]
+    small = changed(TINY, runs={"FedAvg": {"model.class_path": "FedAvg"}}, seeds=1)
+    small["panels"][1]["runs"] = ["FedAvg"]
+    status, _, err = call(write(changed(small, **keys)))
+    assert status == 2
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert not [part for part in parts if part not in err], err
+
+
+def test_unknown_figures_and_options_are_told_in_one_line():
+    status, _, err = call("fedpd-figure3")
+    assert (
+        status == 2 and "fedpd-figure3" in err and "fedpd-figure2" in err and err.count("\n") == 1
+    )
+    status, _, err = call("fedpd-figure2", "--fast")
+    assert status == 2 and "--fast" in err and err.count("\n") == 1
+    Path("broken.yaml").write_text("a: [1")
+    status, _, err = call("broken.yaml")
+    assert status == 2 and "broken.yaml" in err and err.count("\n") == 1
+
+
+# ---- from the command to the files --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory):
+    """Where the tiny figure was written, and what was printed."""
+    folder = tmp_path_factory.mktemp("figure")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["pfl", "reproduce"])
+        status, out, err = call(write(TINY), "--out", "out")
+    assert status == 0 and err == ""
+    return folder, out
+
+
+def test_files_of_a_figure(figure):
+    folder, printed = figure
+    assert {path.name for path in folder.iterdir()} == {"tiny.yaml", "out"}
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert names == {"tiny", "tiny.csv", "tiny.png", "tiny.pdf"}
+    assert (folder / "out/tiny.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pdf = (folder / "out/tiny.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-") and b"CreationDate" not in pdf
+    lines = printed.splitlines()
+    assert len(lines) == 3 * 2 * 2 + 1
+    assert lines[0].startswith("[ 1/12] FedAvg, local_steps=1, seed=0: ")
+    assert all(f"tiny.{kind}" in lines[-1] for kind in ("csv", "png", "pdf"))
+
+
+def test_data_are_those_of_the_runs(figure):
+    rows = table(figure[0] / "out/tiny.csv")
+    metrics = ["test/global/loss", "test/personalized/loss", "train/samples"]
+    assert list(rows[0]) == ["run", "local_steps", "seed", "diverged", "round", *metrics]
+    runs = figure[0] / "out/tiny"
+    for run in ("FedAvg", "alone"):
+        for steps in "12":
+            for seed in "01":
+                source = table(runs / run / f"local_steps={steps}" / f"seed{seed}/metrics.csv")
+                place = {"run": run, "local_steps": steps, "seed": seed, "diverged": "0"}
+                mine = [row for row in rows if place.items() <= row.items()]
+                assert [row["round"] for row in mine] == ["1", "2"]
+                for row, original in zip(mine, source, strict=True):
+                    for name in metrics:
+                        if original.get(name, "") == "":
+                            assert row[name] == ""
+                        else:
+                            np.testing.assert_allclose(
+                                float(row[name]), float(original[name]), 1e-6
+                            )
+
+
+def test_a_diverged_run_ends_in_a_row_without_values(figure):
+    rows = [row for row in table(figure[0] / "out/tiny.csv") if row["run"] == "too fast"]
+    assert len(rows) == 2 * 2  # all fail in their first round
+    assert {(row["diverged"], row["round"], row["test/global/loss"]) for row in rows} == {
+        ("1", "1", "")
+    }
+    assert figure[1].count("diverged") == 4
+
+
+def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
+    small = changed(TINY, seeds=1, grid={})
+    first = call(write(small), "--out", "out")[1]
+    assert first.count("as before") == 0
+    again = call(write(small), "--out", "out")[1]
+    assert again.count("as before") == 3 and again.count("diverged") == 1
+    # a run that was broken off has no outcome
+    (here / "out/tiny/alone/seed0/outcome.json").unlink()
+    small["runs"]["FedAvg"]["model.init_args.lr"] = 0.2
+    lines = call(write(small), "--out", "out")[1].splitlines()
+    assert ["as before" in line for line in lines[:3]] == [False, True, False]
+    config = yaml.safe_load((here / "out/tiny/FedAvg/seed0/config.yaml").read_text())
+    assert config["model"]["init_args"]["lr"] == 0.2
+    assert {path.name for path in (here / "out/tiny/FedAvg").iterdir()} == {"seed0", "seed0.yaml"}
+
+
+# ---- panels -------------------------------------------------------------------------------------
+
+
+def rows(run, seed, values, diverged=False, **axes):
+    """Rounds 1, 2, ... with values of `m`, and ten times the round as `samples`."""
+    place = {"run": run, "seed": seed, "diverged": 0, **axes}
+    result = [{**place, "round": k, "m": v, "samples": 10 * k} for k, v in enumerate(values, 1)]
+    return result + [{**place, "diverged": 1, "round": len(values) + 1}] * diverged
+
+
+def lines(panel, content, runs=("a", "b"), grid=None):
+    return read_panel("figure", panel, list(runs), grid or {}).lines(content)
+
+
+def test_a_line_is_the_mean_over_the_seeds_and_ends_where_one_diverged():
+    content = rows("a", 0, [4.0, 2.0, 1.0]) + rows("a", 1, [2.0, 1.0], diverged=True)
+    (line,) = lines({"y": "m", "x": "samples", "x_unit": 5, "y_unit": 2}, content)
+    np.testing.assert_allclose(line.x, [2, 4])
+    np.testing.assert_allclose(line.y, [1.5, 0.75])
+    np.testing.assert_allclose(line.low, [1, 0.5])
+    np.testing.assert_allclose(line.high, [2, 1])
+
+
+def test_panels_choose_runs_points_and_the_first_metric_that_a_run_has():
+    content = rows("a", 0, [1.0], k=1) + rows("a", 0, [2.0], k=2)
+    content += [{"run": "b", "seed": 0, "diverged": 0, "k": 2, "round": 1, "other": 5.0}]
+    panel = {"y": ["m", "other"], "runs": ["b", "a"], "where": {"k": 2}}
+    found = lines(panel, content, grid={"k": [1, 2]})
+    assert [(line.label, line.point, line.y.tolist()) for line in found] == [
+        ("b", {"k": 2}, [5.0]),
+        ("a", {"k": 2}, [2.0]),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("at", "expected"),
+    [
+        ("last", {1: 3.0, 2: 2.0}),
+        ("best", {1: 2.0, 2: 2.0}),
+        ({"m": 2.5}, {1: 2.0, 2: 2.0}),
+        ({"m": 2.0}, {1: 2.0, 2: 2.0}),
+        ({"m": 1.9}, {}),  # never reached
+    ],
+)
+def test_a_point_of_the_grid_is_one_round_of_its_run(at, expected):
+    content = rows("a", 0, [4.0, 2.0, 3.0], k=1) + rows("a", 0, [4.0, 3.0, 2.0], k=2)
+    content += rows("a", 0, [4.0], diverged=True, k=3)
+    found = lines({"y": "m", "x": "k", "at": at}, content, grid={"k": [1, 2, 3]})
+    got = {x: y for line in found for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True)}
+    assert got == expected
+
+
+def test_rounds_and_samples_until_a_threshold():
+    content = rows("a", 0, [4.0, 2.0, 1.0], k=1) + rows("a", 1, [1.0], k=1)
+    panel = {"y": "samples", "x": "k", "at": {"m": 1.0}}
+    (line,) = lines(panel, content, grid={"k": [1]})
+    assert (line.x, line.y, line.low, line.high) == ([1], [20], [10], [30])  # rounds 3 and 1
+    # one seed that does not get there: no point
+    content += rows("a", 2, [4.0], k=1)
+    assert lines(panel, content, grid={"k": [1]}) == []
+
+
+# ---- the papers' figures ------------------------------------------------------------------------
+TINY_RUN = nest(
+    {
+        "trainer.max_epochs": 1,
+        "data.init_args.num_clients": 3,
+        "loop.clients_per_round": None,
+    }
+)
+
+
+# Tables need data that must be downloaded: tests/test_recipes.py builds their runs.
+FIGURES = [name for name in known() if read_figure(name).panels]
+
+
+def test_the_papers_figures_are_there():
+    figures = {"fedpd": (2, 4, 5), "fedclup": (1, 3, 4, 6, 7, 8)}
+    wanted = {f"{paper}-figure{k}" for paper, numbers in figures.items() for k in numbers}
+    assert wanted <= set(known())
+    status, out, _ = call("--list")
+    assert status == 0 and not [name for name in wanted if name not in out]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", sorted(known()))
+def test_every_figure_can_be_read(name, full):
+    figure = read_figure(name, full)
+    jobs = figure.jobs()
+    assert len({job.folder for job in jobs}) == len(jobs)
+    small = read_figure(name)
+    rounds = [job.config["trainer"]["max_epochs"] for job in jobs]
+    before = {str(job): job.config["trainer"]["max_epochs"] for job in small.jobs()}
+    assert all(r >= before.get(str(job), 0) for r, job in zip(rounds, jobs, strict=True))
+
+
+@pytest.mark.parametrize("folder", sorted({read_figure(name).folder for name in FIGURES}))
+def test_every_run_of_a_figure_runs_and_has_what_its_panels_show(folder, here):
+    """One step of every run, with three clients, at one point of the grid."""
+    figures = [read_figure(name) for name in FIGURES]
+    figures = [figure for figure in figures if figure.folder == folder]
+    first: dict[str, Job] = {}
+    for figure in figures:
+        for job in figure.jobs():
+            first.setdefault(job.run, job)
+    rows = []
+    for job in first.values():
+        config = merge(job.config, TINY_RUN)
+        if "local_steps" in config["model"]["init_args"]:
+            config = merge(config, nest({"model.init_args.local_steps": 1}))
+        job = replace(job, config=config)
+        outcome = execute(job, here)
+        assert outcome["status"] == "finished"
+        rows += rows_of(job, here, outcome)
+    metrics = [name for row in rows for name in row]
+    for figure in figures:
+        for panel in figure.panels:
+            panel.check(figure.name, rows, metrics)

@@ -139,21 +139,26 @@ class Clients:
         keys = fold(torch.tensor(base, device=device), torch.from_numpy(self.ids).to(device))
         lengths = torch.from_numpy(sizes).to(device)
         width = int(sizes.max())
-        order = torch.arange(width, device=device).expand(len(self), width).clone()
+        order = torch.arange(width, device=device).expand(len(self), width)
+        order = _located(indices, starts, lengths, order)
         for step in range(int(wanted.max())):
             active = int((wanted > step).sum())
             epoch, place = np.divmod(step, per_epoch[:active])
             if batch_size is not None and (new := np.flatnonzero(place == 0)).size:
                 rows = torch.from_numpy(new).to(device)
                 epochs_keys = fold(keys[rows], torch.from_numpy(epoch[new]).to(device))
-                order[rows] = permutations(epochs_keys, lengths[rows], width)
+                shuffled = permutations(epochs_keys, lengths[rows], width)
+                order[rows] = _located(indices, starts[rows], lengths[rows], shuffled)
             size = width if batch_size is None else batch_size
             counts = np.minimum(sizes[:active] - place * size, size)
-            begin = torch.from_numpy(place * size).to(device)[:, None]
-            columns = begin + torch.arange(int(counts.max()), device=device)
-            picked = order[:active].gather(1, columns.clamp_max(width - 1))
-            picked = torch.minimum(picked, lengths[:active, None] - 1)
-            inputs, targets = self.data.gather(indices[starts[:active, None] + picked], self.dtype)
+            most, begin = int(counts.max()), int(place[0]) * size
+            if (place == place[0]).all():
+                picked = order[:active, begin : begin + most]
+            else:
+                begins = torch.from_numpy(place * size).to(device)[:, None]
+                columns = begins + torch.arange(most, device=device)
+                picked = order[:active].gather(1, columns.clamp_max(width - 1))
+            inputs, targets = self.data.gather(picked, self.dtype)
             seeds = _Seeds(base, self.ids, step)
             yield Batch(inputs, targets, counts.tolist(), seeds)
 
@@ -187,6 +192,14 @@ class Clients:
         for begin in range(0, len(owners), limit):
             part = slice(begin, begin + limit)
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]
+
+
+def _located(indices: Tensor, starts: Tensor, lengths: Tensor, order: Tensor) -> Tensor:
+    """Indices of the samples that stand at places `order` [C, n] of the clients' own samples.
+
+    A place behind the last sample is the last sample's.
+    """
+    return indices[starts[:, None] + torch.minimum(order, lengths[:, None] - 1)]
 
 
 @dataclass(frozen=True)

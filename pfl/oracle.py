@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from pfl.dense import DenseChain, cross_entropy
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
 
@@ -49,6 +50,8 @@ class Batch:
     def sample_weights(self) -> Tensor:
         """[A, B]: 1 / count where the sample is real, else 0, so that rows sum to one."""
         width, device = self.inputs.shape[1], self.inputs.device
+        if all(count == width for count in self.counts):
+            return torch.full((len(self.counts), width), 1 / width, device=device)
         counts = torch.tensor(self.counts, device=device)[:, None]
         real = torch.arange(width, device=device) < counts
         return real / counts.clamp_min(1)
@@ -88,6 +91,7 @@ class Oracle:
         self.engine = engine
         self.buffers = BufferSpace(self.network)
         self.random = False
+        self.chain: DenseChain | None = None
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         self._parameters = space.parameters_of(self.network)
 
@@ -107,7 +111,8 @@ class Oracle:
             loss [A] and g [C, P]; rows of g from A on are zero.
         """
         engine = self._gradient_vmap if self.engine == "vmap" else self._gradient_loop
-        self.network.train()
+        if not self.network.training:
+            self.network.train()
         with torch.enable_grad(), self.precision():
             return engine(w.detach(), batch, buffers)
 
@@ -173,6 +178,8 @@ class Oracle:
     ) -> tuple[Tensor, Tensor]:
         active = w[: batch.clients]
         weights = batch.sample_weights().to(w.dtype)
+        if self.chain is not None and not torch.is_autocast_enabled(w.device.type):
+            return self._gradient_dense(self.chain, w, batch, weights)
         g, loss = vmap(grad_and_value(self._weighted_loss))(
             active, batch.inputs, batch.targets, weights
         )
@@ -180,12 +187,34 @@ class Oracle:
             g = torch.cat([g, g.new_zeros(len(w) - batch.clients, w.shape[1])])
         return loss.detach(), g.detach()
 
+    @torch.no_grad()
+    def _gradient_dense(
+        self, chain: DenseChain, w: Tensor, batch: Batch, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        active = w[: batch.clients]
+        values = chain.forward(active, batch.inputs)
+        outputs, targets = values[-1], batch.targets
+        if self.loss is default_loss and targets.ndim == 2 and not targets.is_floating_point():
+            loss, d = cross_entropy(outputs, targets, weights)
+        else:
+            with torch.enable_grad():
+                outputs.requires_grad_()
+                losses = self._per_sample(outputs.flatten(0, 1), targets.flatten(0, 1))
+                loss = (losses.view_as(weights) * weights).sum(1)
+                (d,) = torch.autograd.grad(loss.sum(), outputs)
+        g = torch.empty_like(w)
+        g[batch.clients :] = 0
+        chain.backward(active, values, d, g[: batch.clients])
+        return loss.detach(), g
+
     def _weighted_loss(self, w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
         outputs = functional_call(self.network, self.space.split(w), (inputs,))
         return (self._per_sample(outputs, targets) * weight).sum()
 
     def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         if self.engine == "vmap":
+            if self.chain is not None:
+                return self.chain.forward(w, batch.inputs)[-1]
             return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(
                 w, batch.inputs
             )
@@ -253,6 +282,7 @@ class Oracle:
             for name, buffer in self.network.named_buffers():
                 buffer.copy_(before[name])
         self.buffers = BufferSpace(self.network, changed)
+        self.chain = DenseChain.of(self.network, self.space, inputs[0].numel())
         self.engine = self._settle(wanted, w, batch)
 
     def _try(self, w: Tensor, batch: Batch, num_classes: int | None) -> None:

@@ -141,9 +141,9 @@ class FederatedAlgorithm(FederatedModule):
             loss: Of the rows of a batch, [A].
             counts: How many samples each row has; they are counted in `train/samples`.
         """
-        booked = self._losses.setdefault(name, loss.new_zeros(2, dtype=torch.float64))
-        weights = torch.tensor(counts, dtype=torch.float64, device=loss.device)
-        booked += torch.stack([loss.double() @ weights, weights.sum()])
+        losses, samples = self._losses.setdefault(name, ([], []))
+        losses.append(loss)
+        samples.extend(counts)
 
     def learning_rate(self, round: int) -> float:
         """The local learning rate of a round (from 0)."""
@@ -203,7 +203,7 @@ class FederatedAlgorithm(FederatedModule):
     def _begin_round(self, round: int) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weightings: dict[str, str] = {}
-        self._losses: dict[str, Tensor] = {}
+        self._losses: dict[str, tuple[list[Tensor], list[int]]] = {}
         self._reported: dict[str, float] = {}
         self._recorded: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.tables}
         self._counts = np.zeros(4)  # samples, clients, bytes down, bytes up
@@ -272,10 +272,15 @@ class FederatedAlgorithm(FederatedModule):
         self.recorded = {name: _rows(gather(parts)) for name, parts in self._recorded.items()}
 
     def _mean_losses(self) -> dict[str, float]:
+        booked: dict[str, np.ndarray] = {}
         sums: dict[str, np.ndarray] = {}
+        for name, (losses, counts) in self._losses.items():
+            samples = torch.tensor(counts, dtype=torch.float64)
+            total = torch.cat(losses).double().cpu() @ samples
+            booked[name] = np.array([float(total), float(samples.sum())])
         # A process without clients has observed nothing.
-        for booked in gather({name: entry.cpu().numpy() for name, entry in self._losses.items()}):
-            for name, entry in booked.items():
+        for one in gather(booked):
+            for name, entry in one.items():
                 sums[name] = sums.get(name, 0) + entry
         self.samples_seen += sum(float(samples) for _, samples in sums.values())
         return {f"{name}/loss": float(t / n) for name, (t, n) in sums.items() if n > 0}

@@ -78,14 +78,17 @@ def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
             )
 
 
-@pytest.mark.parametrize("method", ["FedAvg", "FedSLR", "LPGD"])
-def test_engines_agree_in_single_precision(fit, digits, method):
+# With singular values in every step both are about 1e-6 from what double precision gives.
+@pytest.mark.parametrize(
+    ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 1e-6), ("LPGD", 4e-6)]
+)
+def test_engines_agree_in_single_precision(fit, digits, method, tolerance):
     first = everything(fit, digits, method, "MLP", "loop", 1, "32-true")
     other = everything(fit, digits, method, "MLP", "vmap", None, "32-true")
     assert first["w"].dtype == np.float32
     for name, values in first.items():
         error = np.linalg.norm((other[name] - values).astype(float))
-        assert error <= 1e-6 * np.linalg.norm(values.astype(float)), name
+        assert error <= tolerance * np.linalg.norm(values.astype(float)), name
 
 
 # ---- every client as if it were alone -----------------------------------------------------------

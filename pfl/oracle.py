@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
@@ -93,7 +94,8 @@ class Oracle:
         self.random = False
         self.chain: DenseChain | None = None
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._parameters = space.parameters_of(self.network)
+        self._networks = [(self.network, space.parameters_of(self.network))]
+        self._pool: ThreadPoolExecutor | None = None
 
     # ---- what is asked of it ------------------------------------------------------------------
 
@@ -158,20 +160,45 @@ class Oracle:
         self, w: Tensor, batch: Batch, buffers: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         g = torch.zeros_like(w) if batch.clients < len(w) else torch.empty_like(w)
-        losses = []
-        with _isolated_randomness(w.device) if self.random else nullcontext():
-            for c, count in enumerate(batch.counts):
+        losses = w.new_empty(batch.clients)
+        work = (w, batch, buffers, g, losses)
+        if self._pool is None or batch.clients == 1:
+            with _isolated_randomness(w.device) if self.random else nullcontext():
+                self._every_nth_gradient(0, 1, *work)
+        else:
+            count = len(self._networks)
+            running = [
+                self._pool.submit(self._every_nth_gradient, k, count, *work) for k in range(count)
+            ]
+            for one in running:
+                one.result()
+        return losses, g
+
+    def _every_nth_gradient(
+        self,
+        first: int,
+        n: int,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        g: Tensor,
+        losses: Tensor,
+    ) -> None:
+        """Clients first, first + n, ..., one after another, with the network number `first`."""
+        network, parameters = self._networks[first]
+        with torch.enable_grad(), self.precision():  # they hold for one thread only
+            for c in range(first, batch.clients, n):
+                count = batch.counts[c]
                 if self.random:
                     torch.manual_seed(batch.seeds(c))
-                self._load(w[c], None if buffers is None else buffers[c])
-                outputs = self.network(batch.inputs[c, :count])
+                self._load(w[c], None if buffers is None else buffers[c], first)
+                outputs = network(batch.inputs[c, :count])
                 loss = self._per_sample(outputs, batch.targets[c, :count]).mean()
-                pieces = torch.autograd.grad(loss, self._parameters, materialize_grads=True)
+                pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 torch.cat([p.detach().reshape(-1) for p in pieces], out=g[c])
-                losses.append(loss.detach())
+                losses[c] = loss.detach()
                 if buffers is not None and self.buffers.size:
-                    buffers[c] = self.buffers.read(self.network, buffers)
-        return torch.stack(losses), g
+                    buffers[c] = self.buffers.read(network, buffers)
 
     def _gradient_vmap(
         self, w: Tensor, batch: Batch, buffers: Tensor | None
@@ -224,11 +251,12 @@ class Oracle:
         ]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    def _load(self, w: Tensor, buffers: Tensor | None) -> None:
-        self.space.point(self._parameters, w)
+    def _load(self, w: Tensor, buffers: Tensor | None, number: int = 0) -> None:
+        network, parameters = self._networks[number]
+        self.space.point(parameters, w)
         if buffers is not None and self.buffers.size:
             with torch.no_grad():
-                self.buffers.write(self.network, buffers)
+                self.buffers.write(network, buffers)
 
     # ---- losses and scores --------------------------------------------------------------------
 
@@ -255,6 +283,23 @@ class Oracle:
         self.network.to(device, dtype)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device, dtype)
+
+    def share_out(self, threads: int) -> None:
+        """Let `loop` train several clients at the same time, each on one thread of its own.
+
+        Layers of small batches use two threads badly, clients use them well. After `inspect`; 1
+        ends it. Networks that draw random numbers share one generator and stay with one thread.
+        """
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+        del self._networks[1:]
+        if threads > 1 and self.engine == "loop" and not self.random:
+            for _ in range(threads - 1):
+                network = copy.deepcopy(self.network).train()
+                self._networks.append((network, self.space.parameters_of(network)))
+            # The number of threads is one of each thread: OpenMP would start as many for each.
+            self._pool = ThreadPoolExecutor(threads, "client", torch.set_num_threads, (1,))
 
     def inspect(self, inputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
         """Run a few samples [n, ...] once and settle what depends on the network.

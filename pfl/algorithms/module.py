@@ -186,8 +186,11 @@ class FederatedModule(LightningModule):
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
         self.oracle.to(self.device, self.space.vector.dtype)
-        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
-            torch.set_num_threads(1)
+        if self.device.type == "cpu":
+            by_client = self.oracle.engine == "loop"
+            self.oracle.share_out(self._threads)
+            if by_client or self.space.size < ONE_THREAD_PARAMETERS:
+                torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
         if not hasattr(self, "store") or self.store.num_clients != total:
@@ -204,6 +207,7 @@ class FederatedModule(LightningModule):
 
     def teardown(self, stage: str) -> None:
         """Leave the process with as many threads as it had."""
+        self.oracle.share_out(1)
         torch.set_num_threads(self._threads)
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start

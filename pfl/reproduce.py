@@ -66,15 +66,16 @@ class Job:
     config: Config
 
     def __str__(self) -> str:
-        return ", ".join(
-            [self.run, *(f"{k}={v}" for k, v in self.axes.items()), f"{self.seed=}"[5:]]
-        )
+        return ", ".join([*self._place(), f"seed={self.seed}"])
 
     @property
     def folder(self) -> Path:
         """Where it writes, inside the figure's folder."""
-        parts = [self.run, *(f"{k}={v}" for k, v in self.axes.items())]
-        return Path(*(re.sub(r"[^\w.=+-]+", "-", part) for part in parts), f"seed{self.seed}")
+        parts = (re.sub(r"[^\w.=+-]+", "-", part) for part in self._place())
+        return Path(*parts, f"seed{self.seed}")
+
+    def _place(self) -> list[str]:
+        return [self.run, *(f"{k}={v}" for k, v in self.axes.items())]
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,9 @@ def execute(job: Job, root: Path) -> Config:
     begun = time.monotonic()
     outcome = {"config": config, "status": _fit(path, job), "seconds": time.monotonic() - begun}
     folder.mkdir(exist_ok=True)  # it is not there where the first round failed
-    record.write_text(json.dumps(outcome) + "\n")
+    part = record.with_suffix(".part")  # at once or not at all: a kill leaves no half record
+    part.write_text(json.dumps(outcome) + "\n")
+    part.replace(record)
     return {**outcome, "reused": False}
 
 
@@ -308,13 +311,14 @@ def reproduce(name: str, out: Path, full: bool = False) -> list[Path]:
         done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s"
         note = "" if outcome["status"] == "finished" else f", {outcome['status']}"
         print(f"[{number:{len(str(len(jobs)))}}/{len(jobs)}] {job}: {done}{note}", flush=True)
-    metrics = list(dict.fromkeys(key for row in table for key in row))
+    place = ["run", *figure.grid, "seed", "diverged"]
+    metrics = list(dict.fromkeys(key for row in table for key in row if key not in place))
     shown = [*figure.panels, *(entry.panel for entry in figure.tables)]
     for panel in shown:
         panel.check(figure.name, table, metrics)
     used = dict.fromkeys(name for panel in shown for name in panel.metrics)
     files = [out / f"{figure.name}.csv"]
-    _write(files[0], ["run", *figure.grid, "seed", "diverged", *used], table)
+    _write(files[0], [*place, *used], table)
     if figure.panels:
         files += _draw(figure, table, out)
     if figure.tables:

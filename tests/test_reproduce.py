@@ -4,6 +4,7 @@ import contextlib
 import copy
 import csv
 import io
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -380,3 +381,40 @@ def test_every_run_of_a_figure_runs_and_has_what_its_panels_show(folder, here):
     for figure in figures:
         for panel in figure.panels:
             panel.check(figure.name, rows, metrics)
+
+
+PAGES = [ROOT / "docs" / "papers" / f"{paper}.md" for paper in ("fedpd", "fedclup")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_show_every_figure_and_its_data(page):
+    links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    names = [name for name in FIGURES if name.startswith(page.stem)]
+    for wanted in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
+        assert any(link.endswith(wanted) for link in links), wanted
+    for name in names:
+        assert name in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FIGURES if (ROOT / "docs" / "data" / f"{name}.csv").exists()]
+)
+def test_data_of_the_pages_are_those_of_the_figures_file(name):
+    """Every run is there, at every point of the grid, and nothing from before a change."""
+    figure = read_figure(name)
+    data = table(ROOT / "docs" / "data" / f"{name}.csv")
+    assert {"run", *figure.grid, "seed"} <= set(data[0])
+
+    def place(*values):
+        return tuple(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
+
+    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r["round"] for r in data}
+    jobs = {place(job.run, *job.axes.values(), job.seed): job for job in figure.jobs()}
+    assert last.keys() == jobs.keys()
+    for key, job in jobs.items():
+        trainer = job.config["trainer"]
+        stops = any(
+            "EarlyStopping" in entry["class_path"] for entry in trainer.get("callbacks", [])
+        )
+        assert float(last[key]) == trainer["max_epochs"] or stops

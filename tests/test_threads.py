@@ -44,7 +44,7 @@ def gradient(oracle, w, batch):
 
 @pytest.mark.parametrize("threads", [2, 3, 8])
 @pytest.mark.parametrize(
-    ("make", "side"), [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8)], ids=lambda x: str(x)
+    ("make", "side"), [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8)], ids=["LeNet5", "CNN", "BN"]
 )
 def test_threads_change_no_bit(make, side, threads):
     torch.manual_seed(0)

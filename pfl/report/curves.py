@@ -84,7 +84,7 @@ class Panel:
         if not have & {*self.y}:
             missing.append(" or ".join(self.y))
         if missing:
-            metrics = ", ".join(name for name in known if "/" in name)
+            metrics = ", ".join(known)
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
     def lines(self, table: Sequence[Row]) -> list[Line]:
@@ -246,4 +246,19 @@ def _draw_panel(
         ylim=panel.ylim,
     )
     axes.grid(alpha=0.3)
+    _plain_numbers(axes, panel)
     return handles
+
+
+def _plain_numbers(axes: Axes, panel: Panel) -> None:
+    """Where a logarithmic axis is short: 20, 40 and not 2×10¹, 4×10¹; the values of the grid."""
+    from matplotlib.ticker import LogFormatter
+
+    if "x" in panel.log and panel.x in panel.axes:
+        values = panel.where.get(panel.x, panel.axes[panel.x])
+        axes.set_xticks([x / panel.x_unit for x in values], [f"{x:g}" for x in values])
+        axes.set_xticks([], minor=True)
+    low, high = axes.get_ylim()
+    if "y" in panel.log and low >= 1 and high < 100 * low:
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))

@@ -22,8 +22,8 @@ from pfl.oracle import Engine, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 from pfl.strategy import gather
 
-# Steps of smaller models take well under a millisecond: a second thread costs more than it gives,
-# and many times more on a machine with other work to do.
+# Steps of smaller models take a few milliseconds: a second thread inside of them costs more than it
+# gives, and many times more on a machine with other work to do.
 ONE_THREAD_PARAMETERS = 1 << 18
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
 
@@ -186,11 +186,9 @@ class FederatedModule(LightningModule):
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
         self.oracle.to(self.device, self.space.vector.dtype)
-        if self.device.type == "cpu":
-            by_client = self.oracle.engine == "loop"
+        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
             self.oracle.share_out(self._threads)
-            if by_client or self.space.size < ONE_THREAD_PARAMETERS:
-                torch.set_num_threads(1)
+            torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
         if not hasattr(self, "store") or self.store.num_clients != total:

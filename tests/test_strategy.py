@@ -15,9 +15,6 @@ from pfl import ClientParallelStrategy
 from pfl.strategy import gather
 from tests.algorithms.methods import METHODS
 
-# All tests in one worker, which starts the processes once.
-pytestmark = pytest.mark.xdist_group("processes")
-
 ROOT = Path(__file__).parents[1]
 # name: (algorithm and its network, data, arguments of the loop).
 DIGITS = "DigitsDataModule(7, Dirichlet(1.0), seed=0)"

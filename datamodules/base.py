@@ -8,7 +8,7 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, check_whole
 from datamodules.loaders import ClientDataModule, ShuffleSampler, make_loader
 from datamodules.partition import Partition, Ragged
 from datamodules.partitioners import IID, Natural, Partitioner
@@ -91,10 +91,10 @@ class FederatedDataModule(LightningDataModule, ABC):
             )
         self._num_clients: int | None = None
         if num_clients is not None:
-            self._num_clients = _check_whole("num_clients", num_clients, 1)
-        self.batch_size = None if batch_size is None else _check_whole("batch_size", batch_size, 1)
-        self.seed = 0 if seed is None else _check_whole("seed", seed, 0)
-        self.num_workers = _check_whole("num_workers", num_workers, 0)
+            self._num_clients = check_whole("num_clients", num_clients, 1)
+        self.batch_size = None if batch_size is None else check_whole("batch_size", batch_size, 1)
+        self.seed = 0 if seed is None else check_whole("seed", seed, 0)
+        self.num_workers = check_whole("num_workers", num_workers, 0)
         self._samples: Samples | None = None
         self._partition: Partition | None = None
 
@@ -274,9 +274,3 @@ def _check_type(key: str, value: T, kind: type, example: str) -> T:
             f"{key}={value!r} must be an object of a {kind.__name__} class, such as {key}={example}"
         )
     return value
-
-
-def _check_whole(key: str, value: int, least: int) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{key}={value!r} must be a whole number of at least {least}")
-    return int(value)

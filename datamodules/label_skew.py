@@ -5,12 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, check_whole
 from datamodules.partitioners import (
     Partitioner,
     apportion,
     check_min_size,
-    check_whole,
     even_owners,
 )
 
@@ -71,10 +70,10 @@ class Dirichlet(Partitioner):
             )
         self.alpha = alpha
         self.over = over
-        self.min_size = check_whole("min_size", min_size, "Dirichlet")
+        self.min_size = check_whole("min_size", min_size, owner="Dirichlet")
         self.equal_sizes = equal_sizes
         self.size_cap = size_cap
-        self.max_retries = check_whole("max_retries", max_retries, "Dirichlet")
+        self.max_retries = check_whole("max_retries", max_retries, owner="Dirichlet")
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""
@@ -164,7 +163,7 @@ class ClassesPerClient(Partitioner):
     """
 
     def __init__(self, classes: int = 2) -> None:
-        self.classes = check_whole("classes", classes, "ClassesPerClient")
+        self.classes = check_whole("classes", classes, owner="ClassesPerClient")
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""
@@ -231,7 +230,7 @@ class Shards(Partitioner):
     """
 
     def __init__(self, shards_per_client: int = 2) -> None:
-        self.shards_per_client = check_whole("shards_per_client", shards_per_client, "Shards")
+        self.shards_per_client = check_whole("shards_per_client", shards_per_client, owner="Shards")
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""

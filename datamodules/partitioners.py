@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, check_whole
 from datamodules.partition import Ragged
 
 
@@ -86,7 +86,7 @@ class LogNormal(Partitioner):
         if not (0 <= sigma < np.inf):
             raise ConfigError(f"sigma={sigma} of LogNormal must be a finite number of at least 0")
         self.sigma = sigma
-        self.min_size = check_whole("min_size", min_size, "LogNormal")
+        self.min_size = check_whole("min_size", min_size, owner="LogNormal")
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""
@@ -194,13 +194,6 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     running = np.cumsum(weights, axis=-1)
     edges = np.floor(running / running[..., -1:] * total + 0.5).astype(np.int64)
     return np.diff(edges, axis=-1, prepend=0)
-
-
-def check_whole(key: str, value: int, rule: str) -> int:
-    """Return ``value`` if it is a whole number of at least 1; raise ConfigError otherwise."""
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{key}={value!r} of {rule} must be a whole number of at least 1")
-    return int(value)
 
 
 def check_min_size(rule: Partitioner, mean_size: int, num_clients: int, min_size: int) -> None:

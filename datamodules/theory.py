@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, check_whole
 from datamodules.partition import Partition, Ragged
 from datamodules.partitioners import Natural
 from datamodules.protocols import Protocol
@@ -194,8 +194,8 @@ class LeastSquares(TheoryProblem):
         num_workers: int = 0,
     ) -> None:
         name = type(self).__name__
-        check_whole(name, 1, features=features)
-        check_whole(name, features, samples_per_client=samples_per_client)
+        check_whole("features", features, owner=name)
+        check_whole("samples_per_client", samples_per_client, features, name)
         check_number(name, 1, condition=condition)
         check_number(name, 0, heterogeneity=heterogeneity, noise=noise)
         if features == 1 and condition != 1:
@@ -257,15 +257,6 @@ class LeastSquares(TheoryProblem):
             f"{self.condition:g}, true models at distance {self._radius:g} from a common "
             f"one, noise {self.noise:g}"
         )
-
-
-def check_whole(owner: str, least: int, **values: int) -> None:
-    """Raise ConfigError unless every value is a whole number of at least ``least``."""
-    for key, value in values.items():
-        if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < least:
-            raise ConfigError(
-                f"{key}={value!r} of {owner} must be a whole number of at least {least}"
-            )
 
 
 def check_number(owner: str, least: float, **values: float) -> None:

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.errors import check_whole
 from datamodules.randomness import generator
-from datamodules.theory import TheoryProblem, check_choice, check_number, check_whole
+from datamodules.theory import TheoryProblem, check_choice, check_number
 from datamodules.theory_newton import coupled_softmax
 
 
@@ -73,9 +74,11 @@ class HeterogeneousLogistic(TheoryProblem):
         num_workers: int = 0,
     ) -> None:
         name = type(self).__name__
-        check_whole(name, 1, samples_per_client=samples_per_client, features=features)
-        check_whole(name, 2, classes=classes)
-        check_whole(name, 0, validation_samples=validation_samples, test_samples=test_samples)
+        check_whole("samples_per_client", samples_per_client, owner=name)
+        check_whole("features", features, owner=name)
+        check_whole("classes", classes, 2, name)
+        check_whole("validation_samples", validation_samples, 0, name)
+        check_whole("test_samples", test_samples, 0, name)
         check_number(name, 0, heterogeneity=heterogeneity)
         check_choice(name, ("argmax", "sampled"), labels=labels)
         sizes = (samples_per_client, validation_samples, test_samples)
@@ -183,7 +186,8 @@ class AgentLogistic(TheoryProblem):
         num_workers: int = 0,
     ) -> None:
         name = type(self).__name__
-        check_whole(name, 1, samples_per_client=samples_per_client, features=features)
+        check_whole("samples_per_client", samples_per_client, owner=name)
+        check_whole("features", features, owner=name)
         check_choice(name, ("weak", "strong"), non_iid=non_iid)
         check_number(name, 0, alpha=alpha, beta=beta)
         super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)

@@ -100,6 +100,11 @@ class Clients:
         """Number of samples of each client, int64 [C]."""
         return self.data.sizes(self.split, self.ids)
 
+    @property
+    def empty(self) -> slice:
+        """The rows of clients without samples: the last ones."""
+        return slice(int((self.sizes > 0).sum()), None)
+
     def steps(self, batch_size: int | None, epochs: int, steps: int | None) -> np.ndarray:
         """How many local steps each client takes, int64 [C]; none without samples."""
         per_epoch = self._steps_per_epoch(batch_size)

@@ -82,13 +82,10 @@ class FederatedAlgorithm(FederatedModule):
 
     # ---- what a method writes -----------------------------------------------------------------
 
-    def begin_round(self, cohort: np.ndarray) -> None:
-        """What the server does before a round; here nothing.
+    def begin_round(self, round: int) -> None:
+        """What the server does before a round (from 0); here nothing.
 
         Every process calls it once a round, for what needs all participants together.
-
-        Args:
-            cohort: Ids of all clients that take part, on whichever process; int64, ascending.
         """
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
@@ -207,7 +204,7 @@ class FederatedAlgorithm(FederatedModule):
         self._reported: dict[str, float] = {}
         self._recorded: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.tables}
         self._counts = np.zeros(4)  # samples, clients, bytes down, bytes up
-        self.begin_round(self._loop.cohort(round))
+        self.begin_round(round)
         self._message = self.download()
 
     def _train(self, clients: Clients) -> None:

@@ -69,9 +69,9 @@ class FedACS(FederatedAlgorithm):
         """It solves a problem of its own."""
         return None
 
-    def begin_round(self, cohort: np.ndarray) -> None:
+    def begin_round(self, round: int) -> None:
         """What every process needs to know: the models that the server has, and their ids."""
-        ids = cohort
+        ids = cohort = self._loop.cohort(round)
         if self.known == "all":
             seen = torch.zeros(self._loop.num_clients, device=self.device)
             seen[torch.from_numpy(self.store.seen("w"))] = 1

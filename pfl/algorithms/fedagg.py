@@ -110,7 +110,7 @@ class FedAgg(FederatedAlgorithm):
         parts = 1 + terms * bool(self.measured)
         return Message(self.global_model, parts * dense(self.global_model).nbytes)
 
-    def begin_round(self, cohort: np.ndarray) -> None:
+    def begin_round(self, round: int) -> None:
         """The products of the mean-field terms that all clients' rates need."""
         phi = self.gradients.double()
         self._gram = phi @ phi.T

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,7 +137,7 @@ class FedCLUP(FederatedAlgorithm):
             return 1 / (self.coupling + self._constant("smoothness"))
         return super().learning_rate(round)
 
-    def begin_round(self, cohort: np.ndarray) -> None:
+    def begin_round(self, round: int) -> None:
         """The released rule, once half of the rounds are over."""
         half = max(1, (self.trainer.max_epochs or 0) // 2)
         if self.penalty_schedule == "released" and self.rounds == half:
@@ -149,8 +148,7 @@ class FedCLUP(FederatedAlgorithm):
         penalty = self.coupling
         w_i = self.local_sgd(clients, clients.state["w"], lambda v, g: g + penalty * (v - w))
         if penalty > 0:
-            # Clients without samples come last; only the penalty holds them.
-            w_i[int((clients.sizes > 0).sum()) :] = w
+            w_i[clients.empty] = w  # without samples only the penalty holds them
         clients.state["w"] = w_i
         return w_i
 

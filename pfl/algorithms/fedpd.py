@@ -140,9 +140,8 @@ class FedPD(FederatedAlgorithm):
         lam = clients.state["lam"]
         oracle = self._oracle_two if self.variance_reduction else self._oracle_one
         x = oracle(clients, clients.state["x"].clone(), x0, lam)
-        # Clients without samples come last; their f_i is 0, and L_i has its least value here.
-        empty = slice(int((clients.sizes > 0).sum()), None)
-        x[empty] = (x0 - self.proximal_step * lam)[empty]
+        # Without samples f_i is 0, and L_i has its least value here.
+        x[clients.empty] = (x0 - self.proximal_step * lam)[clients.empty]
         lam = lam + (x - x0) / self.proximal_step
         clients.state["x"], clients.state["lam"] = x, lam
         x0 = x + self.proximal_step * lam

@@ -6,10 +6,10 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format lock clean
+.PHONY: help quickstart test lint format bench bench-peers lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(INSTALLED)  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
 	$(PY) -m pfl fit --config configs/quickstart.yaml
@@ -26,12 +26,18 @@ format: $(INSTALLED)  ## format the code and mend what can be mended
 	$(PY) -m ruff check --fix-only --quiet .
 	$(PY) -m ruff format .
 
+bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
+	$(PY) benchmarks/compare.py $(ARGS)
+
+bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab (needs uv and PyPI)
+	$(PY) benchmarks/compare.py --peers $(ARGS)
+
 lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \
 	    --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.txt
 
 clean:  ## remove .venv, builds and caches; runs/ stays
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Exact versions come from requirements.txt, the build backend of the editable install among them.

@@ -7,7 +7,7 @@ from datamodules.errors import ConfigError
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import Partition, Ragged
-from datamodules.partitioners import IID, LogNormal, Natural, Partitioner
+from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
 from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
 from datamodules.theory import LeastSquares, TheoryProblem
@@ -47,6 +47,7 @@ __all__ = [
     "Partitioner",
     "Protocol",
     "Ragged",
+    "Sampled",
     "Samples",
     "Shards",
     "SharedTest",

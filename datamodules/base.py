@@ -208,8 +208,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         if ragged.is_shared:
             row = np.bincount(targets[ragged.indices], minlength=classes)
             return np.tile(row, (len(ragged), 1))
-        cells = ragged.owners * classes + targets[ragged.flat]
-        return np.bincount(cells, minlength=len(ragged) * classes).reshape(len(ragged), classes)
+        counts = np.empty((len(ragged), classes), np.int64)
+        for clients, entries in ragged.blocks():
+            rows = np.repeat(np.arange(clients.stop - clients.start), ragged.sizes[clients])
+            cells = rows * classes + targets[ragged.indices[entries]]
+            block = counts[clients]
+            block[:] = np.bincount(cells, minlength=block.size).reshape(block.shape)
+        return counts
 
     def client(self, client: int) -> ClientDataModule:
         """Return the data of one client as a data module for plain Lightning use.

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 
 from datamodules.errors import ConfigError, check_whole
+from datamodules.partition import stable_argsort
 from datamodules.partitioners import (
     Partitioner,
     apportion,
@@ -124,12 +125,17 @@ class Dirichlet(Partitioner):
         counts = np.zeros_like(shares, np.int64)  # [M, K]
         # Every pass uses up a label or gives all clients what they lack: at most K passes.
         while missing.any():
-            usable = _usable(shares, left > 0)
-            wanted = rng.multinomial(missing, usable / usable.sum(1, keepdims=True))
+            clients = np.flatnonzero(missing)
+            usable = _usable(shares[clients], left > 0)
+            usable /= usable.sum(1, keepdims=True)
+            wanted = rng.multinomial(missing[clients], usable)
             for label in np.flatnonzero(wanted.sum(0) > left):
-                wanted[:, label] = rng.multivariate_hypergeometric(wanted[:, label], left[label])
-            counts += wanted
-            missing -= wanted.sum(1)
+                wishes = np.zeros_like(missing)
+                wishes[clients] = wanted[:, label]
+                met = rng.multivariate_hypergeometric(wishes, left[label])
+                wanted[:, label] = met[clients]
+            counts[clients] += wanted
+            missing[clients] -= wanted.sum(1)
             left -= wanted.sum(0)
         return counts.T
 
@@ -254,36 +260,43 @@ class Shards(Partitioner):
 
 
 def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
-    """Return the classes as 0, 1, ..., K-1, int64 [N]; raise ConfigError if there are none."""
+    """Return the classes as 0, 1, ..., K-1, [N]; raise ConfigError if there are none."""
     if targets.ndim != 1 or targets.dtype.kind not in "iub":
         raise ConfigError(
             f"partition={type(rule).__name__} needs one integer label per sample, but the targets "
             f"are {targets.dtype} of shape {targets.shape}; use IID, LogNormal or Natural"
         )
-    return np.unique(targets, return_inverse=True)[1]
+    if targets.dtype.kind != "i" or targets.min() < 0 or targets.max() >= len(targets):
+        return np.unique(targets, return_inverse=True)[1]
+    present = np.bincount(targets) > 0  # without sorting
+    if len(present) > 1 << 16:
+        return (np.cumsum(present) - 1)[targets]
+    if present.all():
+        return targets.astype(np.uint16)
+    return (np.cumsum(present) - 1).astype(np.uint16)[targets]
 
 
 def _by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Return the order that sorts samples by label, random within a label."""
     shuffled = rng.permutation(len(labels))
-    return shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return shuffled[stable_argsort(labels[shuffled])]
 
 
 def _deal(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Give each client the stated number of random samples of each class.
 
     Args:
-        labels: int64 [N], 0 to K-1.
+        labels: Integers [N], 0 to K-1.
         counts: int64 [K, M]; its rows sum to at most the number of samples of the class.
         rng: The source of randomness.
 
     Returns:
-        The owner of every sample, int64 [N], -1 for samples that are left over.
+        The owner of every sample, int32 [N], -1 for samples that are left over.
     """
     nobody = np.bincount(labels) - counts.sum(1)
-    clients = np.append(np.arange(counts.shape[1]), -1)
+    clients = np.append(np.arange(counts.shape[1]), -1).astype(np.int32)
     per_class = np.column_stack([counts, nobody])
-    owners = np.empty(len(labels), np.int64)
+    owners = np.empty(len(labels), np.int32)
     owners[_by_label(labels, rng)] = np.repeat(np.tile(clients, len(counts)), per_class.ravel())
     return owners
 

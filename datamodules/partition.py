@@ -1,12 +1,14 @@
 """Which client owns which sample, stored as a few flat arrays."""
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 _HASH_CHUNK = 1 << 20  # entries converted to little-endian int64 at a time
+_BLOCK = 1 << 16  # entries of a block of clients: arrays of half a MiB stay in the cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +20,7 @@ class Ragged:
     test set that is the same for all is stored once.
 
     Attributes:
-        indices: int64 [total], sample indices.
+        indices: int64 or int32 [total], sample indices.
         starts: int64 [M], where each client's stretch begins.
         sizes: int64 [M], its length.
     """
@@ -31,7 +33,7 @@ class Ragged:
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
         """Build from the clients' arrays laid end to end, in the order of the clients."""
         sizes = sizes.astype(np.int64)
-        return cls(indices.astype(np.int64, copy=False), np.cumsum(sizes) - sizes, sizes)
+        return cls(indices, np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, num_clients: int) -> "Ragged":
@@ -44,17 +46,20 @@ class Ragged:
         Returns:
             One ascending index array per client.
         """
-        indices = np.arange(len(owners))
-        if (owned := owners >= 0).all():
-            held = owners
-        else:
-            indices, held = indices[owned], owners[owned]
         # The pair (owner, sample) packed into one integer: sorting values is several times
-        # faster than an argsort of the owners. M and N are both far below 2^31.
+        # faster than an argsort of the owners. M and N are both far below 2^31. All is done in
+        # one array, as new memory costs more than the arithmetic.
         bits = len(owners).bit_length()
-        packed = np.sort((held.astype(np.int64) << bits) | indices)
-        sizes = np.bincount(held, minlength=num_clients)
-        return cls.from_sizes(packed & ((1 << bits) - 1), sizes)
+        packed = np.empty(len(owners), np.int64)
+        for begin in range(0, len(owners), _BLOCK):
+            end = min(begin + _BLOCK, len(owners))
+            high = owners[begin:end].astype(np.int64) << bits
+            np.bitwise_or(high, np.arange(begin, end), out=packed[begin:end])
+        packed.sort()
+        starts = np.searchsorted(packed, np.arange(num_clients + 1) << bits)
+        indices = packed[starts[0] :]  # behind the samples of nobody, which are negative
+        indices &= (1 << bits) - 1
+        return cls.from_sizes(indices, np.diff(starts))
 
     @classmethod
     def shared(cls, indices: np.ndarray, num_clients: int) -> "Ragged":
@@ -67,7 +72,7 @@ class Ragged:
         return len(self.sizes)
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Return the index array of one client, int64, as a view."""
+        """Return the index array of one client, as a view."""
         start = self.starts[client]
         return self.indices[start : start + self.sizes[client]]
 
@@ -83,13 +88,30 @@ class Ragged:
 
     @property
     def flat(self) -> np.ndarray:
-        """The clients' arrays laid end to end, int64 [sizes.sum()]; shared ones are repeated."""
+        """The clients' arrays laid end to end, [sizes.sum()]; shared ones are repeated."""
         return np.tile(self.indices, len(self)) if self.is_shared else self.indices
 
     def select(self, keep: np.ndarray) -> "Ragged":
         """Keep the entries of ``flat`` where ``keep`` (bool) holds; clients stay in place."""
         sizes = np.bincount(self.owners[keep], minlength=len(self))
         return Ragged.from_sizes(self.flat[keep], sizes)
+
+    def blocks(self) -> Iterator[tuple[slice, slice]]:
+        """Cut the clients into blocks small enough for the processor's cache.
+
+        Work on 30 million entries takes several times as long in one piece as block by block.
+
+        Yields:
+            The clients of a block, and their entries in ``flat``.
+        """
+        ends = np.cumsum(self.sizes)
+        total = int(self.sizes.sum())
+        cuts = np.searchsorted(ends, np.arange(_BLOCK, total, _BLOCK)) + 1
+        begin = entry = 0
+        for end in np.unique(np.append(cuts, len(self))).tolist():
+            last = int(ends[end - 1])
+            yield slice(begin, end), slice(entry, last)
+            begin, entry = end, last
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,3 +149,12 @@ class Partition:
                 for begin in range(0, len(array), _HASH_CHUNK):
                     digest.update(array[begin : begin + _HASH_CHUNK].astype("<i8").tobytes())
         return digest.hexdigest()
+
+
+def stable_argsort(keys: np.ndarray) -> np.ndarray:
+    """Return ``np.argsort(keys, kind="stable")`` of integers of at least 0.
+
+    Keys that fit into 16 bits, for which numpy has a radix sort, are sorted several times faster.
+    """
+    narrow = keys.max(initial=0) < 1 << 16
+    return np.argsort(keys.astype(np.uint16) if narrow else keys, kind="stable")

@@ -13,9 +13,10 @@ from datamodules.partition import Ragged
 
 
 class Partitioner(ABC):
-    """A rule that gives every sample to at most one client.
+    """A rule that says which samples every client holds.
 
-    A rule of one's own implements ``owners``; what a constructor stores under an argument's name
+    A rule of one's own implements ``owners``, which gives every sample to at most one client, or
+    ``assign`` where clients share samples; what a constructor stores under an argument's name
     appears in ``repr`` and so in the record of a run.
     """
 
@@ -40,9 +41,9 @@ class Partitioner(ABC):
             )
         return Ragged.from_owners(self.owners(targets, num_clients, rng), num_clients)
 
-    @abstractmethod
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample, integers [N]; -1 for a sample nobody gets."""
+        raise NotImplementedError(f"{type(self).__name__} must implement owners, or assign")
 
     @abstractmethod
     def describe(self) -> str:
@@ -59,7 +60,9 @@ class IID(Partitioner):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""
-        return rng.permutation(even_owners(len(targets), num_clients))
+        owners = even_owners(len(targets), num_clients)
+        rng.shuffle(owners)
+        return owners
 
     def describe(self) -> str:
         """Say in words what the rule does."""
@@ -174,9 +177,54 @@ class Natural(Partitioner):
         return "samples held by the clients they came from (natural)"
 
 
+class Sampled(Partitioner):
+    """Every client holds its own random samples of one data set that all clients share.
+
+    Each client's samples are drawn uniformly without replacement from all samples that are dealt,
+    independently of the other clients. Clients so hold samples in common, and there may be any
+    number of them: a population larger than the data set has none but shared samples to hold.
+    With ``SplitOwn`` a client never trains on its own test samples, but others do; pooled over
+    all clients, training and test sets overlap.
+
+    Args:
+        size: The number of samples of a client.
+
+    Raises:
+        ConfigError: ``size`` is out of range, or (when dealing) more than the number of samples.
+    """
+
+    def __init__(self, size: int = 30) -> None:
+        self.size = check_whole("size", size, owner="Sampled")
+
+    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Ragged:
+        """Draw every client's samples; see ``Partitioner.assign``.
+
+        Returns:
+            int32 where the number of samples allows it: a million clients hold many indices.
+        """
+        total = len(targets)
+        if self.size > total:
+            raise ConfigError(
+                f"size={self.size} of Sampled is more than the number of samples, {total}"
+            )
+        kind = np.int32 if total <= np.iinfo(np.int32).max else np.int64
+        if 2 * self.size > total:  # so few are left out that shuffling all is no waste
+            everything = np.tile(np.arange(total, dtype=kind), (num_clients, 1))
+            rows = rng.permuted(everything, axis=1)[:, : self.size].copy()
+            rows.sort(axis=1)
+        else:
+            rows = _distinct(total, (num_clients, self.size), rng, kind)
+        return Ragged.from_sizes(rows.ravel(), np.full(num_clients, self.size))
+
+    def describe(self) -> str:
+        """Say in words what the rule does."""
+        return f"each with {self.size} samples drawn from one data set that all clients share"
+
+
 def even_owners(num_samples: int, num_clients: int) -> np.ndarray:
-    """Return int64 [N] in which every client appears N/M times, give or take one."""
-    return np.arange(num_samples) % num_clients
+    """Return int32 [N] in which every client appears N/M times, give or take one."""
+    clients = np.arange(num_clients, dtype=np.int32)
+    return np.tile(clients, -(-num_samples // num_clients))[:num_samples]
 
 
 def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
@@ -194,6 +242,30 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     running = np.cumsum(weights, axis=-1)
     edges = np.floor(running / running[..., -1:] * total + 0.5).astype(np.int64)
     return np.diff(edges, axis=-1, prepend=0)
+
+
+def _distinct(
+    total: int, shape: tuple[int, int], rng: np.random.Generator, kind: type[np.signedinteger]
+) -> np.ndarray:
+    """Draw different numbers below ``total`` in each row, ascending; at most total / 2 of them.
+
+    Numbers are drawn with replacement, and all but one of equal ones are drawn again until none
+    are equal. Nothing in this tells one number from another, so all sets of the given size are
+    equally likely. A new draw is new to its row with probability 1/2 or more: the rows that are
+    drawn again become fewer in a geometric series.
+    """
+    rows = rng.integers(0, total, shape, kind)
+    rows.sort(axis=1)
+    open_rows = np.flatnonzero((rows[:, 1:] == rows[:, :-1]).any(1))
+    while len(open_rows):
+        part = rows[open_rows]
+        again = np.zeros(part.shape, bool)
+        again[:, 1:] = part[:, 1:] == part[:, :-1]
+        part[again] = rng.integers(0, total, np.count_nonzero(again), kind)
+        part.sort(axis=1)
+        rows[open_rows] = part
+        open_rows = open_rows[(part[:, 1:] == part[:, :-1]).any(1)]
+    return rows
 
 
 def check_min_size(rule: Partitioner, mean_size: int, num_clients: int, min_size: int) -> None:

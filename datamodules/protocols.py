@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from datamodules.errors import ConfigError
-from datamodules.partition import Partition, Ragged
+from datamodules.partition import Partition, Ragged, stable_argsort
 
 
 class Protocol(ABC):
@@ -256,17 +256,24 @@ def _split(
     owned: Ragged, labels: np.ndarray | None, shares: tuple[float, ...], rng: np.random.Generator
 ) -> list[Ragged]:
     """Split every client's samples into parts of the given shares and the rest, which is last."""
-    sizes = _part_sizes(owned.sizes, shares)
-    classes = None if labels is None else labels[owned.flat]
-    order = _stratified_order(owned.owners, classes, rng)
-    # Within each client, in stratified order, the first part comes first.
-    begin = np.cumsum(owned.sizes) - owned.sizes
-    rank = np.empty(len(order), np.int64)
-    rank[order] = np.arange(len(order)) - np.repeat(begin, owned.sizes)
-    part = np.zeros(len(order), np.int8)
-    for end in np.cumsum(sizes, axis=0)[:-1]:
-        part += rank >= np.repeat(end, owned.sizes)
-    return [owned.select(part == number) for number in range(len(sizes))]
+    flat, sizes = owned.flat, _part_sizes(owned.sizes, shares)
+    parts = [Ragged.from_sizes(np.empty(held.sum(), flat.dtype), held) for held in sizes]
+    for clients, entries in owned.blocks():
+        # Drawn also where nothing is split off, so that what is drawn afterwards stays the same.
+        draws = rng.random(entries.stop - entries.start)
+        if not any(shares):
+            continue
+        samples, held = flat[entries], owned.sizes[clients]
+        owner = np.repeat(np.arange(clients.start, clients.stop), held)
+        order = _stratified_order(owner, None if labels is None else labels[samples], draws)
+        # Within each client, in stratified order, the first part comes first.
+        part = np.empty(len(order), np.int8)
+        numbers = np.tile(np.arange(len(sizes), dtype=np.int8), len(held))
+        part[order] = np.repeat(numbers, sizes[:, clients].T.ravel())
+        for number, ragged in enumerate(parts):
+            mine, begin = samples[part == number], ragged.starts[clients.start]
+            ragged.indices[begin : begin + len(mine)] = mine
+    return parts if any(shares) else [*parts[:-1], Ragged.from_sizes(flat, owned.sizes)]
 
 
 def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
@@ -282,7 +289,7 @@ def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
 
 
 def _stratified_order(
-    client: np.ndarray, label: np.ndarray | None, rng: np.random.Generator
+    client: np.ndarray, label: np.ndarray | None, draws: np.ndarray
 ) -> np.ndarray:
     """Order samples by client so that any first part of a client's samples is stratified.
 
@@ -293,18 +300,18 @@ def _stratified_order(
     Args:
         client: int64 [n], ascending.
         label: int64 [n], or None for a random order within each client.
-        rng: The source of randomness.
+        draws: Uniform random numbers in [0, 1), [n].
 
     Returns:
         int64 [n], a permutation.
     """
     # One stable sort by (client, fraction): adding the two loses nothing that matters, as clients
     # are numbered below 2^31 and come in ascending order already.
-    order = np.argsort(client + rng.random(len(client)), kind="stable")
-    if label is None:
+    order = np.argsort(client + draws, kind="stable")
+    if label is None or not len(order):
         return order
-    groups = client[order] * (label.max() + 1) + label[order]
-    by_group = np.argsort(groups, kind="stable")
+    groups = (client[order] - client[0]) * (label.max() + 1) + label[order]
+    by_group = stable_argsort(groups)
     first = np.flatnonzero(np.diff(groups[by_group], prepend=-1))
     size = np.diff(first, append=len(order))
     place = np.empty(len(order))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import zipfile
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from pfl.clients import merge_rows
+import torch
+from lightning.fabric.plugins.io import TorchCheckpointIO
+
 from pfl.errors import ConfigError
+from pfl.store import merge_rows
 from pfl.strategy import gather
 
 if TYPE_CHECKING:
@@ -60,3 +66,36 @@ def _identity(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
         "parameters": algorithm.space.size,
         "partition": partition,
     }
+
+
+class StreamedCheckpointIO(TorchCheckpointIO):
+    """Checkpoints that are never in memory as a whole: what clients remember may be larger.
+
+    Lightning's own way writes them into a buffer first, and reads all of a file at once.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        """Write the file under another name first: there is a whole one at any time."""
+        path = os.fspath(path)
+        if "://" in path:  # a remote store, of which Lightning knows more
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        try:
+            torch.save(checkpoint, path + ".part")
+            os.replace(path + ".part", path)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.remove(path + ".part")
+            raise
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Map the file: rows are read when they are put into the store."""
+        if not zipfile.is_zipfile(path):  # remote, missing or broken: Lightning says which
+            return super().load_checkpoint(path, map_location, weights_only)
+        only = weights_only is not False
+        return torch.load(path, map_location=map_location, mmap=True, weights_only=only)

@@ -20,6 +20,7 @@ import models  # noqa: F401
 from datamodules import FederatedDataModule
 from pfl.algorithms import FederatedAlgorithm
 from pfl.errors import ConfigError
+from pfl.launch import ProcessLost
 from pfl.loop import FederatedLoop
 from pfl.trainer import Trainer
 from pfl.usererrors import one_line
@@ -112,7 +113,7 @@ def _check_yaml(args: list[str]) -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line and exit status 2."""
+    """Run the command line; a user's mistake is one line and exit status 2, a lost process 1."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     words = sys.argv[1:] if args is None else args
@@ -123,6 +124,8 @@ def main(args: list[str] | None = None) -> int:
             command(words[1:])
         else:
             FederatedCLI(args)
+    except ProcessLost:  # the launcher has told why
+        return 1
     except Exception as error:
         line = explain(error)
         if line is None:

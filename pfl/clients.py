@@ -1,20 +1,18 @@
-"""A chunk of clients as the algorithms see it, and the store that keeps what clients remember."""
+"""A chunk of clients as the algorithms see it."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.oracle import Batch
+from pfl.batch import Batch
 from pfl.randomness import fold, key, permutations
 
 if TYPE_CHECKING:
@@ -58,6 +56,18 @@ class ClientData:
         """Samples by index; floating inputs and targets take the model's dtype."""
         inputs, targets = self.samples.gather(index.long())
         return _cast(inputs, dtype), _cast(targets, dtype)
+
+    def gather_steps(self, picks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
+        """Samples of several steps, by index [steps, ...], one step after another.
+
+        Small steps spend most of their time on being started, so some are gathered together. On
+        CPUs what is gathered should still be in the cache when it is used.
+        """
+        room = 1 << 18 if self.device.type == "cpu" else 1 << 26
+        floats = picks[0].numel() * max(1, math.prod(self.samples.input_shape))
+        for part in picks.split(max(1, room // floats)):
+            inputs, targets = self.gather(part, dtype)
+            yield from zip(inputs.unbind(), targets.unbind(), strict=True)
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -105,6 +115,16 @@ class Clients:
         """The rows of clients without samples: the last ones."""
         return slice(int((self.sizes > 0).sum()), None)
 
+    def groups(self, size: int) -> list[Clients]:
+        """The same clients in groups of at most `size`, in their order; one group if empty."""
+        parts = []
+        for begin in range(0, max(1, len(self)), size):
+            rows = slice(begin, begin + size)
+            state = {name: values[rows] for name, values in self.state.items()}
+            buffers = None if self.buffers is None else self.buffers[rows]
+            parts.append(replace(self, ids=self.ids[rows], state=state, buffers=buffers))
+        return parts
+
     def steps(self, batch_size: int | None, epochs: int, steps: int | None) -> np.ndarray:
         """How many local steps each client takes, int64 [C]; none without samples."""
         per_epoch = self._steps_per_epoch(batch_size)
@@ -133,39 +153,38 @@ class Clients:
                 takes.
             purpose: Names the use, so that two uses in one round see different orders.
         """
-        sizes, per_epoch = self.sizes, self._steps_per_epoch(batch_size)
+        sizes, wanted = self.sizes, self.steps(batch_size, epochs, steps)
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
-        wanted = self.steps(batch_size, epochs, steps)
         if not wanted.any():
             return
         base = key(self.data.seed, purpose, self.round)
         indices, starts = self.data.index(self.split, self.ids)
-        device = starts.device
+        device, width = starts.device, int(sizes.max())
         keys = fold(torch.tensor(base, device=device), torch.from_numpy(self.ids).to(device))
         lengths = torch.from_numpy(sizes).to(device)
-        width = int(sizes.max())
         order = torch.arange(width, device=device).expand(len(self), width)
         order = _located(indices, starts, lengths, order)
-        for step in range(int(wanted.max())):
-            active = int((wanted > step).sum())
-            epoch, place = np.divmod(step, per_epoch[:active])
+        size = width if batch_size is None else batch_size
+        per_epoch, step = self._steps_per_epoch(batch_size), 0
+        for epoch, place, counts in _runs(sizes, wanted, per_epoch, size):
+            active = counts.shape[1]
             if batch_size is not None and (new := np.flatnonzero(place == 0)).size:
                 rows = torch.from_numpy(new).to(device)
                 epochs_keys = fold(keys[rows], torch.from_numpy(epoch[new]).to(device))
                 shuffled = permutations(epochs_keys, lengths[rows], width)
                 order[rows] = _located(indices, starts[rows], lengths[rows], shuffled)
-            size = width if batch_size is None else batch_size
-            counts = np.minimum(sizes[:active] - place * size, size)
-            most, begin = int(counts.max()), int(place[0]) * size
-            if (place == place[0]).all():
-                picked = order[:active, begin : begin + most]
-            else:
-                begins = torch.from_numpy(place * size).to(device)[:, None]
-                columns = begins + torch.arange(most, device=device)
-                picked = order[:active].gather(1, columns.clamp_max(width - 1))
-            inputs, targets = self.data.gather(picked, self.dtype)
-            seeds = _Seeds(base, self.ids, step)
-            yield Batch(inputs, targets, counts.tolist(), seeds)
+            begins = torch.from_numpy(place * size).to(device)[:, None]
+            columns = begins + torch.arange(len(counts) * size, device=device)
+            picks = order[:active].gather(1, columns.clamp_max_(width - 1))
+            picks = picks.view(active, len(counts), size).transpose(0, 1)
+            gathered = self.data.gather_steps(picks, self.dtype)
+            for row, most, (inputs, targets) in zip(
+                counts.tolist(), counts.max(1).tolist(), gathered, strict=True
+            ):
+                if most < size:
+                    inputs, targets = inputs[:, :most], targets[:, :most]
+                yield Batch(inputs, targets, row, _Seeds(base, self.ids, step))
+                step += 1
 
     def samples(self, limit: int = 512) -> Iterator[tuple[slice, Batch]]:
         """Every sample once, in order, at most `limit` of each client at a time (for evaluation).
@@ -199,6 +218,26 @@ class Clients:
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]
 
 
+def _runs(
+    sizes: np.ndarray, wanted: np.ndarray, per_epoch: np.ndarray, size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """All local steps, in runs of steps in which no client begins an epoch or leaves.
+
+    Yields, of the first A clients who take part: their epoch [A], the place in it of the run's
+    first batch [A], and the batches' numbers of samples [steps, A].
+    """
+    steps = np.arange(int(wanted.max()))[:, None]
+    epoch, place = np.divmod(steps, np.maximum(per_epoch, 1))
+    taking = wanted > steps
+    begins = (taking & (place == 0)).any(1)
+    begins[1:] |= (taking[1:] != taking[:-1]).any(1)
+    bounds = [*np.flatnonzero(begins).tolist(), len(steps)]
+    for first, last in itertools.pairwise(bounds):
+        A = int(taking[first].sum())
+        counts = np.minimum(sizes[:A] - place[first:last, :A] * size, size)
+        yield epoch[first, :A], place[first, :A], counts
+
+
 def _located(indices: Tensor, starts: Tensor, lengths: Tensor, order: Tensor) -> Tensor:
     """Indices of the samples that stand at places `order` [C, n] of the clients' own samples.
 
@@ -217,127 +256,3 @@ class _Seeds:
 
     def __call__(self, row: int) -> int:
         return key(self.base, int(self.ids[row]), self.step)
-
-
-class ClientStore:
-    """What clients remember between rounds: rows of named states, made when first written.
-
-    A client that was never written reads as the state's initial value, so memory grows with the
-    clients that took part, not with the population. Rows live in memory; a state that would not
-    fit there if every client took part is kept in a memory-mapped file instead.
-
-    Args:
-        num_clients: The population, M.
-        directory: Where memory-mapped files go; None for the system's temporary folder.
-        memory: Bytes that all states may take in memory; None for half of what is free now.
-    """
-
-    def __init__(
-        self, num_clients: int, directory: str | None = None, memory: int | None = None
-    ) -> None:
-        self.num_clients = num_clients
-        self.memory = _free_memory() // 2 if memory is None else memory
-        self._parent = directory
-        self._directory: str | None = None
-        self._rows: dict[str, dict[int, Tensor]] = {}
-        self._mapped: dict[str, Tensor] = {}
-        self.initial: dict[str, Tensor] = {}
-
-    def declare(self, name: str, initial: Tensor) -> None:
-        """Add a state that starts as `initial` [width] for every client."""
-        self.initial[name] = initial.detach().clone()
-        self._rows[name] = {}
-        need = self.num_clients * initial.numel() * initial.element_size()
-        if need > self.memory:
-            # A sparse file: the system gives it pages only where rows are written.
-            path = os.path.join(self._folder(), f"{name}.bin")
-            self._mapped[name] = torch.from_file(
-                path,
-                shared=True,
-                size=self.num_clients * initial.numel(),
-                dtype=initial.dtype,
-            ).view(self.num_clients, initial.numel())
-        else:
-            self.memory -= need
-
-    def _folder(self) -> str:
-        if self._directory is None:
-            self._directory = tempfile.mkdtemp(dir=self._parent, prefix="pfl-clients-")
-            weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
-        return self._directory
-
-    @property
-    def names(self) -> list[str]:
-        """The declared states."""
-        return list(self.initial)
-
-    def mapped(self, name: str) -> bool:
-        """Whether a state is kept in a file."""
-        return name in self._mapped
-
-    def seen(self, name: str) -> np.ndarray:
-        """Ids of the clients with a row of their own, ascending."""
-        return np.array(sorted(self._rows[name]), np.int64)
-
-    def read(self, name: str, ids: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of these clients' rows, [C, width]."""
-        rows, initial = self._rows[name], self.initial[name]
-        if len(ids) == 0:
-            return initial.new_zeros(0, initial.numel(), device=device)
-        return torch.stack([rows.get(int(i), initial) for i in ids]).to(device)
-
-    def write(self, name: str, ids: np.ndarray, values: Tensor) -> None:
-        """Keep rows [C, width] of these clients."""
-        values = values.detach().to(self.initial[name])
-        for i, row in zip(ids.tolist(), values, strict=True):
-            kept = self._rows[name].get(i)
-            if kept is None:
-                kept = self._mapped[name][i] if name in self._mapped else torch.empty_like(row)
-                self._rows[name][i] = kept
-            kept.copy_(row)
-
-    def state_dict(self) -> dict[str, dict[str, Tensor]]:
-        """Rows and initial values, as tensors."""
-        return {
-            name: {
-                "ids": torch.from_numpy(self.seen(name)),
-                "rows": self.read(name, self.seen(name)),
-                "initial": self.initial[name].cpu(),
-            }
-            for name in self.names
-        }
-
-    def load_state_dict(
-        self,
-        state: dict[str, dict[str, Tensor]],
-        keep: Callable[[Tensor], Tensor] = torch.ones_like,
-    ) -> None:
-        """The inverse of `state_dict`; the same states must have been declared.
-
-        Args:
-            keep: Of ids (int64 [n]): which of them to take.
-        """
-        for name, entry in state.items():
-            self.initial[name] = entry["initial"].to(self.initial[name])
-            self._rows[name].clear()
-            kept = keep(entry["ids"]).bool()
-            self.write(name, entry["ids"][kept].numpy(), entry["rows"][kept])
-
-
-def merge_rows(states: list[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """One `ClientStore.state_dict` out of those of several processes with different clients."""
-    return {
-        name: {
-            "ids": torch.cat([state[name]["ids"] for state in states]),
-            "rows": torch.cat([state[name]["rows"] for state in states]),
-            "initial": first["initial"],
-        }
-        for name, first in states[0].items()
-    }
-
-
-def _free_memory() -> int:
-    # macOS does not say how much is free: count half of what there is.
-    free = "SC_AVPHYS_PAGES" in os.sysconf_names
-    pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
-    return pages * os.sysconf("SC_PAGE_SIZE")

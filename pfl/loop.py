@@ -6,8 +6,9 @@ that the stock Trainer runs the whole federation.
 
 from __future__ import annotations
 
+import heapq
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from datamodules import FederatedDataModule
 from pfl.clients import ClientData, Clients
 from pfl.errors import ConfigError
 from pfl.randomness import generator
+from pfl.store import ClientStore
 
 Split = Literal["val", "test"]
 
@@ -37,6 +39,11 @@ class FederatedLoop(LightningDataModule):
             the path of a JSON file with such a list. A round may be empty.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. Changes speed and memory, never results.
+        state_memory: GiB of this machine's memory that what clients remember may take, a GPU's
+            included, before it goes to files in the system's temporary folder; None: a quarter of
+            what is free on a GPU and half of what else is free.
+        state_dtype: In which it is stored; "float16" (up to 65504) and "bfloat16" (2 to 3 digits)
+            take half of the memory and round it. None: as the model.
         evaluate: Which splits are evaluated during `fit`; a split without samples is left out.
         seed: Of client sampling and of the order of their samples; None: the datamodule's seed.
 
@@ -51,6 +58,8 @@ class FederatedLoop(LightningDataModule):
         sampling: Literal["uniform", "bernoulli", "weighted"] = "uniform",
         trace: str | Sequence[Sequence[int]] | None = None,
         clients_at_once: int | None = None,
+        state_memory: float | None = None,
+        state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         evaluate: Sequence[Split] = ("val", "test"),
         seed: int | None = None,
     ) -> None:
@@ -59,11 +68,17 @@ class FederatedLoop(LightningDataModule):
         self.clients_per_round = clients_per_round
         self.sampling = sampling
         self.clients_at_once = clients_at_once
+        self.state_memory = state_memory
+        self.state_dtype: torch.dtype | None = getattr(torch, state_dtype or "", None)
         self.evaluate = tuple(evaluate)
         self._seed = seed
         self.trace = _read_trace(trace)
-        self.stateful = True  # the algorithm says so when it is set up
+        # The algorithm says both when it is set up: whether clients keep something between rounds,
+        # and what a round costs clients of some sizes, relative to each other.
+        self.stateful = True
+        self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._data: ClientData | None = None
+        self.store: ClientStore | None = None  # the algorithm's, once it has one
         if sampling not in ("uniform", "bernoulli", "weighted"):
             raise ConfigError(
                 f"loop.sampling: {sampling!r} is unknown; choose uniform, bernoulli or weighted"
@@ -75,6 +90,14 @@ class FederatedLoop(LightningDataModule):
             )
         if clients_at_once is not None and clients_at_once < 1:
             raise ConfigError(f"loop.clients_at_once: {clients_at_once}; it must be at least 1")
+        if state_memory is not None and not state_memory >= 0:
+            raise ConfigError(
+                f"loop.state_memory: {state_memory}; it must be at least 0 (GiB), or null"
+            )
+        if state_dtype not in (None, "float32", "float16", "bfloat16"):
+            raise ConfigError(
+                f"loop.state_dtype: {state_dtype!r}; choose float32, float16 or bfloat16, or null"
+            )
         if unknown := set(self.evaluate) - {"val", "test"}:
             raise ConfigError(f"loop.evaluate: {sorted(unknown)}; choose from val and test")
 
@@ -130,6 +153,12 @@ class FederatedLoop(LightningDataModule):
             self._data = ClientData(self.datamodule, device, self.seed)
         return self._data
 
+    def client_store(self, device: torch.device) -> ClientStore:
+        """A new store for what clients remember, with this loop's share of the memory."""
+        memory = None if self.state_memory is None else int(self.state_memory * 2**30)
+        processes = self.trainer.num_devices if self.trainer else 1
+        return ClientStore(self.num_clients, device=device, memory=memory, processes=processes)
+
     def describe(self) -> str:
         """The protocol in words: the data's, and who trains in a round."""
         if self.trace is not None:
@@ -171,16 +200,21 @@ class FederatedLoop(LightningDataModule):
         """This process's share of some clients, in `count` chunks, largest clients first.
 
         Clients that keep state between rounds (`owned`) stay on the process id % world_size, which
-        has their rows; others are dealt out by size, so that processes finish together.
+        has their rows; others are dealt out by what they cost, so that processes finish together.
+        Chunks that are not needed are the last ones, and empty.
         """
         rank, world = self._rank()
-        by_size = ids[np.argsort(-self._split_sizes(split)[ids], kind="stable")]
+        sizes = self._split_sizes(split)[ids]
+        order = np.argsort(-sizes, kind="stable")
+        mine = ids[order]
+        at_once = self.clients_at_once or max(1, len(ids))
         if owned:
-            mine = by_size[by_size % world == rank]
-        else:
-            place = np.arange(len(by_size)) % (2 * world)  # there and back: 0 1 2 2 1 0 0 1 2
-            mine = by_size[np.where(place < world, place, 2 * world - 1 - place) == rank]
-        return np.array_split(mine, count)
+            mine = mine[mine % world == rank]
+        elif world > 1:
+            most = max(count * at_once, -(-len(ids) // world))
+            mine = mine[deal(self.cost(sizes[order]), world, most) == rank]
+        needed = min(count, max(1, -(-len(mine) // at_once)))
+        return np.array_split(mine, needed) + [mine[:0]] * (count - needed)
 
     def _split_sizes(self, split: str) -> np.ndarray:
         return getattr(self.datamodule.partition, split).sizes
@@ -222,10 +256,12 @@ class ChunkLoader:
         return len(self.splits) * self._chunks_per_split()
 
     def _chunks_per_split(self) -> int:
-        loop = self.loop
+        loop, world = self.loop, self.loop._rank()[1]
         clients = loop.cohort_size if "train" in self.splits else loop.num_clients
-        at_once = loop.clients_at_once or max(1, clients)
-        return max(1, -(-clients // (at_once * loop._rank()[1])))
+        share = -(-clients // world)
+        if loop.stateful:  # one process may own them all
+            share = min(clients, -(-loop.num_clients // world))
+        return max(1, -(-share // (loop.clients_at_once or max(1, clients))))
 
     def __iter__(self) -> Iterator[Clients]:
         # A generator: Lightning calls iter() before the round number is right after a resume.
@@ -237,10 +273,34 @@ class ChunkLoader:
             ids = loop.cohort(round) if split == "train" else np.arange(loop.num_clients)
             data = loop.client_data(trainer.strategy.root_device)
             owned = loop.stateful or split != "train"
-            for number, chunk in enumerate(loop.chunks(ids, split, count, owned=owned)):
+            chunks = loop.chunks(ids, split, count, owned=owned)
+            for number, chunk in enumerate(chunks):
+                if loop.store is not None and number + 1 < count:
+                    loop.store.prefetch(chunks[number + 1])
                 yield Clients(
                     chunk, round, data, split, first=number == 0, last=number == count - 1
                 )
+
+
+def deal(costs: np.ndarray, world: int, most: int) -> np.ndarray:
+    """The process of each client: the dearest first, each to the process with the least so far.
+
+    With this rule (Graham 1969) the last process ends at most 4/3 - 1/(3 world) times as late as
+    with the best assignment; in practice the difference is below 1% (docs/many-devices.md).
+
+    Args:
+        costs: Of the clients.
+        world: Number of processes.
+        most: How many clients a process may have at most.
+    """
+    owners = np.empty(len(costs), np.int64)
+    loads = [(0.0, 0, rank) for rank in range(world)]  # cost, clients and number of a process
+    for client in np.argsort(-costs, kind="stable").tolist():
+        load, clients, rank = heapq.heappop(loads)
+        owners[client] = rank
+        if clients + 1 < most:
+            heapq.heappush(loads, (load + float(costs[client]), clients + 1, rank))
+    return owners
 
 
 def _whole(value: object) -> bool:

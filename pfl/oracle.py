@@ -2,64 +2,35 @@
 
 Everything else in a method is algebra on [C, P] matrices whose rows are clients' models.
 Two engines with one meaning: `loop` takes one client after another and runs any module; `vmap`
-runs all clients in one batched call (torch.func).
+runs all clients in one batched call (torch.func, or batched matrix products of our own).
 """
 
 from __future__ import annotations
 
 import copy
-import warnings
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from pfl.dense import DenseChain, cross_entropy
+from pfl.batch import Batch, default_loss
+from pfl.chain import Chain, Models, cross_entropy
 from pfl.errors import ConfigError
+from pfl.inspection import inspect
 from pfl.parameters import BufferSpace, ParameterSpace
 
 Engine = Literal["auto", "loop", "vmap"]
-
-
-@dataclass
-class Batch:
-    """One mini-batch of each of A clients.
-
-    Attributes:
-        inputs, targets: [A, B, ...]; rows are padded at their end to B samples, with samples that
-            have a finite loss (the client's own), since weight 0 does not cancel an infinite one.
-        counts: How many samples of each row are real (integers on the host); B is the largest of
-            them.
-        seeds: One for each row, for what the network itself draws (dropout).
-    """
-
-    inputs: Tensor
-    targets: Tensor
-    counts: list[int]
-    seeds: Callable[[int], int] = lambda row: 0
-
-    @property
-    def clients(self) -> int:
-        """A, the number of rows."""
-        return len(self.counts)
-
-    def sample_weights(self) -> Tensor:
-        """[A, B]: 1 / count where the sample is real, else 0, so that rows sum to one."""
-        width, device = self.inputs.shape[1], self.inputs.device
-        if all(count == width for count in self.counts):
-            return torch.full((len(self.counts), width), 1 / width, device=device)
-        counts = torch.tensor(self.counts, device=device)[:, None]
-        real = torch.arange(width, device=device) < counts
-        return real / counts.clamp_min(1)
+OwnNetwork = tuple[nn.Module, list[nn.Parameter]]
 
 
 class Oracle:
     """Losses and gradients of many clients' models.
+
+    Threads may ask at the same time, after `share_out`.
 
     Args:
         network: The architecture; a private copy is used, the original is never run or changed.
@@ -70,9 +41,14 @@ class Oracle:
         engine: "loop", "vmap", or "auto": vmap where it works for this network and pays. It pays on
             GPUs, and on CPUs for networks without convolutions.
 
+    Attributes:
+        buffers: Those that training changes.
+        random: Whether the network draws random numbers.
+        channels_last: Whether images are laid out with their channels last.
+
     Note:
-        `inspect` must be called once with a few samples before anything else: it finds out which
-        buffers training changes, whether the network draws random numbers, and settles the engine.
+        `inspect` must be called once with a few samples before anything else: it settles the
+        engine and the attributes above.
     """
 
     def __init__(
@@ -89,16 +65,19 @@ class Oracle:
         self.loss = copy.deepcopy(loss)
         if hasattr(self.loss, "reduction"):
             self.loss.reduction = "none"
-        self.engine = engine
+        self.wanted, self.engine = engine, engine
         self.buffers = BufferSpace(self.network)
-        self.random = False
-        self.chain: DenseChain | None = None
+        self.random = self.channels_last = False
+        self.chain: Chain | None = None
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        self._networks = [(self.network, space.parameters_of(self.network))]
-        self._pool: ThreadPoolExecutor | None = None
+        # `loop` points a network's parameters at one client's model, so each thread needs its own.
+        self._main: OwnNetwork = (self.network, space.parameters_of(self.network))
+        self._spare: list[OwnNetwork] = []
+        self._of_thread: dict[int, OwnNetwork] = {}
 
     # ---- what is asked of it ------------------------------------------------------------------
 
+    @torch.no_grad()
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -112,11 +91,62 @@ class Oracle:
         Returns:
             loss [A] and g [C, P]; rows of g from A on are zero.
         """
-        engine = self._gradient_vmap if self.engine == "vmap" else self._gradient_loop
-        if not self.network.training:
-            self.network.train()
-        with torch.enable_grad(), self.precision():
-            return engine(w.detach(), batch, buffers)
+        A = batch.clients
+        g = torch.empty_like(w)
+        g[A:] = 0
+        if (chain := self._chain_for(w)) is not None:
+            loss = self._chained(chain.models(w[:A]), batch, chain.models(g[:A]), 0.0, 1.0)
+        elif self.engine == "loop":
+
+            def keep(c: int, _: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
+                torch.cat([piece.reshape(-1) for piece in pieces], out=g[c])
+
+            loss = self._each(w, batch, buffers, keep)
+        else:
+            loss, g[:A] = self._vmapped(w, batch)
+        return loss, g
+
+    @torch.no_grad()
+    def descend(
+        self,
+        w: Tensor,
+        batches: Iterable[Batch],
+        lr: float,
+        weight_decay: float = 0.0,
+        buffers: Tensor | None = None,
+    ) -> tuple[Tensor, list[int]]:
+        """Plain gradient descent in place, w <- w - lr (g + weight_decay w), batch by batch.
+
+        The same as `gradient` and that line, but faster: g is not written down where the engine
+        can do without. Rows of w [C, P] that a batch does not have keep their place.
+
+        Returns:
+            The mean losses of all rows of all batches, one after another, and their counts.
+        """
+        shrink, chain = 1 - lr * weight_decay, self._chain_for(w)
+        models, active = [], 0
+        losses, counts = [], []
+
+        def move(c: int, places: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
+            if shrink != 1:
+                w[c].mul_(shrink)
+            for place, piece in zip(places, pieces, strict=True):  # places are views of w[c]
+                place.sub_(piece, alpha=lr)
+
+        for batch in batches:
+            rows = w[: batch.clients]
+            if chain is not None:
+                if batch.clients != active:
+                    models, active = chain.models(rows), batch.clients
+                loss = self._chained(models, batch, models, shrink, -lr)
+            elif self.engine == "loop":
+                loss = self._each(w, batch, buffers, move)
+            else:
+                loss, g = self._vmapped(w, batch)
+                rows.mul_(shrink).sub_(g, alpha=lr)
+            losses.append(loss)
+            counts += batch.counts
+        return torch.cat(losses) if losses else w.new_empty(0), counts
 
     @torch.no_grad()
     def evaluate(
@@ -127,11 +157,10 @@ class Oracle:
         `correct` is the share of right predictions (0 or 1 for one label a sample); NaN for
         regression. Row c is evaluated with its own model w[c].
         """
-        self.network.eval()
         with self.precision():
             outputs = self._outputs(w, batch, buffers)
             losses, correct = self._scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
-        real = batch.sample_weights() > 0
+        real = batch.sample_weights(losses.dtype) > 0
         shape = real.shape
         zero = losses.new_zeros(())
         return (
@@ -149,99 +178,99 @@ class Oracle:
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
         """Outputs [n, ...] of one model w [P] for inputs [n, ...]."""
-        self.network.eval()
         with self.precision():
-            self._load(w, buffers)
-            return self.network(inputs)
+            return self._load(w, buffers, training=False)[0](self._laid_out(inputs))
 
     # ---- engines ------------------------------------------------------------------------------
 
-    def _gradient_loop(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        g = torch.zeros_like(w) if batch.clients < len(w) else torch.empty_like(w)
-        losses = w.new_empty(batch.clients)
-        work = (w, batch, buffers, g, losses)
-        if self._pool is None or batch.clients == 1:
-            with _isolated_randomness(w.device) if self.random else nullcontext():
-                self._every_nth_gradient(0, 1, *work)
-        else:
-            count = len(self._networks)
-            running = [
-                self._pool.submit(self._every_nth_gradient, k, count, *work) for k in range(count)
-            ]
-            for one in running:
-                one.result()
-        return losses, g
-
-    def _every_nth_gradient(
+    def _each(
         self,
-        first: int,
-        n: int,
         w: Tensor,
         batch: Batch,
         buffers: Tensor | None,
-        g: Tensor,
-        losses: Tensor,
-    ) -> None:
-        """Clients first, first + n, ..., one after another, with the network number `first`."""
-        network, parameters = self._networks[first]
-        with torch.enable_grad(), self.precision():  # they hold for one thread only
-            for c in range(first, batch.clients, n):
-                count = batch.counts[c]
+        take: Callable[[int, list[nn.Parameter], Sequence[Tensor]], None],
+    ) -> Tensor:
+        """Client after client; `take` gets its row, its parameters and their gradients."""
+        losses = []
+        with torch.enable_grad(), self.precision(), self._randomness(w.device):
+            for c, count in enumerate(batch.counts):
                 if self.random:
                     torch.manual_seed(batch.seeds(c))
-                self._load(w[c], None if buffers is None else buffers[c], first)
-                outputs = network(batch.inputs[c, :count])
-                loss = self._per_sample(outputs, batch.targets[c, :count]).mean()
+                own = None if buffers is None else buffers[c]
+                network, parameters = self._load(w[c], own, training=True)
+                outputs = network(self._laid_out(batch.inputs[c, :count]))
+                loss = self.per_sample(outputs, batch.targets[c, :count]).mean()
                 pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
-                torch.cat([p.detach().reshape(-1) for p in pieces], out=g[c])
-                losses[c] = loss.detach()
+                with torch.no_grad():
+                    take(c, parameters, pieces)
+                losses.append(loss.detach())
                 if buffers is not None and self.buffers.size:
                     buffers[c] = self.buffers.read(network, buffers)
+        return torch.stack(losses).to(w.dtype)
 
-    def _gradient_vmap(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        active = w[: batch.clients]
-        weights = batch.sample_weights().to(w.dtype)
-        if self.chain is not None and not torch.is_autocast_enabled(w.device.type):
-            return self._gradient_dense(self.chain, w, batch, weights)
-        g, loss = vmap(grad_and_value(self._weighted_loss))(
-            active, batch.inputs, batch.targets, weights
-        )
-        if batch.clients < len(w):
-            g = torch.cat([g, g.new_zeros(len(w) - batch.clients, w.shape[1])])
+    def _vmapped(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Losses [A] and gradients [A, P], all clients in one call."""
+
+        def weighted(w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
+            outputs = functional_call(self.network, self.space.split(w), (inputs,))
+            return (self.per_sample(outputs, targets) * weight).sum()
+
+        self.network.train()
+        weights = batch.sample_weights(w.dtype)
+        with torch.enable_grad(), self.precision():
+            g, loss = vmap(grad_and_value(weighted))(
+                w[: batch.clients].detach(), batch.inputs, batch.targets, weights
+            )
         return loss.detach(), g.detach()
 
-    @torch.no_grad()
-    def _gradient_dense(
-        self, chain: DenseChain, w: Tensor, batch: Batch, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        active = w[: batch.clients]
-        values = chain.forward(active, batch.inputs)
-        outputs, targets = values[-1], batch.targets
-        if self.loss is default_loss and targets.ndim == 2 and not targets.is_floating_point():
-            loss, d = cross_entropy(outputs, targets, weights)
-        else:
-            with torch.enable_grad():
-                outputs.requires_grad_()
-                losses = self._per_sample(outputs.flatten(0, 1), targets.flatten(0, 1))
-                loss = (losses.view_as(weights) * weights).sum(1)
-                (d,) = torch.autograd.grad(loss.sum(), outputs)
-        g = torch.empty_like(w)
-        g[batch.clients :] = 0
-        chain.backward(active, values, d, g[: batch.clients])
-        return loss.detach(), g
+    def _chained(
+        self, models: list[Models], batch: Batch, into: list[Models], beta: float, alpha: float
+    ) -> Tensor:
+        """into <- beta into + alpha g; losses [A]."""
+        if len(models) == batch.clients > 1:
+            losses = [
+                self._forward_and_backward(model, batch.only(c), into[c], beta, alpha)
+                for c, model in enumerate(models)
+            ]
+            return torch.cat(losses)
+        return self._forward_and_backward(models[0], batch, into[0], beta, alpha)
 
-    def _weighted_loss(self, w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-        outputs = functional_call(self.network, self.space.split(w), (inputs,))
-        return (self._per_sample(outputs, targets) * weight).sum()
+    def _forward_and_backward(
+        self, models: Models, batch: Batch, into: Models, beta: float, alpha: float
+    ) -> Tensor:
+        targets = batch.targets
+        inputs = self._laid_out(batch.inputs[0])[None] if self.channels_last else batch.inputs
+        trace = models.forward(inputs)
+        outputs = trace[-1][0]
+        if self.loss is default_loss and targets.ndim == 2 and not targets.is_floating_point():
+            losses, d = cross_entropy(outputs, targets[0] if models.alone else targets)
+        else:
+            with torch.enable_grad(), self.precision():
+                outputs.requires_grad_()
+                flat = outputs if models.alone else outputs.flatten(0, 1)
+                losses = self.per_sample(flat, targets.flatten(0, 1))
+                (d,) = torch.autograd.grad(losses.sum(), outputs)
+            losses = losses.detach().view(targets.shape[:2])
+        if batch.full:
+            loss, alpha = losses.mean(-1), alpha / targets.shape[1]
+        else:
+            weights = batch.sample_weights(d.dtype)
+            loss, d = (losses * weights).sum(-1), d * weights[..., None]
+        models.backward(trace, d, into, beta, alpha)
+        return loss.view(-1)
+
+    def _chain_for(self, w: Tensor) -> Chain | None:
+        """Its layers are written for one precision: not under autocast."""
+        with self.precision():
+            mixed = torch.is_autocast_enabled(w.device.type)
+        return None if mixed else self.chain
 
     def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         if self.engine == "vmap":
             if self.chain is not None:
-                return self.chain.forward(w, batch.inputs)[-1]
+                outputs = self.chain.models(w)[0].forward(batch.inputs)[-1][0]
+                return outputs[None] if len(w) == 1 else outputs
+            self.network.eval()
             return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(
                 w, batch.inputs
             )
@@ -251,55 +280,55 @@ class Oracle:
         ]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
-    def _load(self, w: Tensor, buffers: Tensor | None, number: int = 0) -> None:
-        network, parameters = self._networks[number]
+    def _load(self, w: Tensor, buffers: Tensor | None, *, training: bool) -> OwnNetwork:
+        """This thread's network, with the model w [P]."""
+        thread = threading.get_ident()
+        if thread not in self._of_thread:
+            self._of_thread[thread] = self._spare.pop() if self._spare else self._main
+        network, parameters = self._of_thread[thread]
+        if network.training != training:
+            network.train(training)
         self.space.point(parameters, w)
         if buffers is not None and self.buffers.size:
             with torch.no_grad():
                 self.buffers.write(network, buffers)
+        return network, parameters
+
+    def _laid_out(self, inputs: Tensor) -> Tensor:
+        return inputs.to(memory_format=torch.channels_last) if self.channels_last else inputs
+
+    @contextmanager
+    def _randomness(self, device: torch.device) -> Iterator[None]:
+        with isolated_randomness(device) if self.random else nullcontext():
+            yield
 
     # ---- losses and scores --------------------------------------------------------------------
 
-    def _per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each of n samples, [n]."""
         losses = self.loss(outputs, targets)
         if losses.ndim == 0 or len(losses) != len(targets):
+            name = getattr(self.loss, "__name__", type(self.loss).__name__)
             raise ConfigError(
-                f"loss: {_name(self.loss)} returns shape {list(losses.shape)} for a batch of "
+                f"loss: {name} returns shape {list(losses.shape)} for a batch of "
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
     def _scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        losses = self._per_sample(outputs, targets)
+        losses = self.per_sample(outputs, targets)
         if targets.is_floating_point():
             return losses, torch.full_like(losses, torch.nan)
         hits = (outputs.argmax(1) == targets).to(losses.dtype)
         return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
 
-    # ---- inspection ---------------------------------------------------------------------------
+    # ---- set-up -------------------------------------------------------------------------------
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Move the network, and a loss that has tensors of its own (class weights)."""
         self.network.to(device, dtype)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device, dtype)
-
-    def share_out(self, threads: int) -> None:
-        """Let `loop` train several clients at the same time, each on one thread of its own.
-
-        Layers of small batches use two threads badly, clients use them well. After `inspect`; 1
-        ends it. Networks that draw random numbers share one generator and stay with one thread.
-        """
-        if self._pool is not None:
-            self._pool.shutdown()
-            self._pool = None
-        del self._networks[1:]
-        if threads > 1 and self.engine == "loop" and not self.random:
-            for _ in range(threads - 1):
-                network = copy.deepcopy(self.network).train()
-                self._networks.append((network, self.space.parameters_of(network)))
-            # The number of threads is one of each thread: OpenMP would start as many for each.
-            self._pool = ThreadPoolExecutor(threads, "client", torch.set_num_threads, (1,))
 
     def inspect(self, inputs: Tensor, targets: Tensor, num_classes: int | None = None) -> None:
         """Run a few samples [n, ...] once and settle what depends on the network.
@@ -308,121 +337,19 @@ class Oracle:
             ConfigError: Where the network cannot take these inputs, its output does not fit the
                 targets, the loss is not per sample, or the chosen engine cannot run this network.
         """
-        self.to(inputs.device, self.space.vector.dtype)
-        w = self.space.vector.detach().clone()[None]
-        batch = Batch(inputs[None], targets[None], [len(inputs)])
-        before = {n: b.clone() for n, b in self.network.named_buffers()}
-        wanted, self.engine = self.engine, "loop"
-        with _isolated_randomness(inputs.device):
-            state = _random_state(inputs.device)
-            self._try(w, batch, num_classes)
-            self.random = not all(
-                torch.equal(a, b) for a, b in zip(state, _random_state(inputs.device), strict=True)
-            )
-        # All buffers of a module of which one changed: another may have kept its value by chance.
-        now = dict(self.network.named_buffers())
-        moved = {n.rpartition(".")[0] for n, b in now.items() if not torch.equal(b, before[n])}
-        changed = [n for n in now if n.rpartition(".")[0] in moved]
-        with torch.no_grad():
-            for name, buffer in self.network.named_buffers():
-                buffer.copy_(before[name])
-        self.buffers = BufferSpace(self.network, changed)
-        self.chain = DenseChain.of(self.network, self.space, inputs[0].numel())
-        self.engine = self._settle(wanted, w, batch)
+        inspect(self, inputs, targets, num_classes)
 
-    def _try(self, w: Tensor, batch: Batch, num_classes: int | None) -> None:
-        network, shape = type(self.network).__name__, list(batch.inputs.shape[2:])
-        try:
-            self.network.train()
-            with torch.no_grad(), self.precision():
-                self._load(w[0], None)
-                outputs = self.network(batch.inputs[0])
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigError(
-                f"network: {network} cannot process inputs of shape {shape}: {_line(error)}"
-            ) from error
-        if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
-            raise ConfigError(
-                f"network: {network} gives outputs of shape {list(outputs.shape[1:])} for data "
-                f"with {num_classes} classes; give it num_classes={num_classes}"
-            )
-        try:
-            self.gradient(w, batch)
-            self._check_alone(outputs, batch.targets[0])
-        except ConfigError:
-            raise
-        except (RuntimeError, ValueError, IndexError, TypeError) as error:
-            raise ConfigError(
-                f"loss: {_name(self.loss)} cannot compare outputs {list(outputs.shape)} of "
-                f"{network} with targets {list(batch.targets.shape[1:])} "
-                f"({batch.targets.dtype}): {_line(error)}"
-            ) from error
-
-    def _check_alone(self, outputs: Tensor, targets: Tensor) -> None:
-        """A loss that broadcasts [n, 1] against [n] compares every sample with every other."""
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch warns of the same
-            outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
-            together, alone = (self.loss(outputs[:n], targets[:n]) for n in (len(targets), 1))
-        if together.shape[1:] != alone.shape[1:]:
-            raise ConfigError(
-                f"loss: {_name(self.loss)} compares outputs {list(outputs.shape)} with targets "
-                f"{list(targets.shape)} all against all; give both the same shape"
-            )
-
-    def _settle(self, wanted: Engine, w: Tensor, batch: Batch) -> Engine:
-        """The engine that runs: what was asked for if it can, what pays if that was left open."""
-        if wanted == "loop":
-            return "loop"
-        network, reason = type(self.network).__name__, None
-        if self.buffers.size:
-            reason = f"it keeps running statistics ({self.buffers.names[0]})"
-        elif self.random:
-            reason = "it draws random numbers (dropout)"
-        elif wanted == "auto" and w.device.type == "cpu" and self._convolves():
-            return "loop"
-        else:
-            try:
-                self._gradient_vmap(w, batch, None)
-            except RuntimeError as error:
-                reason = _line(error)
-        if reason is None:
-            return "vmap"
-        if wanted == "auto":
-            return "loop"
-        raise ConfigError(f"engine: vmap cannot train {network}: {reason}; use engine: loop")
-
-    def _convolves(self) -> bool:
-        return any(isinstance(m, nn.modules.conv._ConvNd) for m in self.network.modules())
-
-
-def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy for integer targets, squared error for floating ones; one value a sample."""
-    if targets.is_floating_point():
-        return nn.functional.mse_loss(outputs.view(targets.shape), targets, reduction="none")
-    return nn.functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
+    def share_out(self, threads: int) -> None:
+        """Let this many other threads ask at the same time; after `inspect`. 0 ends it."""
+        self._of_thread = {threading.get_ident(): self._main}
+        networks = [copy.deepcopy(self.network) for _ in range(threads)]
+        self._spare = [(network, self.space.parameters_of(network)) for network in networks]
 
 
 @contextmanager
-def _isolated_randomness(device: torch.device) -> Iterator[None]:
+def isolated_randomness(device: torch.device) -> Iterator[None]:
     """What is drawn inside leaves no trace in torch's global generators."""
     # `torch.manual_seed` seeds every GPU, not only the one in use.
     gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
     with torch.random.fork_rng(gpus):
         yield
-
-
-def _name(thing: object) -> str:
-    return getattr(thing, "__name__", type(thing).__name__)
-
-
-def _line(error: Exception) -> str:
-    """The first line of an error that says something."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

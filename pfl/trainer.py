@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 
@@ -19,6 +20,7 @@ from pfl.callbacks import (
     TrainAlone,
     WandbRecord,
 )
+from pfl.checkpoint import StreamedCheckpointIO
 
 
 class Trainer(pl.Trainer):
@@ -94,6 +96,8 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+        if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
+            self.strategy.checkpoint_io = StreamedCheckpointIO()
 
     @property
     def recorder(self) -> RunRecorder:

@@ -8,7 +8,7 @@ a multiple of the identity and almost everything has a closed form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
+from pfl.batch import Batch
 
 
 class Problem:
@@ -207,13 +208,20 @@ class Steps(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        gradient = pl_module.oracle.gradient
+        gradient, descend = pl_module.oracle.gradient, pl_module.oracle.descend
 
-        def recorded(w: Tensor, batch: Any, buffers: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        def seen(batch: Batch) -> Batch:
             self.rounds[-1].append((_array(batch.inputs), list(batch.counts)))
-            return gradient(w, batch, buffers)
+            return batch
 
-        pl_module.oracle.gradient = recorded  # type: ignore[method-assign]
+        def gradient_seen(w: Tensor, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
+            return gradient(w, seen(batch), *args)
+
+        def descend_seen(w: Tensor, batches: Iterable[Batch], *args: Any) -> Any:
+            return descend(w, map(seen, batches), *args)
+
+        pl_module.oracle.gradient = gradient_seen  # type: ignore[assignment,method-assign]
+        pl_module.oracle.descend = descend_seen  # type: ignore[assignment,method-assign]
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rounds.append([])

@@ -37,7 +37,7 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeyp
     # values; its head 128*10 + 10 = 1,290 stays at home. Two rounds of five clients, 4 bytes each.
     body, head = 9 * 16 + 9 * 16 * 32 + 2 * 16 + 2 * 32, 128 * 10 + 10
     assert saved["federated"]["bytes"] == [2 * 5 * 4 * body] * 2
-    assert saved["federated"]["clients"]["h"]["rows"].shape[1] == head
+    assert saved["federated"]["clients"]["h"]["parts"][0]["rows"].shape[1] == head
     assert saved["federated"]["parameters"] == body + head
     assert "personalized" in capsys.readouterr().out
 

@@ -16,7 +16,8 @@ from datamodules.protocols import SharedTest
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.oracle import Batch, Oracle, default_loss
+from pfl.batch import Batch, default_loss
+from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 from tests.refusal import refused
 
@@ -271,7 +272,7 @@ def test_padding_has_no_influence(engine):
 def test_sample_weights():
     batch = Batch(torch.zeros(3, 4, 2), torch.zeros(3, 4), [4, 2, 1])
     expected = [[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]]
-    assert batch.sample_weights().tolist() == expected
+    assert batch.sample_weights(torch.float64).tolist() == expected
     assert batch.clients == 3
 
 
@@ -669,7 +670,7 @@ def test_regression_has_no_accuracy(engine, outputs):
     network, w, batch = problem(lambda: mlp(outputs=outputs), (12,), targets)
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine)
     losses, correct = oracle.evaluate(w[:4], batch)
-    real = batch.sample_weights() > 0
+    real = batch.sample_weights(torch.float32) > 0
     assert correct[real].isnan().all()
     assert not correct[~real].any()
     for c, count in enumerate(COUNTS):

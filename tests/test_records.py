@@ -16,7 +16,7 @@ from datamodules import DigitsDataModule, Dirichlet, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
-from pfl.callbacks import RoundCheckpoint, RoundProgress, RunFigure, RunRecorder, TrainAlone
+from pfl.callbacks import RoundProgress, RunFigure, RunRecorder, TrainAlone
 from pfl.callbacks.recorder import best_round, compare, peak_memory, versions
 from pfl.evaluation import worst_tenth
 from pfl.report.figures import collaboration_figure, run_figure
@@ -195,22 +195,6 @@ def test_a_recorder_of_ones_own_is_the_one_that_records(tmp_path):
     assert [type(c) for c in trainer.callbacks].count(RunRecorder) == 1
     assert (tmp_path / "run" / "config.yaml").read_text() == "a: 1\n"
     assert own.summary["name"] == "run" and len(own.columns["client"]) == 6
-
-
-def test_checkpoints_come_when_time_is_up_and_at_the_end(tmp_path):
-    class Count(RoundCheckpoint):
-        saved = 0
-
-        def _save_checkpoint(self, trainer, filepath):
-            self.saved += 1
-            super()._save_checkpoint(trainer, filepath)
-
-    for seconds, wanted in ((0, 3), (1e9, 1)):
-        count = Count(every_seconds=seconds)
-        fit(tmp_path, FedAvg(MLP(64, [8])), digits(), count, enable_checkpointing=True)
-        assert count.saved == wanted
-    for name in ("run", "run-2"):
-        assert [p.name for p in (tmp_path / name / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
 # ---- regression ---------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedProx, FedSLR
 from pfl.callbacks import RoundCheckpoint, RunFigure, TrainAlone
+from pfl.checkpoint import StreamedCheckpointIO
 from pfl.cli import main
 from tests.algorithms.methods import differing, everything
 
@@ -218,6 +219,21 @@ def assert_refused(tmp_path, make, data_seed, path, words):
     assert message.startswith("ckpt_path") and "\n" not in message
     assert not [word for word in words if word not in message], message
     assert not watch.began and list(tmp_path.glob("*/metrics.csv")) == []
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    path, io = tmp_path / "folder" / "last.ckpt", StreamedCheckpointIO()
+    io.save_checkpoint({"round": 1}, path)
+
+    def full(_, where):
+        Path(where).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr(torch, "save", full)
+        io.save_checkpoint({"round": 2}, path)
+    assert io.load_checkpoint(path) == {"round": 1}
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_checkpoint_of_plain_lightning_is_refused(tmp_path):

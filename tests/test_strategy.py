@@ -1,6 +1,7 @@
-"""Two processes compute what one process computes."""
+"""Two and three processes compute what one process computes."""
 
 import csv
+import fcntl
 import io
 import os
 import subprocess
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 
 from pfl import ClientParallelStrategy
+from pfl.rows import unpacked
 from pfl.strategy import gather
 from tests.algorithms.methods import METHODS
+from tests.refusal import refused
 
 ROOT = Path(__file__).parents[1]
 # name: (algorithm and its network, data, arguments of the loop).
@@ -30,14 +34,22 @@ FITS = {
         DIGITS,
         "clients_per_round=3",
     ),
+    "local buffers": (
+        "FedAvg(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)), "
+        "batch_size=None, buffers='local')",
+        DIGITS,
+        "clients_per_round=3",
+    ),
 }
 for method in METHODS.values():
-    # Of four clients, a process has two: in the first round the first process has none that
-    # trains, in the last the second. Where everyone must take part, in one round nobody does, and
-    # in another run there is only one client.
+    # Of four clients with state, two processes have two each, three have two, one and one: in the
+    # first round the first process has none that trains, in the last the second, and in the second
+    # round some have a chunk more than others. Where everyone must take part, in one round nobody
+    # does, and in another run there is only one client.
     algorithm = f"METHODS[{method.name!r}].make(small_network(), loss=HalfSquaredError(), **TRAIN)"
     trace = [range(4), [], range(4)] if method.everyone else [[1], range(4), [2]]
-    FITS[method.name] = (algorithm, "small_world()", f"trace={[list(c) for c in trace]}")
+    loop = f"trace={[list(c) for c in trace]}, clients_at_once=1"
+    FITS[method.name] = (algorithm, "small_world()", loop)
     if method.everyone:
         FITS[f"{method.name}, one client"] = (algorithm, "small_world(clients=1)", "")
 DRIVER = """
@@ -71,26 +83,45 @@ for name, (algorithm, data, loop) in fits.items():
 
 
 @pytest.fixture(scope="module")
-def roots(tmp_path_factory):
-    """The folders of the runs in one process and in two, and what both printed."""
-    root = tmp_path_factory.mktemp("strategy")
-    one, two = root / "one", root / "two"
+def root(tmp_path_factory):
+    """The folder of the runs in 1, 2 and 3 processes; of what they printed, see `printed`.
+
+    The first worker of pytest-xdist that comes makes them, for all.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "strategy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "strategy").exists():
+            make_runs(shared / "strategy.part")
+            (shared / "strategy.part").rename(shared / "strategy")
+    return shared / "strategy"
+
+
+def make_runs(root):
+    """One process in this one; two as Lightning starts them; three as torchrun does."""
+    root.mkdir()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
-        patch.setattr(sys, "argv", ["driver", str(one)])
+        patch.setattr(sys, "argv", ["driver", str(root / "1")])
         exec(DRIVER.format(fits=FITS, trainer=""), {})
-    script = root / "driver.py"
-    script.write_text(DRIVER.format(fits=FITS, trainer="strategy='client_parallel', devices=2"))
-    done = subprocess.run(
-        [sys.executable, str(script), str(two)],
-        cwd=root,
-        # The processes meet on this machine's own address, with or without a network.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return (one, printed.getvalue()), (two, done.stdout)
+    (root / "1.txt").write_text(printed.getvalue())
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"]
+    for processes, starter in ((2, []), (3, torchrun)):
+        script = root / f"driver_{processes}.py"
+        trainer = f"strategy='client_parallel', devices={processes}"
+        script.write_text(DRIVER.format(fits=FITS, trainer=trainer))
+        done = subprocess.run(
+            [sys.executable, *starter, str(script), str(root / str(processes))],
+            cwd=root,
+            # The processes meet on this machine's own address, with or without a network.
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+            capture_output=True,
+            text=True,
+            timeout=400,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        (root / f"{processes}.txt").write_text(done.stdout)
 
 
 def read(path):
@@ -98,16 +129,15 @@ def read(path):
         return list(csv.DictReader(file))
 
 
-def test_two_processes_took_part(roots):
-    (one, printed), (two, printed_by_two) = roots
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_all_processes_took_part(root, processes):
     for name in FITS:
-        for root, finished in ((one, {"0 of 1"}), (two, {"0 of 2", "1 of 2"})):
-            assert {path.name for path in Path(f"{root}-finished", name).iterdir()} == finished
+        finished = {path.name for path in (root / f"{processes}-finished" / name).iterdir()}
+        assert finished == {f"{rank} of {processes}" for rank in range(processes)}
     # The table of each run is printed once.
+    printed = (root / f"{processes}.txt").read_text()
     assert printed.count("everything else:") == len(FITS)
-    assert printed_by_two.count("everything else:") == len(FITS)
-    assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
-    assert {path.name for path in two.iterdir()} == set(FITS)
+    assert {path.name for path in (root / str(processes)).iterdir()} == set(FITS)
 
 
 def same(found, wanted):
@@ -118,10 +148,11 @@ def same(found, wanted):
     return inexact and float(found) == pytest.approx(float(wanted), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", FITS)
-def test_metrics_and_clients_are_equal(roots, name):
+def test_metrics_and_clients_are_equal(root, name, processes):
     """And the tables that a method records."""
-    (one, _), (two, _) = roots
+    one, two = root / "1", root / str(processes)
     files = {path.name for path in (one / name).glob("*.csv")}
     assert {path.name for path in (two / name).glob("*.csv")} == files >= {"metrics.csv"}
     for file in files:
@@ -134,11 +165,12 @@ def test_metrics_and_clients_are_equal(roots, name):
     assert len(read(one / name / "metrics.csv")) == 3
 
 
+@pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", FITS)
-def test_checkpoints_are_equal(roots, name):
+def test_checkpoints_are_equal(root, name, processes):
     one, two = (
-        torch.load(root / name / "checkpoints" / "last.ckpt", weights_only=True)
-        for root, _ in roots
+        torch.load(root / run / name / "checkpoints" / "last.ckpt", weights_only=True)
+        for run in ("1", str(processes))
     )
     assert one["state_dict"].keys() == two["state_dict"].keys()
     for key, value in one["state_dict"].items():
@@ -152,20 +184,27 @@ def test_checkpoints_are_equal(roots, name):
         assert saved[key] == wanted[key], key
     assert saved["clients"].keys() == wanted["clients"].keys()
     for state, entry in wanted["clients"].items():
-        order, other = (entry["ids"].argsort(), saved["clients"][state]["ids"].argsort())
-        assert torch.equal(saved["clients"][state]["ids"][other], entry["ids"][order])
-        assert_close(saved["clients"][state]["rows"][other], entry["rows"][order])
+        (ids, rows), (others, found) = map(kept, (entry, saved["clients"][state]))
+        assert torch.equal(others, ids) and len(ids) > 0
+        assert_close(found, rows)
         assert_close(saved["clients"][state]["initial"], entry["initial"])
-    assert all(len(entry["ids"]) > 0 for entry in wanted["clients"].values())
+
+
+def kept(entry):
+    """Clients and rows of a state in a checkpoint, by client."""
+    pieces = [piece for part in entry["parts"] for piece in unpacked(part, len(entry["initial"]))]
+    ids, rows = map(torch.cat, zip(*pieces, strict=True))
+    return ids.sort().values, rows[ids.argsort()]
 
 
 def assert_close(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def test_a_process_without_clients_takes_part(roots):
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_process_without_clients_takes_part(root, processes):
     for name, (_, _, loop) in FITS.items():
-        rows = read(roots[1][0] / name / "metrics.csv")
+        rows = read(root / str(processes) / name / "metrics.csv")
         participants = [row["participants"] for row in rows]
         if "one client" in name:
             assert participants == ["1", "1", "1"]
@@ -175,4 +214,30 @@ def test_a_process_without_clients_takes_part(roots):
 
 def test_without_processes_a_value_gathers_to_itself():
     assert gather({"a": 1}) == [{"a": 1}]
-    assert ClientParallelStrategy.strategy_name == "client_parallel"
+
+
+# ---- several processes on one GPU ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shared", "wanted", "backend"), [(1, [0, 1], "nccl"), (2, [0, 0, 1, 1], "gloo")]
+)
+def test_processes_share_gpus(monkeypatch, shared, wanted, backend):
+    strategy = ClientParallelStrategy(processes_per_device=shared)
+    strategy.parallel_devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    strategy.cluster_environment = LightningEnvironment()
+    assert strategy.num_processes == len(wanted)
+    for rank, index in enumerate(wanted):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        assert strategy.root_device == torch.device("cuda", index)
+    assert strategy._get_process_group_backend() == backend
+
+
+def test_a_backend_of_ones_own_is_kept():
+    strategy = ClientParallelStrategy(2, process_group_backend="mpi")
+    assert strategy._get_process_group_backend() == "mpi"
+
+
+def test_at_least_one_process_runs_on_a_device():
+    with refused("trainer.strategy.processes_per_device: 0", "at least 1"):
+        ClientParallelStrategy(0)

@@ -1,6 +1,5 @@
-"""The plain loop with several clients at the same time: the same numbers, bit for bit."""
+"""Groups of clients in threads: the same models as all of them one after another."""
 
-import copy
 import threading
 
 import pytest
@@ -8,11 +7,14 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import LeNet5, LogisticRegression, SmallCNN
+from models import MLP, LeNet5, SmallCNN
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg
-from pfl.oracle import Batch, Oracle, default_loss
+from pfl.algorithms import FedAvg, FedProx, FedSLR
+from pfl.algorithms.module import CACHED_FLOATS
+from pfl.batch import Batch, default_loss
+from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
+from pfl.threads import ClientThreads
 
 
 def batchnorm():
@@ -23,84 +25,117 @@ def dropout():
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
 
 
-def oracle_of(network, side, engine="loop"):
+def groups_of(network, side):
+    """An oracle, and (models, batch, buffers) of five groups of two clients."""
     space = ParameterSpace(network)
-    oracle = Oracle(network, space, default_loss, engine)
+    oracle = Oracle(network, space, default_loss)
     rng = torch.Generator().manual_seed(0)
-    counts = [5, 5, 4, 2, 1]
-    inputs = torch.randn(5, 5, 1, side, side, generator=rng)
-    batch = Batch(inputs, torch.randint(10, (5, 5), generator=rng), counts)
-    oracle.inspect(inputs[0, :2], batch.targets[0, :2])
-    w = space.vector.detach().repeat(6, 1)
-    return oracle, w + 0.1 * torch.randn(w.shape, generator=rng), batch
+    inputs = torch.randn(5, 2, 4, 1, side, side, generator=rng)
+    targets = torch.randint(10, (5, 2, 4), generator=rng)
+    oracle.inspect(inputs[0, 0, :2], targets[0, 0, :2])
+    w = space.vector.detach() + 0.1 * torch.randn(5, 2, space.size, generator=rng)
+    batches = [Batch(x, y, [4, 3]) for x, y in zip(inputs, targets, strict=True)]
+    buffers = torch.linspace(0.5, 1.5, oracle.buffers.size).repeat(5, 2, 1)
+    return oracle, list(zip(w, batches, buffers, strict=True))
 
 
-def gradient(oracle, w, batch):
-    buffers = None
-    if oracle.buffers.size:
-        buffers = torch.linspace(0.5, 1.5, oracle.buffers.size).repeat(len(w), 1)
-    return [*oracle.gradient(w, batch, buffers), *([] if buffers is None else [buffers])]
-
-
-@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize(
-    ("make", "side"), [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8)], ids=["LeNet5", "CNN", "BN"]
+    ("make", "side"),
+    [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8), (lambda: MLP(64), 8)],
+    ids=["LeNet5", "SmallCNN", "BatchNorm", "MLP"],
 )
 def test_threads_change_no_bit(make, side, threads):
+    """Ten steps of every group, and where it ends; every thread has a network of its own."""
     torch.manual_seed(0)
-    oracle, w, batch = oracle_of(make(), side)
-    wanted = gradient(oracle, w, batch)
-    before = copy.deepcopy(oracle.network.state_dict())
+    oracle, groups = groups_of(make(), side)
+
+    def train(group):
+        w, batch, buffers = (x.clone() if isinstance(x, torch.Tensor) else x for x in group)
+        losses, _ = oracle.descend(w, [batch] * 10, 0.1, 0.01, buffers)
+        return w, losses, buffers
+
+    wanted = [train(group) for group in groups]
+    before = {k: v.clone() for k, v in oracle.network.state_dict().items()}
+    pool = ClientThreads(threads)
     oracle.share_out(threads)
-    assert len(oracle._networks) == threads
     try:
         for _ in range(3):
-            for one, other in zip(gradient(oracle, w, batch), wanted, strict=True):
-                assert torch.equal(one, other)
+            for one, other in zip(pool.map(train, groups), wanted, strict=True):
+                assert all(map(torch.equal, one, other))
     finally:
-        oracle.share_out(1)
-    assert len(oracle._networks) == 1
+        pool.close()
     assert [t.name for t in threading.enumerate() if t.name.startswith("client")] == []
-    assert before.keys() == oracle.network.state_dict().keys()
+    assert all(torch.equal(v, before[k]) for k, v in oracle.network.state_dict().items())
 
 
 def test_an_error_in_a_thread_is_raised():
-    oracle, w, batch = oracle_of(SmallCNN(), 8)
-    oracle.share_out(2)
+    pool = ClientThreads(2)
     try:
-        wrong = Batch(batch.inputs[..., :1, :1], batch.targets, batch.counts)
-        with pytest.raises(RuntimeError):
-            oracle.gradient(w, wrong)
+        with pytest.raises(ZeroDivisionError):
+            list(pool.map(lambda n: 1 // n, [1, 0, 1]))
     finally:
-        oracle.share_out(1)
+        pool.close()
 
 
-@pytest.mark.parametrize(("make", "engine"), [(dropout, "loop"), (LogisticRegression, "vmap")])
-def test_others_stay_with_one_thread(make, engine):
-    network = make() if make is dropout else make(64)
-    oracle, _, _ = oracle_of(network, 8, engine)
-    oracle.share_out(4)
-    assert len(oracle._networks) == 1 and oracle._pool is None
+def test_a_single_group_runs_in_the_thread_that_asks():
+    pool = ClientThreads(2)
+    try:
+        (name,) = pool.map(lambda _: threading.current_thread().name, [0])
+        names = set(pool.map(lambda _: threading.current_thread().name, [0, 1, 2]))
+    finally:
+        pool.close()
+    assert name == threading.current_thread().name
+    assert all(name.startswith("client") for name in names)
 
 
-def test_a_run_uses_the_threads_it_finds_and_leaves_them(tmp_path):
-    ends = []
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        try:
-            torch.manual_seed(0)
-            method = FedAvg(SmallCNN(width=4), batch_size=64)
-            trainer = Trainer(
-                max_epochs=2,
-                accelerator="cpu",
-                default_root_dir=tmp_path,
-                enable_progress_bar=False,
-                enable_checkpointing=False,
-            )
-            data = DigitsDataModule(5, Dirichlet(1.0))
-            trainer.fit(method, datamodule=FederatedLoop(data, clients_per_round=3))
-            assert torch.get_num_threads() == threads and method.oracle._pool is None
-        finally:
-            torch.set_num_threads(1)
-        ends.append(method.global_model.clone())
-    assert torch.equal(*ends)
+def fit(root, make, threads, network, callback=None):
+    torch.set_num_threads(threads)
+    try:
+        torch.manual_seed(0)
+        method = make(network())
+        trainer = Trainer(
+            max_epochs=3,
+            accelerator="cpu",
+            default_root_dir=root,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+        )
+        data = DigitsDataModule(8, Dirichlet(1.0))
+        trainer.fit(method, datamodule=FederatedLoop(data, clients_per_round=5))
+        assert torch.get_num_threads() == threads and method.threads.count == 1
+    finally:
+        torch.set_num_threads(1)
+    return method
+
+
+@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedSLR])
+@pytest.mark.parametrize("network", [lambda: SmallCNN(width=4), batchnorm, dropout])
+def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
+    """Up to the rounding of sums over groups; and the logged losses too."""
+    one, two = (fit(tmp_path, kind, threads, network) for threads in (1, 2))
+    torch.testing.assert_close(two.global_model, one.global_model, rtol=0, atol=1e-5)
+    assert two.row.keys() == one.row.keys()
+    for name, value in one.row.items():
+        assert two.row[name] == pytest.approx(value, rel=1e-3, nan_ok=True), name
+
+
+def test_two_runs_with_threads_are_equal_bit_for_bit(tmp_path):
+    ends = [fit(tmp_path, FedSLR, 2, lambda: SmallCNN(width=4)) for _ in range(2)]
+    assert torch.equal(*(end.global_model for end in ends))
+    assert ends[0].row == ends[1].row
+
+
+def test_models_that_do_not_fit_a_cache_train_one_by_one(tmp_path):
+    """What fits is shared out evenly: 5 clients in groups of 3 and 2 for two threads."""
+    sizes = {}
+
+    class Watched(FedAvg):
+        def client_update(self, clients, w):
+            sizes.setdefault(self.space.size, []).append(len(clients))
+            return super().client_update(clients, w)
+
+    for hidden in (8, CACHED_FLOATS // 64):
+        fit(tmp_path, Watched, 2, lambda hidden=hidden: MLP(64, (hidden,)))
+    small, large = (sizes[size] for size in sorted(sizes))
+    assert sorted(small) == [2] * 3 + [3] * 3 and large == [1] * 15

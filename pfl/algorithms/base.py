@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, cast
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.algorithms.module import FederatedModule, Network
@@ -17,6 +18,8 @@ from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
 from pfl.oracle import Engine
 from pfl.strategy import gather
+
+Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
 
 
 class FederatedAlgorithm(FederatedModule):
@@ -138,13 +141,18 @@ class FederatedAlgorithm(FederatedModule):
             loss: Of the rows of a batch, [A].
             counts: How many samples each row has; they are counted in `train/samples`.
         """
-        losses, samples = self._losses.setdefault(name, ([], []))
-        losses.append(loss)
-        samples.extend(counts)
+        self._losses.setdefault(name, []).append((loss, counts))
 
     def learning_rate(self, round: int) -> float:
         """The local learning rate of a round (from 0)."""
         return self.lr * self.lr_decay**round
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """What a round costs clients of these sizes, relative to each other: sample gradients."""
+        if self.local_steps is None:
+            return sizes
+        steps_per_epoch = -(-sizes // self.batch_size) if self.batch_size else sizes > 0
+        return sizes / np.maximum(steps_per_epoch, 1)
 
     def local_sgd(
         self,
@@ -172,9 +180,14 @@ class FederatedAlgorithm(FederatedModule):
         """
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round)
-        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
         steps = self.local_steps if epochs is None else None
-        for batch in clients.batches(self.batch_size, epochs or self.local_epochs, steps, name):
+        batches = clients.batches(self.batch_size, epochs or self.local_epochs, steps, name)
+        if direction is None and at is None and prox is None and self.optimizer_factory is None:
+            decay = self.weight_decay
+            self.observe(name, *self.oracle.descend(v, batches, lr, decay, clients.buffers))
+            return v
+        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
+        for batch in batches:
             loss, g = self.oracle.gradient(at(v) if at else v, batch, clients.buffers)
             optimizer.step(direction(v, g) if direction else g, batch.clients)
             if prox:
@@ -200,7 +213,7 @@ class FederatedAlgorithm(FederatedModule):
     def _begin_round(self, round: int) -> None:
         self._sums: dict[str, Tensor] = {}
         self._weightings: dict[str, str] = {}
-        self._losses: dict[str, tuple[list[Tensor], list[int]]] = {}
+        self._losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
         self._reported: dict[str, float] = {}
         self._recorded: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.tables}
         self._counts = np.zeros(4)  # samples, clients, bytes down, bytes up
@@ -209,7 +222,51 @@ class FederatedAlgorithm(FederatedModule):
 
     def _train(self, clients: Clients) -> None:
         self._attach(clients)
-        sent = self.client_update(clients, self._message.values)
+        for group, (totals, down, up) in self._trained(clients):
+            for name in self.store.names:
+                self.store.write(name, group.ids, group.state[name])
+            for name, total in totals.items():
+                self._sums[name] = self._sums[name] + total if name in self._sums else total
+            booked = self.ledger.add(group.ids, down, up)
+            self._counts += [group.sizes.sum(), len(group), *booked]
+
+    def _trained(self, clients: Clients) -> Iterator[tuple[Clients, Sent]]:
+        """Groups of the clients, each with what it sends; smaller ones where memory runs out."""
+        groups = clients.groups(self._group_size(len(clients)))
+        if self.threads.count > 1:
+            yield from zip(groups, self.threads.map(self._train_group, groups), strict=True)
+            return
+        while groups:
+            group = groups.pop(0)
+            observed = {name: list(entries) for name, entries in self._losses.items()}
+            recorded = {name: list(entries) for name, entries in self._recorded.items()}
+            try:
+                sent = self._train_group(group)
+            except torch.OutOfMemoryError:
+                if len(group) == 1:
+                    raise
+                self._losses, self._recorded = observed, recorded
+                groups = [*self._halves(group), *groups]
+            else:
+                yield group, sent
+
+    def _halves(self, group: Clients) -> list[Clients]:
+        """The group in two, with what they remember as it was; later ones are no larger."""
+        self._group_limit = -(-len(group) // 2)
+        rank_zero_warn(
+            f"The memory of {self.device} does not hold {len(group)} clients at a time; going on "
+            f"with {self._group_limit}",
+            category=UserWarning,
+        )
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self._attach(group)
+        return group.groups(self._group_limit)
+
+    def _train_group(self, clients: Clients) -> Sent:
+        """The weighted sums of what a group of clients sends, and the bytes down and up."""
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # a thread's own
+            sent = self.client_update(clients, self._message.values)
         messages = sent if isinstance(sent, dict) else {"w": sent}
         messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
         down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
@@ -218,17 +275,14 @@ class FederatedAlgorithm(FederatedModule):
             down, up = down + messages["buffers"].nbytes, up + messages["buffers"].nbytes
         elif clients.buffers is not None:
             clients.state["buffers"] = clients.buffers
-        for name in self.store.names:
-            self.store.write(name, clients.ids, clients.state[name])
+        totals = {}
         for name, message in messages.items():
             self._weightings[name] = message.weighting or self.weighting
             uniform = self._weightings[name] == "uniform"
             weight = np.ones(len(clients)) if uniform else clients.sizes
             weights = torch.from_numpy(weight).to(self.global_model)
-            total = weights @ message.values.to(weights.dtype)
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
-        booked = self.ledger.add(clients.ids, down, up)
-        self._counts += [clients.sizes.sum(), len(clients), *booked]
+            totals[name] = weights @ message.values.to(weights.dtype)
+        return totals, down, up
 
     def _finish_round(self) -> None:
         counts = self._reduce(torch.from_numpy(self._counts).to(self.device))
@@ -265,16 +319,30 @@ class FederatedAlgorithm(FederatedModule):
             "participants": self.participants,
             **self._reported,
         }
-        self._log(self.row)
+        self._log_round(self.row)
         self.recorded = {name: _rows(gather(parts)) for name, parts in self._recorded.items()}
+
+    def _log_round(self, row: dict[str, float]) -> None:
+        """Give the round's numbers to callbacks and loggers, with all their digits.
+
+        What `self.log` would do, which rounds them to float32 and takes 2 ms a round.
+        """
+        numbers = {name: float(value) for name, value in row.items()}
+        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+        self.trainer.callback_metrics.update(tensors)
+        self.trainer.logged_metrics.update(tensors)
+        step = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning counts
+        for logger in self.trainer.loggers:
+            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
     def _mean_losses(self) -> dict[str, float]:
         booked: dict[str, np.ndarray] = {}
         sums: dict[str, np.ndarray] = {}
-        for name, (losses, counts) in self._losses.items():
-            samples = torch.tensor(counts, dtype=torch.float64)
-            total = torch.cat(losses).double().cpu() @ samples
-            booked[name] = np.array([float(total), float(samples.sum())])
+        for name, observed in self._losses.items():
+            counts = np.concatenate([counts for _, counts in observed])
+            losses = torch.cat([loss for loss, _ in observed]).double().cpu().numpy()
+            # Sorted, since threads come in any order.
+            booked[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
         # A process without clients has observed nothing.
         for one in gather(booked):
             for name, entry in one.items():

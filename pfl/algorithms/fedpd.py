@@ -14,10 +14,10 @@ from torch import Tensor
 
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.algorithms.module import Network
+from pfl.batch import Batch
 from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import ConfigError, require
-from pfl.oracle import Batch
 from pfl.randomness import generator
 
 

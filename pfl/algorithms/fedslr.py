@@ -80,7 +80,7 @@ class FedSLR(FederatedAlgorithm):
         self.global_component, self.personal_component = global_component, personal_component
         self.memory_efficient = memory_efficient
         self.add_client_state("gamma")
-        self.add_client_state("p")
+        self.add_client_state("p", sparse=personal_component == "sparse")
         self.add_server_state("gamma_mean", torch.zeros_like(self.global_model))
         # The initial model has full rank: it goes down densely.
         self.add_server_state("ranks", self.space.full_ranks)

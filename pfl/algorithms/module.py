@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -12,19 +13,25 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from models.classifier import Classifier
+from pfl.batch import default_loss
 from pfl.checkpoint import check, restore, save
-from pfl.clients import Clients, ClientStore
+from pfl.clients import Clients
 from pfl.communication import Ledger
 from pfl.errors import ConfigError, require
 from pfl.evaluation import Evaluation, predictions
 from pfl.loop import FederatedLoop
-from pfl.oracle import Engine, Oracle, default_loss
+from pfl.memory import clients_that_fit
+from pfl.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
+from pfl.store import ClientStore
 from pfl.strategy import gather
+from pfl.threads import ClientThreads
 
-# Steps of smaller models take a few milliseconds: a second thread inside of them costs more than it
-# gives, and many times more on a machine with other work to do.
-ONE_THREAD_PARAMETERS = 1 << 18
+# As many floats of models as fit into a core's cache with their inputs. Clients train in groups of
+# that size, one group a thread. Steps of smaller models take milliseconds: a second thread inside
+# of them costs more than it gives, many times more on a machine with other work to do.
+CACHED_FLOATS = 1 << 18
+ONE_THREAD = ClientThreads(1)
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
 
 
@@ -69,9 +76,11 @@ class FederatedModule(LightningModule):
         self.evaluation: Evaluation
         self.store: ClientStore
         self.ledger: Ledger
-        self._client_states: dict[str, Callable[[], Tensor]] = {}
+        self._client_states: dict[str, tuple[Callable[[], Tensor], bool]] = {}
         self._loaded: dict[str, Any] | None = None
         self._threads = torch.get_num_threads()
+        self.threads = ONE_THREAD
+        self._group_limit = sys.maxsize  # where memory was found to be short
 
     # ---- models and what is remembered beside them --------------------------------------------
 
@@ -84,17 +93,23 @@ class FederatedModule(LightningModule):
         """Declare a tensor that the server keeps between rounds; it becomes `self.<name>`."""
         self.register_buffer(name, initial)
 
-    def add_client_state(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
+    def add_client_state(
+        self, name: str, initial: Callable[[], Tensor] | float = 0.0, *, sparse: bool = False
+    ) -> None:
         """Declare what each client keeps between rounds; its rows are in `clients.state[name]`.
 
         Args:
             initial: What it starts as for every client: a number for P copies of it, or a function
                 that gives the row, called when training begins (`lambda: self.global_model`).
+            sparse: Most of its values will be zero; only the others are stored.
         """
         if callable(initial):
-            self._client_states[name] = initial
+            self._client_states[name] = initial, sparse
         else:
-            self._client_states[name] = lambda: torch.full_like(self.global_model, initial)
+            self._client_states[name] = (
+                lambda: torch.full_like(self.global_model, initial),
+                sparse,
+            )
 
     def personalized(self, clients: Clients) -> Tensor:
         """The clients' personalized models [C, P], from `clients.state` and the global model."""
@@ -107,6 +122,10 @@ class FederatedModule(LightningModule):
         Infinite: one model for everyone. 0: every client alone. None: it solves something else.
         """
         return math.inf
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """What a round costs clients of these sizes, relative to each other."""
+        return sizes
 
     def every_client(self, split: Literal["train", "val", "test"]) -> Iterator[Clients]:
         """This process's share of all clients in chunks, with what they remember."""
@@ -164,7 +183,7 @@ class FederatedModule(LightningModule):
                 f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
                 f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
             )
-        loop.stateful = bool(self._client_states)
+        loop.cost = self.cost
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
@@ -174,8 +193,15 @@ class FederatedModule(LightningModule):
         few = Clients(np.array([owner]), 0, data, dtype=self.space.vector.dtype)
         batch = next(few.batches(self._probe_size(loop)))
         self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
+        local_buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
+        loop.stateful = bool(self._client_states) or local_buffers
         if loop.clients_at_once is None:
             loop.clients_at_once = max(1, CHUNK_FLOATS // self.space.size)
+            if device.type == "cuda":
+                batch = next(few.batches(self.batch_size))
+                # Received, own and momentum; sent; and everything remembered, before and after.
+                vectors = 4 + 2 * len(self._client_states)
+                loop.clients_at_once = clients_that_fit(self.oracle, batch, vectors)
 
     def _probe_size(self, loop: FederatedLoop) -> int:
         """Two samples, or one where some client's last batch is that small (BatchNorm minds)."""
@@ -186,29 +212,42 @@ class FederatedModule(LightningModule):
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
         self.oracle.to(self.device, self.space.vector.dtype)
-        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
+        if self.threads is ONE_THREAD and self.device.type == "cpu" and not self.oracle.random:
+            # Networks that draw random numbers share one generator.
+            self.threads = ClientThreads(self._threads)
             self.oracle.share_out(self._threads)
+        if self.device.type == "cpu" and self.space.size < CACHED_FLOATS:
             torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
         if not hasattr(self, "store") or self.store.num_clients != total:
-            self.store, self.ledger = ClientStore(total), Ledger(total)
+            self.store, self.ledger = self._loop.client_store(self.device), Ledger(total)
             self.bytes_down = self.bytes_up = 0
-            for name, initial in self._client_states.items():
-                self.store.declare(name, initial().cpu())
+            for name, (initial, sparse) in self._client_states.items():
+                self.store.declare(name, initial(), dtype=self._loop.state_dtype, sparse=sparse)
             if self.oracle.buffers.size and self.buffer_policy == "local":
                 buffers = self.oracle.buffers.read(self.network, self.global_model)
-                self.store.declare("buffers", buffers.cpu())
+                self.store.declare("buffers", buffers)
+        self._loop.store = self.store
         if self._loaded is not None:
             restore(self, self._loaded)
             self._loaded = None
 
     def teardown(self, stage: str) -> None:
         """Leave the process with as many threads as it had."""
-        self.oracle.share_out(1)
+        self.threads.close()
+        self.threads = ONE_THREAD
+        self.oracle.share_out(0)
         torch.set_num_threads(self._threads)
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
+
+    def _group_size(self, clients: int) -> int:
+        """How many clients are trained in lock step."""
+        if self.device.type != "cpu":
+            return max(1, min(clients, self._group_limit))
+        share = -(-clients // self.threads.count)
+        return max(1, min(share, CACHED_FLOATS // self.space.size, self._group_limit))
 
     def _attach(self, clients: Clients) -> None:
         """Give a chunk its clients' states and buffers."""

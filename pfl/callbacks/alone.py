@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from pfl.algorithms.base import FederatedAlgorithm
-from pfl.clients import Clients, ClientStore
+from pfl.clients import Clients
 from pfl.evaluation import ClientScores, score_rows
 from pfl.loop import FederatedLoop
 
@@ -59,10 +59,10 @@ def train_alone(
     algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: dict[str, Tensor], rounds: int
 ) -> dict[str, np.ndarray]:
     """`LocalTrain` with an algorithm's network, local settings and engine; its test scores."""
-    store = ClientStore(loop.num_clients)
+    store = loop.client_store(algorithm.device)
     for name, values in initial.items():
         if len(values):
-            store.declare(name, values.cpu())
+            store.declare(name, values)
     data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round: int, split: str) -> list[Clients]:

@@ -8,14 +8,17 @@ import warnings
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+COST = 0.02  # of the time since the last checkpoint that saving one may take at any time
+
 
 class RoundCheckpoint(ModelCheckpoint):
-    """Keeps `checkpoints/last.ckpt`: at the end of a round, and always of the last one.
+    """Keeps `checkpoints/last.ckpt`: at the end of a round, and always of the first and the last.
+
+    A checkpoint holds every client's state, so saving after every short round could take longer
+    than the round. Where it costs less than 2% of the time, every round is saved.
 
     Args:
-        every_seconds: The time that a crash may cost; 0 saves after every round. A checkpoint holds
-            every client's state, so saving after every short round could take longer than the
-            round.
+        every_seconds: The time that a crash may cost at most; 0 saves after every round.
     """
 
     def __init__(self, every_seconds: float = 30.0) -> None:
@@ -28,6 +31,7 @@ class RoundCheckpoint(ModelCheckpoint):
         )
         self.every_seconds = every_seconds
         self._saved_at = time.monotonic()
+        self._cost = 0.0  # seconds of the last save
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """As in Lightning, without its warning that a resumed run's folder is not empty."""
@@ -38,7 +42,10 @@ class RoundCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if it is time, or if this was the last round."""
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        due = time.monotonic() - self._saved_at >= self.every_seconds
+        begun = time.monotonic()
+        passed = begun - self._saved_at
+        due = passed >= self.every_seconds or self._cost <= COST * passed
         if trainer.strategy.broadcast(last or due):  # saving gathers: all processes or none
             super().on_train_epoch_end(trainer, pl_module)
             self._saved_at = time.monotonic()
+            self._cost = self._saved_at - begun

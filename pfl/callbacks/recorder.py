@@ -27,6 +27,7 @@ from pfl.loop import FederatedLoop
 from pfl.report.table import summary_table
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
+CSV_ROWS = 1 << 14  # turned into Python numbers at a time: a million clients' take hundreds of MB
 
 
 class RunRecorder(Callback):
@@ -325,4 +326,8 @@ def _write_csv(path: Path, columns: dict[str, np.ndarray], append: bool = False)
         writer = csv.writer(file)
         if not append:
             writer.writerow(columns)
-        writer.writerows(zip(*(column.tolist() for column in columns.values()), strict=True))
+        rows = max((len(column) for column in columns.values()), default=0)
+        for begin in range(0, rows, CSV_ROWS):
+            block = slice(begin, begin + CSV_ROWS)
+            parts = (column[block].tolist() for column in columns.values())
+            writer.writerows(zip(*parts, strict=True))

@@ -14,6 +14,7 @@ from datamodules import (
     Natural,
     Partitioner,
     Ragged,
+    Sampled,
     Shards,
 )
 
@@ -157,3 +158,65 @@ def test_a_rule_of_ones_own_needs_one_method():
     owned = Odd().assign(np.zeros(5), 2, np.random.default_rng(0))
     assert [owned[i].tolist() for i in range(2)] == [[], [1, 3]]
     assert issubclass(ConfigError, ValueError)
+
+
+@pytest.mark.parametrize("entries", [1, 7, 100])
+def test_blocks_of_clients_cover_all_once(entries, monkeypatch):
+    monkeypatch.setattr("datamodules.partition._BLOCK", entries)
+    sizes = np.array([0, 5, 0, 0, 9, 1, 1, 1, 0])
+    ragged = Ragged.from_sizes(np.arange(17), sizes)
+    blocks = list(ragged.blocks())
+    assert [i for clients, _ in blocks for i in range(9)[clients]] == list(range(9))
+    assert [e for _, held in blocks for e in range(17)[held]] == list(range(17))
+    for clients, held in blocks:
+        assert held.stop - held.start == sizes[clients].sum() < entries + sizes.max()
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    total=st.integers(1, 60),
+    share=st.floats(0, 1),
+    clients=st.integers(1, 200),
+    seed=st.integers(0, 99),
+)
+def test_sampled_gives_each_client_different_samples(total, share, clients, seed):
+    size = max(1, int(share * total))
+    owned = Sampled(size).assign(np.zeros(total), clients, np.random.default_rng(seed))
+    rows = owned.indices.reshape(clients, size)
+    assert owned.sizes.tolist() == [size] * clients and owned.indices.dtype == np.int32
+    assert (np.diff(rows) > 0).all()  # ascending, none twice
+    assert rows.min() >= 0 and rows.max() < total
+    again = Sampled(size).assign(np.zeros(total), clients, np.random.default_rng(seed))
+    assert np.array_equal(owned.indices, again.indices)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])  # of 6: by drawing again, and by shuffling
+def test_sampled_makes_all_sets_equally_likely(size):
+    draws = 20_000
+    owned = Sampled(size).assign(np.zeros(6), draws, np.random.default_rng(1))
+    sets = (1 << owned.indices.reshape(draws, size)).sum(1)
+    hits = np.bincount(sets, minlength=64)[[bin(s).count("1") == size for s in range(64)]]
+    assert hits.sum() == draws
+    # Pearson's statistic has mean k = sets - 1 and variance 2 k (1 - 1/draws): Cantelli's
+    # inequality puts it above k + 10 sqrt(2 k) with probability below 1/101, for any k.
+    expected = draws / len(hits)
+    k = len(hits) - 1
+    assert ((hits - expected) ** 2).sum() / expected < k + 10 * np.sqrt(2 * k)
+
+
+def test_sampled_clients_are_independent():
+    # Two clients' sets of 3 of 6 have hypergeometric overlaps: C(3, o) C(3, 3 - o) / C(6, 3).
+    owned = Sampled(3).assign(np.zeros(6), 20_000, np.random.default_rng(5))
+    sets = (1 << owned.indices.reshape(-1, 3)).sum(1)
+    common = [bin(s).count("1") for s in sets[::2] & sets[1::2]]
+    share = np.array([1, 9, 9, 1]) / 20
+    spread = 5 * np.sqrt(10_000 * share * (1 - share))
+    assert (abs(np.bincount(common, minlength=4) - 10_000 * share) < spread).all()
+
+
+def test_sampled_refuses(one_line):
+    for size in (0, 1.5):
+        with one_line(f"size={size}", "Sampled"):
+            Sampled(size)
+    with one_line("size=8", "Sampled", "samples, 7"):
+        Sampled(8).assign(np.zeros(7), 3, np.random.default_rng(0))

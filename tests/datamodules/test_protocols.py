@@ -15,6 +15,7 @@ from datamodules import (
     LogNormal,
     MatchLabels,
     Natural,
+    Sampled,
     Shards,
     SharedTest,
     SplitOwn,
@@ -249,3 +250,37 @@ def test_protocols_refuse(one_line):
     for samples in (0, -3, 2.5):
         with one_line(f"samples={samples}", "MatchLabels"):
             MatchLabels(samples)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
+def test_clients_that_share_samples(protocol):
+    # 500 clients of 6 of 40 training samples (and 20 official test samples).
+    dm = module([0, 1, 2, 3] * 10, [0, 1, 2, 3] * 5, Sampled(6), protocol, 500, seed=3)
+    parts = dm.partition
+    held = parts.train.sizes + parts.val.sizes
+    if isinstance(protocol, SplitOwn):
+        held = held + parts.test.sizes
+    assert (held == 6).all()
+    for client in range(500):
+        own = [*parts.train[client], *parts.val[client], *parts.test[client]]
+        assert len(set(own)) == len(own)  # a client's splits never overlap
+    shared = np.bincount(parts.train.flat, minlength=60)
+    reach = 60 if isinstance(protocol, SplitOwn) else 40
+    assert (shared[:reach] > 1).all() and not shared[reach:].any()
+    assert "clients share" in dm.describe()
+    for split in ("train", "val", "test"):
+        targets = dm.samples.targets.numpy()
+        rows = [np.bincount(targets[getattr(parts, split)[i]], minlength=4) for i in range(500)]
+        assert dm.label_counts(split).tolist() == np.array(rows).tolist()
+    assert sorted(dm.train_dataloader().dataset.indices.tolist()) == list(range(reach))
+    again = module([0, 1, 2, 3] * 10, [0, 1, 2, 3] * 5, Sampled(6), protocol, 500, seed=3)
+    assert again.partition.hash == parts.hash
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
+def test_blocks_do_not_change_what_is_drawn(protocol, monkeypatch):
+    labels = np.random.default_rng(0).integers(0, 5, 300).tolist()
+    whole = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30).partition.hash
+    monkeypatch.setattr("datamodules.partition._BLOCK", 16)
+    cut = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30)
+    assert cut.partition.hash == whole

@@ -1,4 +1,4 @@
-"""The engine for chains of linear layers: which networks it takes, and that it is right."""
+"""Chains of layers: which networks are one, and that their derivatives are right."""
 
 from collections import OrderedDict
 
@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from models import MLP, LogisticRegression, SmallCNN
-from pfl.dense import DenseChain, cross_entropy
-from pfl.oracle import Batch, Oracle, default_loss
+from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
+from pfl.batch import Batch, default_loss
+from pfl.chain import Chain, cross_entropy
+from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 
 
@@ -57,8 +58,31 @@ CHAINS = {
         )
     ),
 }
+CONVOLUTIONS = {
+    "LeNet5": lambda: LeNet5(image_size=16),
+    "CNN": lambda: CNN(image_size=16, kernel_size=3, hidden=8),
+    # ReLU and pooling next to each other, apart and at the ends; strides, groups, no bias.
+    "everything": lambda: nn.Sequential(
+        nn.MaxPool2d(2, stride=1),
+        nn.Conv2d(1, 4, (3, 2), stride=2, padding=(1, 0), bias=False),
+        nn.ReLU(),
+        nn.ReLU(),
+        nn.MaxPool2d((2, 1), padding=(1, 0), ceil_mode=True),
+        nn.Tanh(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 2, 2, groups=2, dilation=1),
+        nn.Flatten(),
+        nn.Linear(4, 3),
+        nn.ReLU(),
+    ),
+    "no linear layer": lambda: nn.Sequential(nn.Conv2d(1, 3, 16), nn.Flatten()),
+}
 OTHERS = {
-    "convolutions": SmallCNN,
+    "normalization": SmallCNN,
+    "residuals": ResNet18,
+    "padding by reflection": lambda: nn.Sequential(
+        nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(4, 2)
+    ),
     "a subclass of a layer": lambda: nn.Sequential(Doubled(4, 3)),
     "a subclass of Sequential": lambda: Twice(nn.Linear(4, 4)),
     "a shared layer": shared,
@@ -70,16 +94,55 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+def chain_of(network, side):
+    return Chain.of(network, ParameterSpace(network), torch.zeros(2, 1, side, side))
+
+
+@pytest.mark.parametrize("name", [*CHAINS, *CONVOLUTIONS])
 def test_chains_are_recognized(name):
-    network = CHAINS[name]()
-    assert DenseChain.of(network, ParameterSpace(network), 4) is not None
+    """Without convolutions, many models run at once."""
+    make, side = (CHAINS[name], 2) if name in CHAINS else (CONVOLUTIONS[name], 16)
+    chain = chain_of(make(), side)
+    assert chain is not None and chain.batched == (name in CHAINS)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_networks_are_not(name):
-    network = OTHERS[name]()
-    assert DenseChain.of(network, ParameterSpace(network), 4) is None
+    assert chain_of(OTHERS[name](), 2) is None
+
+
+def test_images_without_channels_are_no_chain():
+    network = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(0), nn.Linear(3, 2))
+    assert Chain.of(network, ParameterSpace(network), torch.zeros(1, 2, 2)) is None
+
+
+@pytest.mark.parametrize("targets", ["classes", "values"])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_have_the_gradients_of_autograd(name, targets):
+    """`auto` against the plain loop: losses, gradients, and where three steps of descent end."""
+    torch.manual_seed(0)
+    network = CONVOLUTIONS[name]().double()
+    space, rng = ParameterSpace(network), torch.Generator().manual_seed(1)
+    counts = [5, 5, 3, 1]
+    inputs = torch.randn(4, 5, 1, 16, 16, generator=rng, dtype=torch.float64)
+    width = network(inputs[0]).shape[1]
+    labels = torch.randint(width, (4, 5), generator=rng)
+    values = torch.randn(4, 5, width, generator=rng, dtype=torch.float64)
+    given = Batch(inputs, labels if targets == "classes" else values, counts)
+    w = space.vector.detach() + 0.1 * torch.randn(5, space.size, generator=rng).double()
+    found = []
+    for engine in ("loop", "auto"):
+        oracle = Oracle(network, space, default_loss, engine)
+        oracle.inspect(given.inputs[0], given.targets[0])
+        assert (oracle.chain is None) == (engine == "loop") and oracle.engine == "loop"
+        loss, g = oracle.gradient(w, given)
+        moved = w.clone()
+        losses, seen = oracle.descend(moved, [given, given, given], 0.1, 0.01)
+        assert seen == 3 * counts
+        found.append((loss, g, moved, losses))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-12)
+    assert not found[1][1][4].any() and torch.equal(found[1][2][4], w[4])
 
 
 def batch(targets, counts=(6, 6, 4, 1)):
@@ -107,7 +170,7 @@ def test_gradients_equal_those_of_one_client_after_another(name, targets, loss):
     for engine in ("loop", "vmap"):
         oracle = Oracle(network, space, loss, engine)
         oracle.inspect(given.inputs[0], given.targets[0])
-        assert oracle.chain is not None
+        assert (oracle.chain is None) == (engine == "loop")
         torch.set_default_dtype(torch.float64)  # as Lightning does it in double precision
         try:
             found[engine] = (*oracle.gradient(w, given), *oracle.evaluate(w[:4], given))
@@ -122,10 +185,8 @@ def test_cross_entropy_and_its_derivative():
     """-log softmax at the target, and softmax less the indicator of the target."""
     rng = np.random.default_rng(0)
     outputs, targets = rng.normal(size=(2, 3, 4)), rng.integers(0, 4, (2, 3))
-    weights = rng.uniform(size=(2, 3))
     p = np.exp(outputs) / np.exp(outputs).sum(2, keepdims=True)
     at_target = np.take_along_axis(p, targets[..., None], 2)[..., 0]
-    loss, d = cross_entropy(*map(torch.from_numpy, (outputs, targets, weights)))
-    np.testing.assert_allclose(loss, -(weights * np.log(at_target)).sum(1), rtol=1e-12)
-    expected = weights[..., None] * (p - np.eye(4)[targets])
-    np.testing.assert_allclose(d, expected, rtol=0, atol=1e-14)
+    losses, d = cross_entropy(*map(torch.from_numpy, (outputs, targets)))
+    np.testing.assert_allclose(losses, -np.log(at_target), rtol=1e-12)
+    np.testing.assert_allclose(d, p - np.eye(4)[targets], rtol=0, atol=1e-14)

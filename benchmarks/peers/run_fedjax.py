@@ -1,0 +1,160 @@
+"""FedJAX: fedjax.algorithms.fed_avg with its default backend, networks in plain JAX.
+
+env-fedjax/bin/python benchmarks/peers/run_fedjax.py TASK.npz
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fedjax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.peers.task import Task, report
+
+Array = Any
+Weights = Iterator[Array]  # a network takes what it needs, in the order that PyTorch has
+
+
+def linear(x: Array, w: Weights) -> Array:
+    return x @ next(w) + next(w)
+
+
+def conv(x: Array, w: Weights, padding: int, stride: int = 1) -> Array:
+    pads, layout = [(padding, padding)] * 2, ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(
+        x, next(w), (stride, stride), pads, dimension_numbers=layout
+    )
+
+
+def pool(x: Array) -> Array:
+    size = (1, 2, 2, 1)
+    return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, size, size, "VALID")
+
+
+def flat(x: Array) -> Array:
+    return x.reshape(len(x), -1)
+
+
+def logistic(x: Array, w: Weights) -> Array:
+    return linear(flat(x), w)
+
+
+def mlp(x: Array, w: Weights) -> Array:
+    return linear(jax.nn.relu(linear(flat(x), w)), w)
+
+
+def lenet(x: Array, w: Weights) -> Array:
+    for _ in range(2):
+        x = pool(jax.nn.relu(conv(x, w, padding=0) + next(w)))
+    x = flat(x)
+    for _ in range(2):
+        x = jax.nn.relu(linear(x, w))
+    return linear(x, w)
+
+
+def cnn(x: Array, w: Weights) -> Array:
+    for _ in range(2):
+        x = pool(jax.nn.relu(conv(x, w, padding=2) + next(w)))
+    return linear(jax.nn.relu(linear(flat(x), w)), w)
+
+
+def norm(x: Array, w: Weights) -> Array:
+    """GroupNorm with two groups."""
+    groups = x.reshape(*x.shape[:3], 2, -1)
+    centered = groups - groups.mean((1, 2, 4), keepdims=True)
+    variance = jnp.square(centered).mean((1, 2, 4), keepdims=True)
+    return (centered * jax.lax.rsqrt(variance + 1e-5)).reshape(x.shape) * next(w) + next(w)
+
+
+def resnet(x: Array, w: Weights) -> Array:
+    x = jax.nn.relu(norm(conv(x, w, padding=1), w))
+    for width in (64, 128, 256, 512):
+        for block in range(2):
+            stride = 2 if block == 0 and width > 64 else 1
+            y = jax.nn.relu(norm(conv(x, w, padding=1, stride=stride), w))
+            y = norm(conv(y, w, padding=1), w)
+            if x.shape != y.shape:
+                x = norm(conv(x, w, padding=0, stride=stride), w)
+            x = jax.nn.relu(y + x)
+    return linear(x.mean((1, 2)), w)
+
+
+NETWORKS: dict[str, Callable[[Array, Weights], Array]] = {
+    "LogisticRegression": logistic,
+    "MLP": mlp,
+    "LeNet5": lenet,
+    "CNN": cnn,
+    "ResNet18": resnet,
+}
+
+
+def from_torch(weights: list[np.ndarray]) -> list[Array]:
+    """Kernels [out, in, h, w] as [h, w, in, out], matrices transposed.
+
+    The first matrix after convolutions takes channels last instead of first.
+    """
+    converted, channels = [], 1
+    for w in weights:
+        if w.ndim == 4:
+            channels = len(w)
+            w = w.transpose(2, 3, 1, 0)
+        elif w.ndim == 2:
+            w = w.reshape(len(w), channels, -1).transpose(2, 1, 0).reshape(-1, len(w))
+            channels = 1
+        converted.append(jnp.asarray(w))
+    return converted
+
+
+def main() -> None:
+    task = Task.load(sys.argv[1])
+    network = NETWORKS[task.network]
+    inputs = np.ascontiguousarray(task.inputs.transpose(0, 2, 3, 1))
+
+    def loss(params: list[Array], batch: dict[str, Array], rng: Array = None) -> Array:
+        scores = jax.nn.log_softmax(network(batch["x"], iter(params)))
+        return -jnp.take_along_axis(scores, batch["y"][:, None], 1).mean()
+
+    data = fedjax.InMemoryFederatedData(
+        {i: {"x": inputs[own], "y": task.targets[own]} for i, own in enumerate(task.owned)}
+    )
+    algorithm = fedjax.algorithms.fed_avg.federated_averaging(
+        jax.grad(loss),
+        client_optimizer=fedjax.optimizers.sgd(task.rate),
+        server_optimizer=fedjax.optimizers.sgd(1.0),
+        client_batch_hparams=fedjax.ShuffleRepeatBatchHParams(
+            batch_size=task.batch, num_epochs=task.epochs, seed=0
+        ),
+    )
+    state = algorithm.init(from_torch(task.weights))
+    stamps = [time.perf_counter()]
+    for round, cohort in enumerate(task.cohorts.tolist()):
+        keys = jax.random.split(jax.random.PRNGKey(round), len(cohort))
+        drawn = zip(data.get_clients(cohort), keys, strict=True)
+        state, _ = algorithm.apply(state, [(client, own, key) for (client, own), key in drawn])
+        jax.block_until_ready(state.params)
+        stamps.append(time.perf_counter())
+
+    sevenths = range(0, len(inputs), 7 * 200)
+    batches = [
+        {"x": inputs[i : i + 1400 : 7], "y": task.targets[i : i + 1400 : 7]} for i in sevenths
+    ]
+    scores = [np.asarray(network(jnp.asarray(b["x"]), iter(state.params))) for b in batches]
+    right = sum((s.argmax(1) == b["y"]).sum() for s, b in zip(scores, batches, strict=True))
+    total = sum(float(loss(state.params, b)) * len(b["y"]) for b in batches)
+    count = len(task.targets[::7])
+    pairs = list(zip(state.params, from_torch(task.weights), strict=True))
+    moved = sum(float(jnp.square(p - w).sum()) for p, w in pairs) ** 0.5
+    parameters = sum(p.size for p, _ in pairs)
+    packages = ["fedjax", "jax"]
+    report(stamps, parameters, float(right / count), total / count, moved, packages)
+
+
+if __name__ == "__main__":
+    main()

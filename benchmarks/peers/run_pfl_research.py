@@ -1,0 +1,94 @@
+"""pfl-research: FederatedAveraging on SimulatedBackend, in one process or under torchrun.
+
+env-pfl_research/bin/python benchmarks/peers/run_pfl_research.py TASK.npz
+env-pfl_research/bin/torchrun --nproc-per-node 2 benchmarks/peers/run_pfl_research.py TASK.npz
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from pfl.aggregate.simulate import SimulatedBackend
+from pfl.algorithm.base import NNAlgorithmParams
+from pfl.algorithm.federated_averaging import FederatedAveraging
+from pfl.callback.base import TrainingProcessCallback
+from pfl.data.federated_dataset import FederatedDataset
+from pfl.data.pytorch import PyTorchTensorDataset
+from pfl.hyperparam.base import NNTrainHyperParams
+from pfl.metrics import Metrics, Weighted
+from pfl.model.pytorch import PyTorchModel
+from torch import Tensor, nn
+
+# The last place of the path: `pfl` is pfl-research here, not this repository's package.
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.peers.task import Task, report
+from benchmarks.peers.with_torch import network, samples, score
+
+
+class Network(nn.Module):
+    """A network with the two functions that PyTorchModel asks for."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.body(x), y)
+
+    @torch.no_grad()
+    def metrics(self, x: Tensor, y: Tensor) -> dict[str, Weighted]:
+        return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
+
+
+class Clock(TrainingProcessCallback):
+    """When the first round began and when each ended."""
+
+    def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
+        self.stamps = [time.perf_counter()]
+        return Metrics()
+
+    def after_central_iteration(self, *args: object, **kwargs: object) -> tuple[bool, Metrics]:
+        self.stamps.append(time.perf_counter())
+        return False, Metrics()
+
+
+def main() -> None:
+    task = Task.load(sys.argv[1])
+    np.random.seed(0)
+    module = Network(network(task))
+    clients = [PyTorchTensorDataset(samples(task, i)) for i in range(len(task.owned))]
+    order = iter(task.cohorts.flatten().tolist())
+    data = FederatedDataset(clients.__getitem__, lambda: next(order))
+    model = PyTorchModel(
+        module,
+        local_optimizer_create=torch.optim.SGD,
+        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+    )
+    clock = Clock()
+    FederatedAveraging().run(
+        NNAlgorithmParams(
+            central_num_iterations=len(task.cohorts),
+            evaluation_frequency=len(task.cohorts),  # only in the first round, which warms up
+            train_cohort_size=task.cohorts.shape[1],
+            val_cohort_size=0,
+        ),
+        SimulatedBackend(training_data=data, val_data=data),
+        model,
+        NNTrainHyperParams(
+            local_num_epochs=task.epochs,
+            local_learning_rate=task.rate,
+            local_batch_size=task.batch,
+        ),
+        callbacks=[clock],
+        send_metrics_to_platform=False,
+    )
+    if os.environ.get("RANK", "0") == "0":
+        report(clock.stamps, *score(module.body, task), packages=["pfl", "torch"])
+
+
+if __name__ == "__main__":
+    main()

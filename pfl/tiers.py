@@ -1,0 +1,123 @@
+"""Where the rows of client states lie: on the device, in host memory, or in memory-mapped files."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pfl.errors import ConfigError
+
+Tier = Literal["device", "memory", "file"]
+# Bytes of a state's first block and of its largest: every block is twice the one before.
+SMALLEST, LARGEST = 1 << 20, 1 << 28
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Room for some rows, [n, width], all in one tier."""
+
+    tier: Tier
+    rows: Tensor
+
+
+class Tiers:
+    """Gives out blocks in the fastest tier that has room for them.
+
+    Rows stay where they were first written: what takes part first lies on the device, then in host
+    memory (pinned, where the device is a GPU), and what no longer fits there in memory-mapped
+    files, which the system's page cache keeps in memory as far as there is some to spare.
+
+    Args:
+        device: Where the training happens; a GPU gives up to a quarter of what is free on it now.
+        memory: Bytes that rows may take outside of files, on the device and in host memory
+            together; None: what the device gives, and half of the host memory that is free now.
+        processes: How many share this machine's memory.
+        directory: Of the files; None: the system's temporary folder (`TMPDIR`).
+
+    Attributes:
+        limit: Bytes, by tier that has a limit.
+        used: Bytes given out, by tier.
+    """
+
+    def __init__(
+        self,
+        device: torch.device | str = "cpu",
+        memory: int | None = None,
+        processes: int = 1,
+        directory: str | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.directory = directory
+        self._pinned = self.device.type == "cuda"
+        near = torch.cuda.mem_get_info(self.device)[0] // 4 if self._pinned else 0
+        if memory is None:
+            far = _free_memory() // 2 // processes
+        else:
+            near = min(near, memory // processes)
+            far = memory // processes - near
+        self.limit: dict[Tier, int] = {"device": near, "memory": far}
+        self.used: dict[Tier, int] = {"device": 0, "memory": 0, "file": 0}
+
+    def block(
+        self, number: int, width: int, dtype: torch.dtype, least: int, most: int, host: bool = False
+    ) -> Block:
+        """Room for at least `least` and at most `most` more rows of a state.
+
+        Args:
+            number: How many blocks the state has.
+            host: Not on the device.
+        """
+        row = width * dtype.itemsize
+        wanted = max(least, min(most, min(SMALLEST << number, LARGEST) // row))
+        for tier, limit in self.limit.items():
+            fit = (limit - self.used[tier]) // row
+            if fit >= least and not (host and tier == "device"):
+                rows = self._empty(tier, min(wanted, fit), width, dtype)
+                break
+        else:
+            tier, rows = "file", self._mapped(wanted, width, dtype)
+        self.used[tier] += rows.nbytes
+        return Block(tier, rows)
+
+    def free(self, block: Block) -> None:
+        """Count a block's bytes as free again; its memory goes with the block."""
+        self.used[block.tier] -= block.rows.nbytes
+
+    def _empty(self, tier: Tier, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        if tier == "device":
+            return torch.empty(rows, width, dtype=dtype, device=self.device)
+        return torch.empty(rows, width, dtype=dtype, pin_memory=self._pinned)
+
+    def _mapped(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+        size = rows * width * dtype.itemsize
+        folder = self.directory or tempfile.gettempdir()
+        try:
+            handle, path = tempfile.mkstemp(dir=folder, prefix="pfl-clients-")
+            try:
+                # Not only sized: a write into a hole kills the process where the disk is full.
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(handle, 0, size)
+                mapped = torch.from_file(path, shared=True, size=rows * width, dtype=dtype)
+            finally:
+                os.close(handle)
+                os.unlink(path)  # the map keeps it, and nothing is left by a process that is killed
+        except OSError as error:
+            limit = sum(self.limit.values()) / 2**30
+            raise ConfigError(
+                f"loop.state_memory: what clients remember beyond {limit:.3g} GiB goes to files in "
+                f"{folder}, where {size / 2**20:.0f} MiB more cannot be had ({error.strerror}); "
+                f"set TMPDIR to a folder with more room"
+            ) from error
+        return mapped.view(rows, width)
+
+
+def _free_memory() -> int:
+    # macOS does not say how much is free: count half of what there is.
+    free = "SC_AVPHYS_PAGES" in os.sysconf_names
+    pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,199 @@
+"""A process that is killed in the middle of a round ends the run, which can go on."""
+
+import csv
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from pfl.cli import main
+from pfl.launch import SAME, STARTED_BY, Launcher, ProcessLost
+
+ROOT = Path(__file__).parents[1]
+# One process kills itself in the middle of the third round; the others train for a minute.
+DYING = """
+import os, signal, time
+from pathlib import Path
+from pfl.algorithms import LocalTrain
+
+class Dying(LocalTrain):
+    def client_update(self, clients, w):
+        if clients.round == 2 and "VICTIM" in os.environ:
+            Path(os.environ["PIDS"], str(os.getpid())).touch()
+            if self.trainer.global_rank == int(os.environ["VICTIM"]):
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(float(os.environ["BUSY"]))
+        return super().client_update(clients, w)
+"""
+CONFIG = """
+trainer:
+  name: killed
+  max_epochs: 4
+  accelerator: cpu
+  precision: 64-true
+  enable_progress_bar: false
+  callbacks:
+    class_path: RoundCheckpoint
+    init_args: {every_seconds: 0}
+model:
+  class_path: dying.Dying
+  init_args:
+    network: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
+data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
+"""
+TWO = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
+# The same by another key.
+SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
+SHARED += ["--trainer.strategy.processes_per_device", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "dying.py").write_text(DYING)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "pids").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    monkeypatch.delitem(sys.modules, "dying", raising=False)
+    return tmp_path
+
+
+def arguments(folder, *more):
+    config = str(folder / "config.yaml")
+    return ["fit", "--config", config, "--trainer.default_root_dir", str(folder / "runs"), *more]
+
+
+def killed(folder, victim, busy, starter, more):
+    """Run until it ends; its exit status, the lines about it, and the seconds after the kill."""
+    done = subprocess.run(
+        [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "VICTIM": str(victim),
+            "BUSY": str(busy),
+            "PIDS": str(folder / "pids"),
+        },
+        capture_output=True,  # until the last process is gone that could write
+        text=True,
+        timeout=300,
+    )
+    seconds = time.time() - max(path.stat().st_mtime for path in (folder / "pids").iterdir())
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, lines, seconds
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize(
+    ("victim", "busy", "starter", "more", "status", "says"),
+    [
+        (1, 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
+        (0, 60, [], SHARED, -9, "process 0 was killed"),
+        (1, 0, TORCHRUN, TWO, 1, "the contact with another process was lost"),
+    ],
+    ids=["the second", "the first", "under torchrun"],
+)
+def test_a_killed_process_ends_the_run_which_can_go_on(
+    folder, victim, busy, starter, more, status, says
+):
+    returned, lines, seconds = killed(folder, victim, busy, starter, more)
+    assert returned == status and seconds < 30
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"error: {says} in round 3 of 4; go on from the last checkpoint")
+    for path in (folder / "pids").iterdir():
+        assert not Path("/proc", path.name).exists()  # nobody is left
+    run, checkpoint = folder / "runs" / "killed", re.search(r"--ckpt_path (\S+)", lines[0])[1]
+    assert torch.load(checkpoint, weights_only=True)["federated"]["rounds"] == 2
+    assert main(arguments(folder, "--ckpt_path", checkpoint)) == 0
+    assert main(arguments(folder, "--trainer.name", "whole")) == 0
+    for file in ("metrics.csv", "clients.csv"):
+        found, wanted = rows(run / file), rows(folder / "runs" / "whole" / file)
+        for row, other in zip(found, wanted, strict=True):
+            assert row == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
+    assert len(rows(run / "metrics.csv")) == 4
+
+
+# ---- without processes --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Of one process of four that somebody else has started."""
+    for name, value in {"LOCAL_RANK": "0", "OMP_NUM_THREADS": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(Launcher, "children", [])
+    environment = LightningEnvironment()
+    environment.set_world_size(4)
+    return Launcher(environment, num_processes=4, num_nodes=1)
+
+
+def test_processes_share_the_cores(launcher, monkeypatch):
+    """The first one, too: 9 cores for 4 processes are 2 threads for each."""
+    name = "lightning.fabric.utilities.distributed._num_cpus_available"
+    monkeypatch.setattr(name, lambda: 9)
+    try:
+        assert launcher.launch(torch.get_num_threads) == 2
+    finally:
+        torch.set_num_threads(1)
+        os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def fail(error):
+    raise error
+
+
+def test_errors_of_ones_own_stay_what_they_are(launcher):
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        launcher.launch(fail, RuntimeError("out of memory"))
+    assert caught.type is RuntimeError
+    with pytest.raises(ProcessLost, match="the contact with another process was lost"):
+        launcher.launch(fail, RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"))
+
+
+class Child:
+    """Of a run's first process; has ended with `code`."""
+
+    def __init__(self, code):
+        self.code, self.was_killed = code, False
+
+    def poll(self):
+        return self.code
+
+    def kill(self):
+        self.was_killed = True
+
+
+@pytest.mark.parametrize(
+    ("codes", "says"),
+    [
+        ([0, None, -15], "process 3 was killed by SIGTERM"),
+        ([None, 2, None], "process 2 ended with exit status 2"),
+    ],
+)
+def test_the_first_process_says_who_is_gone_and_ends_the_others(launcher, monkeypatch, codes, says):
+    monkeypatch.setattr(Launcher, "children", [Child(code) for code in codes])
+    with pytest.raises(ProcessLost, match=says) as caught:
+        launcher.launch(fail, torch.distributed.DistBackendError("NCCL"))
+    launcher.end_others(caught.value)
+    assert all(child.was_killed for child in Launcher.children)
+
+
+def test_the_others_leave_an_error_to_the_first_process(launcher, monkeypatch):
+    """They wait until it has ended them: everyone has the same mistake of the user."""
+    monkeypatch.setenv(STARTED_BY, str(os.getppid()))
+    begun = time.monotonic()
+    launcher.end_others(ValueError("wrong"))
+    assert time.monotonic() - begun >= SAME

@@ -112,13 +112,13 @@ def main() -> None:
         "| clients | clients a round | method | set-up, s | round, s (min - max) | end of run, s "
         "| memory beyond the data, MB |\n|---|---|---|---|---|---|---|"
     )
-    for clients, cohort, method in CASES:
-        command = [sys.executable, __file__, str(clients), str(cohort), method]
+    for population, cohort, method in CASES:
+        command = [sys.executable, __file__, str(population), str(cohort), method]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = json.loads(output.splitlines()[-1])
         rounds = found["rounds"]
         print(
-            f"| {clients:,} | {cohort:,} | {method} | {found['setup']:.2f} | "
+            f"| {population:,} | {cohort:,} | {method} | {found['setup']:.2f} | "
             f"{statistics.median(rounds):.3f} ({min(rounds):.3f} - {max(rounds):.3f}) | "
             f"{found['end']:.2f} | {found['memory'] / 1e6:,.0f} |",
             flush=True,

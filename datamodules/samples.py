@@ -82,7 +82,7 @@ class TensorSamples(Samples):
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the samples at ``index``; see ``Samples.gather``."""
         flat = index.reshape(-1).to(self.inputs.device)
-        inputs = _scaled(self.inputs.index_select(0, flat))
+        inputs = scaled(self.inputs.index_select(0, flat))
         targets = self.targets.index_select(0, flat)
         return (
             inputs.reshape(index.shape + self.inputs.shape[1:]),
@@ -146,7 +146,7 @@ class DatasetSamples(Samples):
         if not targets.is_floating_point():
             targets = targets.long()
         return (
-            _scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
+            scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
             targets.to(self.device).reshape(index.shape + targets.shape[1:]),
         )
 
@@ -192,7 +192,7 @@ def concatenate(first: Samples, second: Samples) -> Samples:
     )
 
 
-def _scaled(inputs: Tensor) -> Tensor:
+def scaled(inputs: Tensor) -> Tensor:
     """Turn uint8 into float32 in [0, 1]; leave every other type alone."""
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from datamodules.samples import scaled
 
 
 @dataclass
@@ -49,6 +52,62 @@ class Batch:
         counts = torch.tensor(self.counts, device=device)[:, None]
         real = torch.arange(width, device=device) < counts
         return real.to(dtype) / counts.clamp_min(1)
+
+
+@dataclass
+class Block:
+    """The batches of K local steps that the same A clients take.
+
+    Attributes:
+        inputs, targets: Samples [N, ...] as the data set stores them: what `datamodules.samples`
+            scales is scaled when it is used, and floating values take `dtype` then.
+        picks: Which of them, int64 [K, A, B], padded as a `Batch`'s.
+        counts: How many are real, integers [K, A].
+        dtype: Of the models.
+        seeds: Those of the batches, by step.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    picks: Tensor
+    counts: np.ndarray
+    dtype: torch.dtype
+    seeds: Callable[[int], Callable[[int], int]] = lambda step: lambda row: 0
+
+    @classmethod
+    def of(cls, batch: Batch, dtype: torch.dtype) -> Block:
+        """A single batch."""
+        inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
+        picks = torch.arange(len(inputs), device=inputs.device)
+        counts = np.array([batch.counts])
+        picks = picks.view(1, *batch.inputs.shape[:2])
+        return cls(inputs, targets, picks, counts, dtype, lambda step: batch.seeds)
+
+    @property
+    def clients(self) -> int:
+        """A."""
+        return self.counts.shape[1]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches, step by step, as narrow as each can be."""
+        for k, counts in enumerate(self.counts.tolist()):
+            index = self.picks[k, :, : max(counts)]
+            flat = index.reshape(-1)
+            inputs = scaled(self.inputs.index_select(0, flat)).unflatten(0, index.shape)
+            targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
+            inputs, targets = (
+                x.to(self.dtype) if x.is_floating_point() else x for x in (inputs, targets)
+            )
+            yield Batch(inputs, targets, counts, self.seeds(k))
+
+    def sample_weights(self) -> Tensor | None:
+        """[K, A, B]: 1 / count where the sample is real, else 0; None if no batch is padded."""
+        width, device = self.picks.shape[2], self.picks.device
+        if (self.counts == width).all():
+            return None
+        counts = torch.from_numpy(self.counts).to(device)[..., None]
+        real = torch.arange(width, device=device) < counts
+        return real.to(self.dtype) / counts.clamp_min(1)
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
-"""Forward and backward of networks that are chains of common layers, without autograd.
+"""Training of networks that are chains of common layers, without autograd and without Python.
 
-What automatic differentiation costs is more than the arithmetic of small layers; and here a step of
-gradient descent can go right into the model. For chains of linear layers and activations a layer of
-many models is one batched matrix product.
+Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
+several local steps are one call that holds no lock, so threads train different clients at the same
+time, and a step of gradient descent goes right into the model. For chains of linear layers and
+activations a layer of many models is one batched matrix product.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
+import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,17 +19,15 @@ from torch import Tensor, nn
 from models.classifier import Classifier
 from pfl.parameters import ParameterSpace
 
-aten = torch.ops.aten
-FORWARD: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
-    nn.ReLU: torch.relu,
-    nn.Tanh: torch.tanh,
-    nn.Sigmoid: torch.sigmoid,
-}
-# The derivative of an activation by its output y: d -> d * f'(x).
-BACKWARD: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
-    nn.ReLU: lambda d, y: aten.threshold_backward.default(d, y, 0),
-    nn.Tanh: aten.tanh_backward.default,
-    nn.Sigmoid: aten.sigmoid_backward.default,
+F = TypeVar("F", bound=Callable)
+KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Conv2d: "convolution",
+    nn.MaxPool2d: "pooling",
+    nn.Flatten: "flatten",
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
 }
 
 
@@ -41,8 +40,11 @@ class Chain:
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
         self.steps, self.spans = _pool_first(steps), spans
-        self.batched = not any(isinstance(step, nn.Conv2d) for step in steps)
-        self.first = next(n for n, step in enumerate(steps) if spans[step])  # that has parameters
+        self.kinds = [KINDS[type(step)] for step in self.steps]
+        self.settings = [_settings(step) for step in self.steps]
+        self.batched = "convolution" not in self.kinds
+        self.channels_last = not self.batched and "pooling" in self.kinds
+        self.first = next(n for n, step in enumerate(self.steps) if spans[step])  # with parameters
 
     @classmethod
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
@@ -63,7 +65,8 @@ class Chain:
         chain = cls(steps, spans)
         if chain.batched:  # its samples are flat throughout
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
-            return chain if _features(chain.steps[chain.first]) == inputs[0].numel() else None
+            first: Any = chain.steps[chain.first]
+            return chain if first.in_features == inputs[0].numel() else None
         return chain if inputs.ndim == 4 else None
 
     def models(self, w: Tensor) -> list[Models]:
@@ -74,131 +77,279 @@ class Chain:
 class Models:
     """C models of a chain, which are views of w [C, P]: they move when w does.
 
-    A single model has plain matrices instead of batches of them, which cost less to set up.
+    A single model has plain matrices instead of batches of them, and its samples no axis for the
+    client.
     """
 
     def __init__(self, chain: Chain, w: Tensor) -> None:
-        self.steps, self.first = chain.steps, chain.first
-        self.flat = chain.batched
-        self.clients, self.alone = len(w), len(w) == 1
-        self.parameters: dict[nn.Module, list[Tensor]] = {}
+        self.chain, self.alone = chain, len(w) == 1
+        self.parameters: list[list[Tensor]] = []
         for step in chain.steps:
             views = [
                 w[:, span].unflatten(1, _shape(step, parameter))
                 for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
             ]
-            self.parameters[step] = [view[0] for view in views] if self.alone else views
-        self._ones = w.new_empty(0)
-        self._mm = torch.mm if self.alone else torch.bmm
-        self._addmm = torch.addmm if self.alone else torch.baddbmm
+            self.parameters.append([view[0] for view in views] if self.alone else views)
 
-    def forward(self, inputs: Tensor) -> list[tuple[Tensor, Any]]:
-        """Every step's input, and what its derivative needs besides; then the output, [C, B, K].
+    def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Every step's input and then the output, [C, B, K]; and what derivatives need besides.
 
         Args:
             inputs: [C, B, ...].
-
-        All without the first axis for a single model.
         """
-        x = inputs[0] if self.alone else inputs
-        if self.flat:
+        chain, x = self.chain, inputs[0] if self.alone else inputs
+        if chain.batched:
             x = x.flatten(1 if self.alone else 2)
-        trace: list[tuple[Tensor, Any]] = []
-        for step in self.steps:
-            y, kept = self._forward(step, x)
-            trace.append((x, kept))
-            x = y
-        return [*trace, (x, None)]
-
-    def _forward(self, step: Any, x: Tensor) -> tuple[Tensor, Any]:
-        kind = type(step)
-        if kind is nn.Linear:
-            return self._product(step, x), None
-        if kind is nn.Conv2d:
-            weight, *bias = self.parameters[step]
-            return torch.conv2d(x, weight, bias[0] if bias else None, *_window(step)), None
-        if kind is nn.MaxPool2d:
-            return aten.max_pool2d_with_indices.default(x, *_pooling(step))
-        if kind is nn.Flatten:
-            return x.flatten(1), None
-        y = FORWARD[kind](x)
-        return y, y
-
-    def _product(self, step: nn.Linear, x: Tensor) -> Tensor:
-        weight, *bias = self.parameters[step]
-        if weight.shape[-2] < x.shape[-2]:  # the longer side last: twice as fast on CPUs
-            y = self._mm(weight, x.mT).mT
-            return y.add_(bias[0]) if bias else y
-        return self._addmm(bias[0], x, weight.mT) if bias else self._mm(x, weight.mT)
+        return forward(x, chain.kinds, chain.settings, self.parameters)
 
     def backward(
-        self, trace: list[tuple[Tensor, Any]], d: Tensor, into: Models, beta: float, alpha: float
-    ) -> None:
-        """Put the gradients g into other models: into <- beta into + alpha g.
-
-        `into` may be this: with beta 1 and alpha -lr that is a step of gradient descent.
-
-        Args:
-            trace: Of `forward`.
-            d: The loss's derivative by the output, of its shape.
-        """
-        for number in range(len(self.steps) - 1, self.first - 1, -1):
-            step: Any = self.steps[number]
-            x, kept = trace[number]
-            kind, on = type(step), number > self.first
-            if kind is nn.Linear:
-                before = self._mm(d, self.parameters[step][0]) if on else d
-                pairs = ((d.mT, x), (self._ones_like(d), d))  # make the gradients
-                for parameter, pair in zip(into.parameters[step], pairs, strict=False):
-                    self._addmm(parameter, *pair, beta=beta, alpha=alpha, out=parameter)
-                d = before
-            elif kind is nn.Conv2d:
-                d = self._convolution_backward(step, x, d, into, beta, alpha, on)
-            elif kind is nn.MaxPool2d:
-                d = aten.max_pool2d_with_indices_backward.default(d, x, *_pooling(step), kept)
-            elif kind is nn.Flatten:
-                d = d.view(x.shape)
-            else:
-                d = BACKWARD[kind](d, kept)
-
-    def _convolution_backward(
         self,
-        step: nn.Conv2d,
-        x: Tensor,
+        kept: tuple[list[Tensor], list[Tensor]],
         d: Tensor,
         into: Models,
         beta: float,
         alpha: float,
-        on: bool,
-    ) -> Tensor:
-        weight, *bias = self.parameters[step]
-        stride, padding, dilation, groups = _window(step)
-        before, *gradients = aten.convolution_backward.default(
-            d,
-            x,
-            weight,
-            [len(weight)] if bias else None,
-            stride,
-            padding,
-            dilation,
-            False,
-            [0, 0],
-            groups,
-            [on, True, bool(bias)],
-        )
-        for parameter, gradient in zip(into.parameters[step], gradients, strict=False):
-            if beta == 0:
-                torch.mul(gradient, alpha, out=parameter)
-            else:
-                parameter.mul_(beta).add_(gradient, alpha=alpha)
-        return before
+    ) -> None:
+        """Put the gradients g into other models: into <- beta into + alpha g.
 
-    def _ones_like(self, d: Tensor) -> Tensor:
-        """[1, B], or [C, 1, B]."""
-        if self._ones.shape[-1] != d.shape[-2]:
-            ones = d.new_ones(1, d.shape[-2])
-            self._ones = ones if self.alone else ones.expand(self.clients, -1, -1)
-        return self._ones
+        Args:
+            kept: Of `forward`.
+            d: The loss's derivative by the output, of its shape.
+        """
+        chain = self.chain
+        first, here, there = chain.first, self.parameters, into.parameters
+        backward(*kept, d, chain.kinds, chain.settings, first, here, there, beta, alpha)
+
+    def train(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        picks: Tensor,
+        weights: Tensor | None,
+        into: Models,
+        beta: float,
+        alpha: float,
+    ) -> Tensor:
+        """For K batches, one after another: into <- beta into + alpha g, g of cross entropies.
+
+        `into` may be this: with beta 1 and alpha -lr these are steps of gradient descent.
+
+        Args:
+            inputs: Samples as a `Block` has them, [N, ...].
+            targets: int64 [N].
+            picks: Which of them each batch takes, int64 [K, C, B].
+            weights: Of samples, [K, C, B]; None for 1 / B.
+
+        Returns:
+            The batches' weighted mean losses, [K, C].
+        """
+        chain = self.chain
+        if self.alone:
+            picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
+        losses = train(
+            inputs,
+            targets,
+            picks,
+            weights,
+            chain.batched,
+            chain.channels_last,
+            chain.kinds,
+            chain.settings,
+            chain.first,
+            self.parameters,
+            into.parameters,
+            beta,
+            alpha,
+        )
+        return losses.view(len(losses), -1)
+
+
+# ---- TorchScript --------------------------------------------------------------------------------
+
+
+def scripted(function: F) -> F:
+    """Compiled by TorchScript, which takes milliseconds; as it is where there is no TorchScript."""
+    with warnings.catch_warnings():
+        # PyTorch recommends torch.compile instead, which takes seconds, and whose calls hold the
+        # lock of the interpreter.
+        warnings.simplefilter("ignore")
+        try:
+            return torch.jit.script(function)
+        except (AttributeError, RuntimeError):
+            return function
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The samples' cross entropies [..., B], and their derivatives by the outputs [..., B, K].
+
+    Args:
+        outputs: [..., B, K].
+        targets: int64 [..., B].
+    """
+    # Over the last axis, when it is short, PyTorch takes seven times as long.
+    log, chosen = outputs.mT.log_softmax(-2), targets.unsqueeze(-2)
+    losses = log.gather(-2, chosen).neg_().squeeze(-2)
+    minus_one = torch.full([1], -1.0, dtype=log.dtype, device=log.device).expand_as(chosen)
+    return losses, log.exp_().scatter_add_(-2, chosen, minus_one).mT
+
+
+def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
+    """x W' + b of one model or of each."""
+    weight = parameters[0]
+    if weight.size(-2) < x.size(-2):  # the longer side last: twice as fast on CPUs
+        y = torch.matmul(weight, x.mT).mT
+        return y.add_(parameters[1]) if len(parameters) > 1 else y
+    if len(parameters) == 1:
+        return torch.matmul(x, weight.mT)
+    if x.dim() == 2:
+        return torch.addmm(parameters[1], x, weight.mT)
+    return torch.baddbmm(parameters[1], x, weight.mT)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
+    """into <- beta into + alpha left right."""
+    if into.dim() == 2:
+        into.addmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        into.baddbmm_(left, right, beta=beta, alpha=alpha)
+
+
+def forward(
+    x: Tensor, kinds: list[str], settings: list[list[int]], parameters: list[list[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """See `Models.forward`."""
+    values, kept = [x], [x]
+    for n, kind in enumerate(kinds):
+        x, s, extra = values[-1], settings[n], x
+        if kind == "linear":
+            y = linear(x, parameters[n])
+        elif kind == "convolution":
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            y = torch.conv2d(x, parameters[n][0], bias, s[:2], s[2:4], s[4:6], s[6])
+        elif kind == "pooling":
+            y, extra = torch.ops.aten.max_pool2d_with_indices(
+                x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0
+            )
+        elif kind == "flatten":
+            y = x.flatten(1)
+        elif kind == "relu":
+            y = torch.relu(x)
+        elif kind == "tanh":
+            y = torch.tanh(x)
+        else:
+            y = torch.sigmoid(x)
+        values.append(y)
+        kept.append(extra)
+    return values, kept
+
+
+def backward(
+    values: list[Tensor],
+    kept: list[Tensor],
+    d: Tensor,
+    kinds: list[str],
+    settings: list[list[int]],
+    first: int,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    beta: float,
+    alpha: float,
+) -> None:
+    """See `Models.backward`."""
+    for k in range(len(kinds) - first):
+        n = len(kinds) - 1 - k
+        kind, s, x, y, on = kinds[n], settings[n], values[n], values[n + 1], n > first
+        if kind == "linear":
+            before = torch.matmul(d, parameters[n][0]) if on else d
+            add_product(into[n][0], d.mT, x, beta, alpha)
+            if len(into[n]) > 1:
+                bias = into[n][1]
+                ones = torch.ones([1, d.size(-2)], dtype=d.dtype, device=d.device)
+                left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
+                add_product(bias, left, d, beta, alpha)
+            d = before
+        elif kind == "convolution":
+            sizes = [d.size(1)] if len(into[n]) > 1 else None
+            before, g, of_bias = torch.ops.aten.convolution_backward(
+                d,
+                x,
+                parameters[n][0],
+                sizes,
+                s[:2],
+                s[2:4],
+                s[4:6],
+                False,
+                [0, 0],
+                s[6],
+                [on, True, len(into[n]) > 1],
+            )
+            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (unknown to TorchScript)
+                if beta == 0.0:
+                    torch.mul(gradient, alpha, out=place)
+                else:
+                    place.mul_(beta).add_(gradient, alpha=alpha)
+            d = before
+        elif kind == "pooling":
+            d = torch.ops.aten.max_pool2d_with_indices_backward(
+                d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1]
+            )
+        elif kind == "flatten":
+            d = d.reshape(x.shape)
+        elif kind == "relu":
+            d = torch.ops.aten.threshold_backward(d, y, 0)
+        elif kind == "tanh":
+            d = torch.ops.aten.tanh_backward(d, y)
+        else:
+            d = torch.ops.aten.sigmoid_backward(d, y)
+
+
+def train(
+    inputs: Tensor,
+    targets: Tensor,
+    picks: Tensor,
+    weights: Tensor | None,
+    flat: bool,
+    channels_last: bool,
+    kinds: list[str],
+    settings: list[list[int]],
+    first: int,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    beta: float,
+    alpha: float,
+) -> Tensor:
+    """See `Models.train`."""
+    means: list[Tensor] = []
+    dtype = parameters[first][0].dtype
+    if flat:
+        inputs = inputs.flatten(1)
+    for k in range(picks.size(0)):
+        index = picks[k].flatten()
+        x = inputs.index_select(0, index)
+        if x.dtype == torch.uint8:  # as datamodules.samples.scaled
+            x = x.to(torch.float32).div_(255)
+        if x.is_floating_point():
+            x = x.to(dtype)
+        if channels_last:  # max pooling is several times faster so, on CPUs
+            x = x.clone(memory_format=torch.channels_last)
+        x = x.unflatten(0, picks[k].shape)
+        values, kept = forward(x, kinds, settings, parameters)
+        y = targets.index_select(0, index).view(picks[k].shape)
+        losses, d = cross_entropy(values[-1], y)
+        if weights is None:
+            means.append(losses.mean(-1))
+            scale = alpha / losses.size(-1)
+        else:
+            means.append((losses * weights[k]).sum(-1))
+            scale, d = alpha, d * weights[k].unsqueeze(-1)
+        backward(values, kept, d, kinds, settings, first, parameters, into, beta, scale)
+    return torch.stack(means)
+
+
+forward, backward, train = scripted(forward), scripted(backward), scripted(train)
+
+
+# ---- which networks are chains ------------------------------------------------------------------
 
 
 def _steps(network: nn.Module) -> list[nn.Module]:
@@ -225,11 +376,7 @@ def _known(step: nn.Module) -> bool:
         return not step.return_indices
     if type(step) is nn.Flatten:
         return (step.start_dim, step.end_dim) == (1, -1)
-    return type(step) in (nn.Linear, *FORWARD)
-
-
-def _features(step: Any) -> int:
-    return int(step.in_features)
+    return type(step) in KINDS
 
 
 def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
@@ -238,34 +385,18 @@ def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
     return (1, *parameter.shape) if row else tuple(parameter.shape)
 
 
-def _window(step: nn.Conv2d) -> tuple[Any, Any, Any, int]:
-    return step.stride, step.padding, step.dilation, step.groups
-
-
-def _pooling(step: nn.MaxPool2d) -> tuple[Any, ...]:
-    sizes = (step.kernel_size, step.stride, step.padding, step.dilation)
-    return *([n, n] if isinstance(n, int) else list(n) for n in sizes), step.ceil_mode
+def _settings(step: nn.Module) -> list[int]:
+    """Sizes of a layer's window, all in one list."""
+    window: tuple[Any, ...] = ()
+    last: list[int] = []
+    if isinstance(step, nn.Conv2d):
+        window, last = (step.stride, step.padding, step.dilation), [step.groups]
+    elif isinstance(step, nn.MaxPool2d):
+        window = (step.kernel_size, step.stride, step.padding, step.dilation)
+        last = [int(step.ceil_mode)]
+    pairs = ([n, n] if isinstance(n, int) else list(n) for n in window)
+    return [*itertools.chain.from_iterable(pairs), *last]
 
 
 def _hooked(network: nn.Module) -> bool:
     return any(m._forward_hooks or m._forward_pre_hooks for m in network.modules())
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples' cross entropies [..., B], and their derivatives by the outputs [..., B, K].
-
-    Args:
-        outputs: [..., B, K].
-        targets: int64 [..., B].
-    """
-    # Over the last axis, when it is short, PyTorch takes seven times as long.
-    log, chosen = outputs.mT.log_softmax(-2), targets.unsqueeze(-2)
-    losses = log.gather(-2, chosen).neg_().squeeze(-2)
-    d = log.exp_()
-    minus_one = _constant(-1.0, d.dtype, d.device).expand_as(chosen)
-    return losses, d.scatter_add_(-2, chosen, minus_one).mT
-
-
-@functools.lru_cache
-def _constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.full((), value, dtype=dtype, device=device)

@@ -6,17 +6,21 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.batch import Batch
+from datamodules.samples import TensorSamples
+from pfl.batch import Batch, Block
 from pfl.randomness import fold, key, permutations
 
 if TYPE_CHECKING:
     from datamodules import FederatedDataModule
+
+READ_AHEAD = 1 << 20  # floats of streamed samples
 
 
 class ClientData:
@@ -57,17 +61,21 @@ class ClientData:
         inputs, targets = self.samples.gather(index.long())
         return _cast(inputs, dtype), _cast(targets, dtype)
 
-    def gather_steps(self, picks: Tensor, dtype: torch.dtype) -> Iterator[tuple[Tensor, Tensor]]:
-        """Samples of several steps, by index [steps, ...], one step after another.
+    def stored(self, picks: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Steps, stored samples, and where in these the picks [K, ...] of the steps are.
 
-        Small steps spend most of their time on being started, so some are gathered together. On
-        CPUs what is gathered should still be in the cache when it is used.
+        Streamed samples are read for some steps at a time.
         """
-        room = 1 << 18 if self.device.type == "cpu" else 1 << 26
-        floats = picks[0].numel() * max(1, math.prod(self.samples.input_shape))
-        for part in picks.split(max(1, room // floats)):
-            inputs, targets = self.gather(part, dtype)
-            yield from zip(inputs.unbind(), targets.unbind(), strict=True)
+        if type(self.samples) is TensorSamples:
+            yield slice(0, len(picks)), self.samples.inputs, self.samples.targets, picks
+            return
+        size = picks[0].numel()
+        ahead = max(1, READ_AHEAD // (size * max(1, math.prod(self.samples.input_shape))))
+        for first in range(0, len(picks), ahead):
+            part = picks[first : first + ahead]
+            inputs, targets = self.samples.gather(part.reshape(-1))
+            places = torch.arange(part.numel(), device=part.device).view(part.shape)
+            yield slice(first, first + ahead), inputs, targets, places
 
 
 def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -133,14 +141,14 @@ class Clients:
     def _steps_per_epoch(self, batch_size: int | None) -> np.ndarray:
         return np.minimum(self.sizes, 1) if batch_size is None else -(-self.sizes // batch_size)
 
-    def batches(
+    def blocks(
         self,
         batch_size: int | None,
         epochs: int = 1,
         steps: int | None = None,
         purpose: str = "train",
-    ) -> Iterator[Batch]:
-        """Every client's mini-batches, one local step of all clients at a time.
+    ) -> Iterator[Block]:
+        """Every client's mini-batches, some local steps of all clients at a time.
 
         Each epoch is a fresh shuffle, a function of (seed, purpose, round, client, epoch). Batches
         hold `batch_size` samples, the last one of an epoch what is left; a client whose steps are
@@ -177,14 +185,21 @@ class Clients:
             columns = begins + torch.arange(len(counts) * size, device=device)
             picks = order[:active].gather(1, columns.clamp_max_(width - 1))
             picks = picks.view(active, len(counts), size).transpose(0, 1)
-            gathered = self.data.gather_steps(picks, self.dtype)
-            for row, most, (inputs, targets) in zip(
-                counts.tolist(), counts.max(1).tolist(), gathered, strict=True
-            ):
-                if most < size:
-                    inputs, targets = inputs[:, :most], targets[:, :most]
-                yield Batch(inputs, targets, row, _Seeds(base, self.ids, step))
-                step += 1
+            for part, inputs, targets, found in self.data.stored(picks):
+                seeds = partial(_Seeds, base, self.ids, step + part.start)
+                yield Block(inputs, targets, found, counts[part], self.dtype, seeds)
+            step += len(counts)
+
+    def batches(
+        self,
+        batch_size: int | None,
+        epochs: int = 1,
+        steps: int | None = None,
+        purpose: str = "train",
+    ) -> Iterator[Batch]:
+        """The batches of `blocks`, one local step of all clients at a time."""
+        for block in self.blocks(batch_size, epochs, steps, purpose):
+            yield from block
 
     def samples(self, limit: int = 512) -> Iterator[tuple[slice, Batch]]:
         """Every sample once, in order, at most `limit` of each client at a time (for evaluation).
@@ -252,7 +267,8 @@ class _Seeds:
 
     base: int
     ids: np.ndarray
+    first: int
     step: int
 
     def __call__(self, row: int) -> int:
-        return key(self.base, int(self.ids[row]), self.step)
+        return key(self.base, int(self.ids[row]), self.first + self.step)

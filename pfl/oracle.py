@@ -8,17 +8,19 @@ runs all clients in one batched call (torch.func, or batched matrix products of 
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from pfl.batch import Batch, default_loss
-from pfl.chain import Chain, Models, cross_entropy
+from pfl.batch import Batch, Block, default_loss
+from pfl.chain import Chain, Models
 from pfl.errors import ConfigError
 from pfl.inspection import inspect
 from pfl.parameters import BufferSpace, ParameterSpace
@@ -95,7 +97,8 @@ class Oracle:
         g = torch.empty_like(w)
         g[A:] = 0
         if (chain := self._chain_for(w)) is not None:
-            loss = self._chained(chain.models(w[:A]), batch, chain.models(g[:A]), 0.0, 1.0)
+            models, into = chain.models(w[:A]), chain.models(g[:A])
+            loss = self._chained(models, Block.of(batch, w.dtype), into, 0.0, 1.0)
         elif self.engine == "loop":
 
             def keep(c: int, _: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
@@ -110,7 +113,7 @@ class Oracle:
     def descend(
         self,
         w: Tensor,
-        batches: Iterable[Batch],
+        blocks: Iterable[Block],
         lr: float,
         weight_decay: float = 0.0,
         buffers: Tensor | None = None,
@@ -125,7 +128,7 @@ class Oracle:
         """
         shrink, chain = 1 - lr * weight_decay, self._chain_for(w)
         models, active = [], 0
-        losses, counts = [], []
+        losses, counts = [w.new_empty(0)], []
 
         def move(c: int, places: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
             if shrink != 1:
@@ -133,20 +136,22 @@ class Oracle:
             for place, piece in zip(places, pieces, strict=True):  # places are views of w[c]
                 place.sub_(piece, alpha=lr)
 
-        for batch in batches:
-            rows = w[: batch.clients]
+        for block in blocks:
+            rows = w[: block.clients]
+            counts += block.counts.ravel().tolist()
             if chain is not None:
-                if batch.clients != active:
-                    models, active = chain.models(rows), batch.clients
-                loss = self._chained(models, batch, models, shrink, -lr)
-            elif self.engine == "loop":
-                loss = self._each(w, batch, buffers, move)
-            else:
-                loss, g = self._vmapped(w, batch)
-                rows.mul_(shrink).sub_(g, alpha=lr)
-            losses.append(loss)
-            counts += batch.counts
-        return torch.cat(losses) if losses else w.new_empty(0), counts
+                if block.clients != active:
+                    models, active = chain.models(rows), block.clients
+                losses.append(self._chained(models, block, models, shrink, -lr))
+                continue
+            for batch in block:
+                if self.engine == "loop":
+                    loss = self._each(w, batch, buffers, move)
+                else:
+                    loss, g = self._vmapped(w, batch)
+                    rows.mul_(shrink).sub_(g, alpha=lr)
+                losses.append(loss)
+        return torch.cat(losses), counts
 
     @torch.no_grad()
     def evaluate(
@@ -223,41 +228,57 @@ class Oracle:
             )
         return loss.detach(), g.detach()
 
+    def scripted(self, targets: Tensor | None) -> bool:
+        """Whether blocks with such targets [n, ...] run without the interpreter.
+
+        So do those of chains with cross entropy.
+        """
+        if targets is None or targets.ndim != 1 or targets.is_floating_point():
+            return False
+        return self.chain is not None and self.loss is default_loss
+
     def _chained(
+        self, models: list[Models], block: Block, into: list[Models], beta: float, alpha: float
+    ) -> Tensor:
+        """into <- beta into + alpha g, batch by batch; the losses, [K A]."""
+        if not self.scripted(block.targets):
+            losses = [self._by_loss(models, batch, into, beta, alpha) for batch in block]
+            return torch.cat(losses)
+        stored = (block.inputs, block.targets)
+        if len(models) == 1:
+            weights = block.sample_weights()
+            return models[0].train(*stored, block.picks, weights, into[0], beta, alpha).flatten()
+        means = torch.empty(block.counts.shape, dtype=block.dtype)
+        for c, model in enumerate(models):
+            changes = np.flatnonzero(np.diff(block.counts[:, c])) + 1
+            for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
+                steps, client = slice(first, last), slice(c, c + 1)
+                picks = block.picks[steps, client, : block.counts[first, c]]
+                mean = model.train(*stored, picks, None, into[c], beta, alpha)
+                means[steps, client] = mean
+        return means.flatten()
+
+    def _by_loss(
         self, models: list[Models], batch: Batch, into: list[Models], beta: float, alpha: float
     ) -> Tensor:
-        """into <- beta into + alpha g; losses [A]."""
-        if len(models) == batch.clients > 1:
-            losses = [
-                self._forward_and_backward(model, batch.only(c), into[c], beta, alpha)
-                for c, model in enumerate(models)
-            ]
-            return torch.cat(losses)
-        return self._forward_and_backward(models[0], batch, into[0], beta, alpha)
-
-    def _forward_and_backward(
-        self, models: Models, batch: Batch, into: Models, beta: float, alpha: float
-    ) -> Tensor:
-        targets = batch.targets
-        inputs = self._laid_out(batch.inputs[0])[None] if self.channels_last else batch.inputs
-        trace = models.forward(inputs)
-        outputs = trace[-1][0]
-        if self.loss is default_loss and targets.ndim == 2 and not targets.is_floating_point():
-            losses, d = cross_entropy(outputs, targets[0] if models.alone else targets)
+        """The same for one batch and any loss; losses [A]."""
+        if len(models) < batch.clients:  # all at once
+            parts = [(models[0], batch, into[0])]
         else:
+            parts = [(model, batch.only(c), into[c]) for c, model in enumerate(models)]
+        means = []
+        for model, part, place in parts:
+            kept = model.forward(part.inputs)
             with torch.enable_grad(), self.precision():
-                outputs.requires_grad_()
-                flat = outputs if models.alone else outputs.flatten(0, 1)
-                losses = self.per_sample(flat, targets.flatten(0, 1))
-                (d,) = torch.autograd.grad(losses.sum(), outputs)
-            losses = losses.detach().view(targets.shape[:2])
-        if batch.full:
-            loss, alpha = losses.mean(-1), alpha / targets.shape[1]
-        else:
-            weights = batch.sample_weights(d.dtype)
-            loss, d = (losses * weights).sum(-1), d * weights[..., None]
-        models.backward(trace, d, into, beta, alpha)
-        return loss.view(-1)
+                outputs = kept[0][-1].requires_grad_()
+                flat = outputs if model.alone else outputs.flatten(0, 1)
+                losses = self.per_sample(flat, part.targets.flatten(0, 1))
+                weights = part.sample_weights(losses.dtype)
+                loss = (losses.view_as(weights) * weights).sum(1)
+                (d,) = torch.autograd.grad(loss.sum(), outputs)
+            model.backward(kept, d, place, beta, alpha)
+            means.append(loss.detach())
+        return torch.cat(means)
 
     def _chain_for(self, w: Tensor) -> Chain | None:
         """Its layers are written for one precision: not under autocast."""
@@ -268,7 +289,7 @@ class Oracle:
     def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         if self.engine == "vmap":
             if self.chain is not None:
-                outputs = self.chain.models(w)[0].forward(batch.inputs)[-1][0]
+                outputs = self.chain.models(w)[0].forward(batch.inputs)[0][-1]
                 return outputs[None] if len(w) == 1 else outputs
             self.network.eval()
             return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
 
-T = TypeVar("T")
 R = TypeVar("R")
+
+
+class _Inside(threading.local):
+    threads = False
+
+
+_inside = _Inside()
+
+
+def _begin() -> None:
+    _inside.threads = True
+    torch.set_num_threads(1)  # it is each thread's own: OpenMP would start as many for each
 
 
 class ClientThreads:
@@ -23,14 +35,16 @@ class ClientThreads:
         self.count = count
         self._pool: ThreadPoolExecutor | None = None
         if count > 1:
-            # The number of threads is one of each thread: OpenMP would start as many for each.
-            self._pool = ThreadPoolExecutor(count, "client", torch.set_num_threads, (1,))
+            self._pool = ThreadPoolExecutor(count, "client", _begin)
 
-    def map(self, work: Callable[[T], R], items: list[T]) -> Iterable[R]:
-        """`work` of every item, in their order. A single item has the caller's thread and cores."""
-        if self._pool is None or len(items) == 1:
-            return map(work, items)
-        return self._pool.map(work, items)
+    def map(self, work: Callable[..., R], *items: Sequence) -> Iterable[R]:
+        """`work` of every item (or pair of items and so on), in their order.
+
+        A single item has the caller's thread and cores, and so has what one of the threads asks.
+        """
+        if self._pool is None or len(items[0]) < 2 or _inside.threads:
+            return map(work, *items)
+        return self._pool.map(work, *items)
 
     def close(self) -> None:
         """End the threads."""

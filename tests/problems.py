@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
-from pfl.batch import Batch
+from pfl.batch import Batch, Block
 
 
 class Problem:
@@ -217,8 +217,13 @@ class Steps(pl.Callback):
         def gradient_seen(w: Tensor, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
             return gradient(w, seen(batch), *args)
 
-        def descend_seen(w: Tensor, batches: Iterable[Batch], *args: Any) -> Any:
-            return descend(w, map(seen, batches), *args)
+        def block_seen(block: Block) -> Block:
+            for batch in block:
+                seen(batch)
+            return block
+
+        def descend_seen(w: Tensor, blocks: Iterable[Block], *args: Any) -> Any:
+            return descend(w, map(block_seen, blocks), *args)
 
         pl_module.oracle.gradient = gradient_seen  # type: ignore[assignment,method-assign]
         pl_module.oracle.descend = descend_seen  # type: ignore[assignment,method-assign]

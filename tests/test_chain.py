@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
-from pfl.batch import Batch, default_loss
+from pfl.batch import Batch, Block, default_loss
 from pfl.chain import Chain, cross_entropy
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
@@ -137,11 +137,11 @@ def test_convolutions_have_the_gradients_of_autograd(name, targets):
         assert (oracle.chain is None) == (engine == "loop") and oracle.engine == "loop"
         loss, g = oracle.gradient(w, given)
         moved = w.clone()
-        losses, seen = oracle.descend(moved, [given, given, given], 0.1, 0.01)
+        losses, seen = oracle.descend(moved, [Block.of(given, w.dtype)] * 3, 0.1, 0.01)
         assert seen == 3 * counts
         found.append((loss, g, moved, losses))
     for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(other, one, rtol=0, atol=1e-12)
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
     assert not found[1][1][4].any() and torch.equal(found[1][2][4], w[4])
 
 

@@ -7,25 +7,12 @@ import pytest
 import torch
 
 from models import MLP
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAgg, FedSLR
 from pfl.batch import Batch, default_loss
 from pfl.memory import SHARE, clients_that_fit
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
-from tests.problems import least_squares
-
-
-def run(root, method, threads=1):
-    torch.set_num_threads(threads)
-    try:
-        trainer = Trainer(
-            max_epochs=3, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
-        )
-        trainer.fit(method, datamodule=FederatedLoop(least_squares((7, 2, 5, 3, 4, 6, 8))))
-    finally:
-        torch.set_num_threads(1)
-    return method, trainer
+from tests.problems import least_squares, run
 
 
 def short_of(limit, kind):
@@ -52,31 +39,30 @@ def test_fewer_clients_at_a_time_end_where_all_of_them_do(tmp_path, kind):
     then 2 at a time, which is remembered for the rounds that follow."""
     problem = least_squares((7, 2, 5, 3, 4, 6, 8))
     arguments = dict(lr=0.05, batch_size=2, local_epochs=2)
-    wanted, plain = run(tmp_path / "a", kind(problem.network(np.zeros(6)), **arguments))
+    wanted = run(kind(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
     Short = short_of(2, kind)
     with pytest.warns(UserWarning, match="does not hold") as notices:
-        found, trainer = run(tmp_path / "b", Short(problem.network(np.zeros(6)), **arguments))
+        found = run(Short(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
     assert [str(n.message) for n in notices if "does not hold" in str(n.message)] == [
         f"The memory of cpu does not hold {n} clients at a time; going on with {m}"
         for n, m in ((7, 4), (4, 2))
     ]
     assert Short.asked[:2] == [7, 4] and set(Short.asked[2:]) <= {1, 2, 3}
-    torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-6)
+    torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-12)
     for name in wanted.store.names:
         everyone = np.arange(7)
-        torch.testing.assert_close(
-            found.store.read(name, everyone), wanted.store.read(name, everyone), rtol=0, atol=1e-6
-        )
+        rows = (x.store.read(name, everyone) for x in (found, wanted))
+        torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
     # What the failed attempts had booked is gone.
-    for one, other in zip(trainer.recorder.rows, plain.recorder.rows, strict=True):
-        assert one == pytest.approx(other, rel=1e-5)
+    for one, other in zip(*(x.trainer.recorder.rows for x in (found, wanted)), strict=True):
+        assert one == pytest.approx(other, rel=1e-9)
 
 
 def test_a_single_client_that_does_not_fit_ends_the_run(tmp_path):
     problem = least_squares((7, 2, 5, 3, 4, 6, 8))
     method = short_of(0, FedSLR)(problem.network(np.zeros(6)))
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="does not hold"):
-        run(tmp_path, method)
+        run(method, problem, 3, root=tmp_path)
 
 
 def test_as_many_clients_as_the_free_memory_holds(monkeypatch):

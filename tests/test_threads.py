@@ -10,8 +10,8 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, LeNet5, SmallCNN
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedProx, FedSLR
-from pfl.algorithms.module import CACHED_FLOATS
-from pfl.batch import Batch, default_loss
+from pfl.algorithms.module import GROUP_FLOATS
+from pfl.batch import Batch, Block, default_loss
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 from pfl.threads import ClientThreads
@@ -52,7 +52,7 @@ def test_threads_change_no_bit(make, side, threads):
 
     def train(group):
         w, batch, buffers = (x.clone() if isinstance(x, torch.Tensor) else x for x in group)
-        losses, _ = oracle.descend(w, [batch] * 10, 0.1, 0.01, buffers)
+        losses, _ = oracle.descend(w, [Block.of(batch, w.dtype)] * 10, 0.1, 0.01, buffers)
         return w, losses, buffers
 
     wanted = [train(group) for group in groups]
@@ -126,16 +126,40 @@ def test_two_runs_with_threads_are_equal_bit_for_bit(tmp_path):
     assert ends[0].row == ends[1].row
 
 
-def test_models_that_do_not_fit_a_cache_train_one_by_one(tmp_path):
-    """What fits is shared out evenly: 5 clients in groups of 3 and 2 for two threads."""
-    sizes = {}
+@pytest.mark.parametrize(
+    ("network", "groups"),
+    [
+        # Steps of a small model take no longer than waiting for the interpreter's lock.
+        (lambda: MLP(64, (8,)), [5]),
+        # Shared out evenly; then as many as a cache of GROUP_FLOATS holds: two, and one.
+        (lambda: MLP(64, (GROUP_FLOATS // 8 // 64,)), [2, 3]),
+        (lambda: MLP(64, (GROUP_FLOATS // 2 // 80,)), [1, 2, 2]),
+        (lambda: MLP(64, (GROUP_FLOATS // 64,)), [1] * 5),
+        (lambda: SmallCNN(width=4), [1] * 5),  # one client after another in any case
+    ],
+    ids=["small", "medium", "large", "very large", "convolutions"],
+)
+def test_groups(tmp_path, network, groups):
+    sizes = []
 
     class Watched(FedAvg):
         def client_update(self, clients, w):
-            sizes.setdefault(self.space.size, []).append(len(clients))
+            sizes.append(len(clients))
             return super().client_update(clients, w)
 
-    for hidden in (8, CACHED_FLOATS // 64):
-        fit(tmp_path, Watched, 2, lambda hidden=hidden: MLP(64, (hidden,)))
-    small, large = (sizes[size] for size in sorted(sizes))
-    assert sorted(small) == [2] * 3 + [3] * 3 and large == [1] * 15
+    fit(tmp_path, Watched, 2, network)
+    assert sorted(sizes) == sorted(groups * 3)
+
+
+def test_a_small_model_s_local_sgd_uses_threads(tmp_path, monkeypatch):
+    """Where no step needs the interpreter, the clients of a group are shared out again."""
+    seen = set()
+    descend = Oracle.descend
+
+    def watched(self, w, *args):
+        seen.add((threading.current_thread().name.partition("_")[0], len(w)))
+        return descend(self, w, *args)
+
+    monkeypatch.setattr(Oracle, "descend", watched)
+    fit(tmp_path, FedAvg, 2, lambda: MLP(64, (8,)))
+    assert seen == {("client", 3), ("client", 2)}

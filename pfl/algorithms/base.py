@@ -19,6 +19,7 @@ from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
 from pfl.oracle import Engine
 from pfl.strategy import gather
 
+Plan = tuple[int | None, int, int | None, str]  # batch size, epochs, steps, purpose
 Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
 
 
@@ -181,13 +182,12 @@ class FederatedAlgorithm(FederatedModule):
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round)
         steps = self.local_steps if epochs is None else None
-        batches = clients.batches(self.batch_size, epochs or self.local_epochs, steps, name)
+        plan = (self.batch_size, epochs or self.local_epochs, steps, name)
         if direction is None and at is None and prox is None and self.optimizer_factory is None:
-            decay = self.weight_decay
-            self.observe(name, *self.oracle.descend(v, batches, lr, decay, clients.buffers))
+            self._descend(clients, v, lr, plan)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
-        for batch in batches:
+        for batch in clients.batches(*plan):
             loss, g = self.oracle.gradient(at(v) if at else v, batch, clients.buffers)
             optimizer.step(direction(v, g) if direction else g, batch.clients)
             if prox:
@@ -195,6 +195,20 @@ class FederatedAlgorithm(FederatedModule):
                 rows.copy_(prox(rows, lr))
             self.observe(name, loss, batch.counts)
         return v
+
+    def _descend(self, clients: Clients, v: Tensor, lr: float, plan: Plan) -> None:
+        """Plain local SGD of v [C, P] in place, by several threads where none needs the lock."""
+        free = len(clients) > 0 and self.oracle.scripted(clients.data.samples.targets)
+        share = -(-len(clients) // self.threads.count) if free else len(clients)
+        groups = clients.groups(max(1, share))
+
+        def descend(group: Clients, rows: Tensor) -> tuple[Tensor, list[int]]:
+            with torch.no_grad():
+                blocks = group.blocks(*plan)
+                return self.oracle.descend(rows, blocks, lr, self.weight_decay, group.buffers)
+
+        for booked in self.threads.map(descend, groups, v.split(max(1, share))):
+            self.observe(plan[-1], *booked)
 
     # ---- the round ----------------------------------------------------------------------------
 
@@ -246,12 +260,13 @@ class FederatedAlgorithm(FederatedModule):
                 if len(group) == 1:
                     raise
                 self._losses, self._recorded = observed, recorded
-                groups = [*self._halves(group), *groups]
+                waiting = [*self._halves(group), *groups]
+                groups = [part for one in waiting for part in one.groups(self._group_limit)]
             else:
                 yield group, sent
 
     def _halves(self, group: Clients) -> list[Clients]:
-        """The group in two, with what they remember as it was; later ones are no larger."""
+        """The group in two, with what they remember as it was; none is larger from now on."""
         self._group_limit = -(-len(group) // 2)
         rank_zero_warn(
             f"The memory of {self.device} does not hold {len(group)} clients at a time; going on "

@@ -27,10 +27,10 @@ from pfl.store import ClientStore
 from pfl.strategy import gather
 from pfl.threads import ClientThreads
 
-# As many floats of models as fit into a core's cache with their inputs. Clients train in groups of
-# that size, one group a thread. Steps of smaller models take milliseconds: a second thread inside
-# of them costs more than it gives, many times more on a machine with other work to do.
-CACHED_FLOATS = 1 << 18
+# Steps of smaller models take milliseconds: a second thread inside of them costs more than it
+# gives, many times more on a machine with other work to do.
+ONE_THREAD_PARAMETERS = 1 << 18
+GROUP_FLOATS = 1 << 20  # of the models that a CPU trains in lock step, about what its cache holds
 ONE_THREAD = ClientThreads(1)
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
 
@@ -216,7 +216,7 @@ class FederatedModule(LightningModule):
             # Networks that draw random numbers share one generator.
             self.threads = ClientThreads(self._threads)
             self.oracle.share_out(self._threads)
-        if self.device.type == "cpu" and self.space.size < CACHED_FLOATS:
+        if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)
         self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
@@ -244,10 +244,13 @@ class FederatedModule(LightningModule):
 
     def _group_size(self, clients: int) -> int:
         """How many clients are trained in lock step."""
-        if self.device.type != "cpu":
-            return max(1, min(clients, self._group_limit))
         share = -(-clients // self.threads.count)
-        return max(1, min(share, CACHED_FLOATS // self.space.size, self._group_limit))
+        if self.oracle.engine == "vmap" and share * self.space.size < GROUP_FLOATS // 8:
+            share = clients  # threads would spend their time on waiting for the interpreter
+        if self.device.type == "cpu":
+            alone = self.oracle.engine == "loop"
+            share = min(share, 1 if alone else max(1, GROUP_FLOATS // self.space.size))
+        return max(1, min(share, self._group_limit))
 
     def _attach(self, clients: Clients) -> None:
         """Give a chunk its clients' states and buffers."""

@@ -1,8 +1,11 @@
-"""Loop against vmap: time of one local step of 10 clients, batch 20, by network.
+"""The engines: time of a local step of 10 clients with batches of 20, by network.
 
     python benchmarks/engines.py > benchmarks/results/engines.md
 
-Both engines run in turn in one process, so that the ratio holds where the machine's speed drifts.
+`loop` is one client after another with autograd, `vmap` all at once (chains of linear layers as
+batched matrix products), `auto` what a run takes: on CPUs a chain's own forward and backward where
+there is one. They run in turn in one process with one thread, so that the ratios hold where the
+machine's speed drifts.
 """
 
 import platform
@@ -13,10 +16,11 @@ import torch
 from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
-from pfl.oracle import Batch, Engine, Oracle, default_loss
+from pfl.batch import Batch, Block, default_loss
+from pfl.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
 
-CLIENTS, SAMPLES, REPEATS = 10, 20, 15
+CLIENTS, SAMPLES, STEPS, REPEATS = 10, 20, 5, 7
 NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "logistic 784-10": (LogisticRegression(784, 10), (784,)),
     "MLP 784-200-10": (MLP(784, (200,), 10), (784,)),
@@ -27,35 +31,36 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 
 
 def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, float]:
-    """Median time of one gradient of all clients, by engine."""
+    """Median time of a step of gradient descent of all clients, by engine."""
     space = ParameterSpace(network)
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(CLIENTS, SAMPLES, *shape, generator=generator)
     targets = torch.randint(10, (CLIENTS, SAMPLES), generator=generator)
-    batch = Batch(inputs, targets, [SAMPLES] * CLIENTS)
     w = space.vector.detach().repeat(CLIENTS, 1)
-    times: dict[Engine, list[float]] = {"loop": [], "vmap": []}
+    blocks = [Block.of(Batch(inputs, targets, [SAMPLES] * CLIENTS), w.dtype)] * STEPS
+    times: dict[Engine, list[float]] = {"loop": [], "vmap": [], "auto": []}
     oracles = {engine: Oracle(network, space, default_loss, engine) for engine in times}
     for oracle in oracles.values():
         oracle.inspect(inputs[0], targets[0])
     for _ in range(REPEATS + 1):
         for engine, oracle in oracles.items():
             begin = time.perf_counter()
-            oracle.gradient(w, batch)
-            times[engine].append(1000 * (time.perf_counter() - begin))
+            oracle.descend(w, blocks, 1e-6)
+            times[engine].append(1000 * (time.perf_counter() - begin) / STEPS)
     return {engine: statistics.median(t[1:]) for engine, t in times.items()}
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     device = platform.processor() or platform.machine()
-    print(f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {device}\n")
-    print("| network | parameters | loop, ms | vmap, ms | loop / vmap |")
-    print("|---|---|---|---|---|")
+    print(f"PyTorch {torch.__version__}, one thread, {device}\n")
+    print("| network | parameters | loop, ms | vmap, ms | auto, ms | loop / auto |")
+    print("|---|---|---|---|---|---|")
     for name, (network, shape) in NETWORKS.items():
         ms = milliseconds(network, shape)
         count = sum(p.numel() for p in network.parameters())
-        ratio = ms["loop"] / ms["vmap"]
-        print(f"| {name} | {count:,} | {ms['loop']:.2f} | {ms['vmap']:.2f} | {ratio:.2f} |")
+        cells = " | ".join(f"{ms[engine]:.2f}" for engine in ms)
+        print(f"| {name} | {count:,} | {cells} | {ms['loop'] / ms['auto']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -101,8 +101,7 @@ def measure(clients: int, cohort: int, method: str) -> dict[str, float | list[fl
 
 def main() -> None:
     if sys.argv[1:]:
-        clients, cohort, method = sys.argv[1:]
-        print(json.dumps(measure(int(clients), int(cohort), method)))
+        print(json.dumps(measure(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
         return
     print(
         f"PyTorch {torch.__version__}, NumPy {np.__version__}, {torch.get_num_threads()} "
@@ -112,13 +111,13 @@ def main() -> None:
         "| clients | clients a round | method | set-up, s | round, s (min - max) | end of run, s "
         "| memory beyond the data, MB |\n|---|---|---|---|---|---|---|"
     )
-    for population, cohort, method in CASES:
-        command = [sys.executable, __file__, str(population), str(cohort), method]
+    for clients, cohort, method in CASES:
+        command = [sys.executable, __file__, str(clients), str(cohort), method]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = json.loads(output.splitlines()[-1])
         rounds = found["rounds"]
         print(
-            f"| {population:,} | {cohort:,} | {method} | {found['setup']:.2f} | "
+            f"| {clients:,} | {cohort:,} | {method} | {found['setup']:.2f} | "
             f"{statistics.median(rounds):.3f} ({min(rounds):.3f} - {max(rounds):.3f}) | "
             f"{found['end']:.2f} | {found['memory'] / 1e6:,.0f} |",
             flush=True,

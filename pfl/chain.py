@@ -330,9 +330,9 @@ def train(
             x = x.to(torch.float32).div_(255)
         if x.is_floating_point():
             x = x.to(dtype)
-        if channels_last:  # max pooling is several times faster so, on CPUs
-            x = x.clone(memory_format=torch.channels_last)
         x = x.unflatten(0, picks[k].shape)
+        if channels_last:  # max pooling is several times faster so, on CPUs
+            x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
         values, kept = forward(x, kinds, settings, parameters)
         y = targets.index_select(0, index).view(picks[k].shape)
         losses, d = cross_entropy(values[-1], y)

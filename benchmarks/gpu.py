@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from benchmarks.rounds import Clock
+from benchmarks.clock import Clock
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
 from pfl import Trainer
 from pfl.algorithms import FedAvg, FedSLR

@@ -22,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.clock import Clock
 from benchmarks.compare import machine
 from datamodules import IID, SplitOwn, TensorDataModule
 from models import LogisticRegression
@@ -32,19 +33,10 @@ from pfl.clients import Clients
 ROUNDS, REPETITIONS, STARTS = 200, 5, 5
 
 
-class Clock(pl.Callback):
-    """When each epoch began."""
-
-    def __init__(self) -> None:
-        self.begun: list[float] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.begun.append(time.perf_counter())
-
-    def milliseconds(self) -> float:
-        """Median time of an epoch, the first ones left out."""
-        times = torch.tensor(self.begun, dtype=torch.float64).diff()[10:]
-        return 1000 * float(times.median())
+def milliseconds(clock: Clock) -> float:
+    """Median time of an epoch, the first ones left out."""
+    times = torch.tensor(clock.stamps[:-1], dtype=torch.float64).diff()[10:]
+    return 1000 * float(times.median())
 
 
 class Idle(FedAvg):
@@ -89,7 +81,7 @@ def ours(root: str) -> float:
     trainer = Trainer(max_epochs=ROUNDS, default_root_dir=root, callbacks=[clock], **QUIET)
     loop = FederatedLoop(data, clients_per_round=10)
     trainer.fit(Idle(LogisticRegression(784)), datamodule=loop)
-    return clock.milliseconds()
+    return milliseconds(clock)
 
 
 def bare(root: str) -> float:
@@ -103,7 +95,7 @@ def bare(root: str) -> float:
         **QUIET,
     )
     trainer.fit(Bare(), loader)
-    return clock.milliseconds()
+    return milliseconds(clock)
 
 
 def seconds(*command: str) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.rounds import Clock
+from benchmarks.clock import Clock
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
 from pfl import Trainer
 from pfl.algorithms import FedAvg

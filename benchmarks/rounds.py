@@ -8,29 +8,15 @@
 import os
 import sys
 import tempfile
-import time
 
-import lightning.pytorch as pl
 from torch import nn
 
+from benchmarks.clock import Clock
 from benchmarks.peers.task import Task, report
 from benchmarks.peers.with_torch import network, score
 from benchmarks.workloads import WORKLOADS
 from pfl import Trainer
 from pfl.algorithms import FedAvg
-
-
-class Clock(pl.Callback):
-    """When each round began, and when the last one ended."""
-
-    def __init__(self) -> None:
-        self.stamps: list[float] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
 
 
 def run(task: Task, processes: int) -> tuple[nn.Module, list[float]]:

@@ -17,10 +17,10 @@ import sys
 import tempfile
 import time
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from benchmarks.clock import Clock
 from datamodules import IID, Sampled, SplitOwn, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop, Trainer
@@ -36,19 +36,6 @@ CASES = [  # clients, clients a round, method
     (1_000_000, 1_000, "LocalTrain"),
 ]
 SIZE, SHARED, ROUNDS = 30, 60_000, 5
-
-
-class Clock(pl.Callback):
-    """When each round began, and when the last one ended."""
-
-    def __init__(self) -> None:
-        self.stamps: list[float] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
 
 
 def peak() -> int:

@@ -15,10 +15,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import torch
 
+from benchmarks.clock import Clock
 from datamodules import IID, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop, Trainer
@@ -61,19 +61,6 @@ def copies(width: int) -> None:
         print(f"| {width:,} | {kind} | {write:.1f} | {read:.1f} | {taken:,.1f} |")
 
 
-class Clock(pl.Callback):
-    """Seconds of every round."""
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-
-    def on_train_epoch_start(self, *_: object) -> None:
-        self._begin = time.perf_counter()
-
-    def on_train_epoch_end(self, *_: object) -> None:
-        self.seconds.append(time.perf_counter() - self._begin)
-
-
 def round_of(method: str, memory: float | None) -> None:
     """Prints how long a round of all clients takes."""
     generator = torch.Generator().manual_seed(0)
@@ -96,7 +83,7 @@ def round_of(method: str, memory: float | None) -> None:
         with redirect_stdout(sys.stderr):
             trainer.fit(algorithm, datamodule=loop)
     used = {tier: f"{n / 1e6:,.0f}" for tier, n in algorithm.store.tiers.used.items()}
-    seconds = statistics.median(clock.seconds[1:])
+    seconds = statistics.median(np.diff(clock.stamps)[1:].tolist())
     print(f"| {method} | {memory} | {seconds:.2f} | {used['memory']} | {used['file']} |")
 
 

@@ -49,9 +49,7 @@ class Batch:
         width, device = self.inputs.shape[1], self.inputs.device
         if self.full:  # without a copy to the device
             return torch.full((self.clients, width), 1 / width, dtype=dtype, device=device)
-        counts = torch.tensor(self.counts, device=device)[:, None]
-        real = torch.arange(width, device=device) < counts
-        return real.to(dtype) / counts.clamp_min(1)
+        return _weights(torch.tensor(self.counts, device=device), width, dtype)
 
 
 @dataclass
@@ -95,9 +93,7 @@ class Block:
             flat = index.reshape(-1)
             inputs = scaled(self.inputs.index_select(0, flat)).unflatten(0, index.shape)
             targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
-            inputs, targets = (
-                x.to(self.dtype) if x.is_floating_point() else x for x in (inputs, targets)
-            )
+            inputs, targets = cast(inputs, self.dtype), cast(targets, self.dtype)
             yield Batch(inputs, targets, counts, self.seeds(k))
 
     def sample_weights(self) -> Tensor | None:
@@ -105,9 +101,19 @@ class Block:
         width, device = self.picks.shape[2], self.picks.device
         if (self.counts == width).all():
             return None
-        counts = torch.from_numpy(self.counts).to(device)[..., None]
-        real = torch.arange(width, device=device) < counts
-        return real.to(self.dtype) / counts.clamp_min(1)
+        return _weights(torch.from_numpy(self.counts).to(device), width, self.dtype)
+
+
+def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """[..., width] for counts [...]: 1 / count in the first places, else 0."""
+    counts = counts[..., None]
+    real = torch.arange(width, device=counts.device) < counts
+    return real.to(dtype) / counts.clamp_min(1)
+
+
+def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Floating values in the model's dtype; others, such as classes and tokens, as they are."""
+    return values.to(dtype) if values.is_floating_point() else values
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

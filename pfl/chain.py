@@ -100,6 +100,8 @@ class Models:
         chain, x = self.chain, inputs[0] if self.alone else inputs
         if chain.batched:
             x = x.flatten(1 if self.alone else 2)
+        if chain.channels_last:
+            x = x.to(memory_format=torch.channels_last)
         return forward(x, chain.kinds, chain.settings, self.parameters)
 
     def backward(

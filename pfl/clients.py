@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from datamodules.samples import TensorSamples
-from pfl.batch import Batch, Block
+from pfl.batch import Batch, Block, cast
 from pfl.randomness import fold, key, permutations
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ClientData:
     def gather(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Samples by index; floating inputs and targets take the model's dtype."""
         inputs, targets = self.samples.gather(index.long())
-        return _cast(inputs, dtype), _cast(targets, dtype)
+        return cast(inputs, dtype), cast(targets, dtype)
 
     def stored(self, picks: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Steps, stored samples, and where in these the picks [K, ...] of the steps are.
@@ -76,10 +76,6 @@ class ClientData:
             inputs, targets = self.samples.gather(part.reshape(-1))
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
             yield slice(first, first + ahead), inputs, targets, places
-
-
-def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
 @dataclass
@@ -135,11 +131,8 @@ class Clients:
 
     def steps(self, batch_size: int | None, epochs: int, steps: int | None) -> np.ndarray:
         """How many local steps each client takes, int64 [C]; none without samples."""
-        per_epoch = self._steps_per_epoch(batch_size)
+        per_epoch = steps_per_epoch(self.sizes, batch_size)
         return per_epoch * epochs if steps is None else np.where(per_epoch > 0, steps, 0)
-
-    def _steps_per_epoch(self, batch_size: int | None) -> np.ndarray:
-        return np.minimum(self.sizes, 1) if batch_size is None else -(-self.sizes // batch_size)
 
     def blocks(
         self,
@@ -173,7 +166,7 @@ class Clients:
         order = torch.arange(width, device=device).expand(len(self), width)
         order = _located(indices, starts, lengths, order)
         size = width if batch_size is None else batch_size
-        per_epoch, step = self._steps_per_epoch(batch_size), 0
+        per_epoch, step = steps_per_epoch(sizes, batch_size), 0
         for epoch, place, counts in _runs(sizes, wanted, per_epoch, size):
             active = counts.shape[1]
             if batch_size is not None and (new := np.flatnonzero(place == 0)).size:
@@ -231,6 +224,11 @@ class Clients:
         for begin in range(0, len(owners), limit):
             part = slice(begin, begin + limit)
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]
+
+
+def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
+    """Local steps of clients of these sizes; one, if they have samples, without a batch size."""
+    return np.minimum(sizes, 1) if batch_size is None else -(-sizes // batch_size)
 
 
 def _runs(

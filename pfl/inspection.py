@@ -12,6 +12,7 @@ from pfl.batch import Batch
 from pfl.chain import Chain
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace
+from pfl.randomness import isolated
 
 if TYPE_CHECKING:
     from pfl.oracle import Oracle
@@ -27,7 +28,7 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
     batch = Batch(inputs[None], targets[None], [len(inputs)])
     before = {n: b.clone() for n, b in oracle.network.named_buffers()}
     oracle.engine, oracle.channels_last, oracle.chain = "loop", False, None
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with isolated(inputs.device):
         state = _random_state(inputs.device)
         _try(oracle, w, batch, num_classes)
         oracle.random = not all(
@@ -71,7 +72,7 @@ def _try(oracle: Oracle, w: Tensor, batch: Batch, num_classes: int | None) -> No
         raise
     except MISFITS as error:
         raise ConfigError(
-            f"loss: {_name(oracle.loss)} cannot compare outputs {list(outputs.shape)} of "
+            f"loss: {name_of(oracle.loss)} cannot compare outputs {list(outputs.shape)} of "
             f"{name} with targets {list(targets.shape)} ({targets.dtype}): {_line(error)}"
         ) from error
 
@@ -84,7 +85,7 @@ def _check_alone(oracle: Oracle, outputs: Tensor, targets: Tensor) -> None:
         together, alone = (oracle.loss(outputs[:n], targets[:n]) for n in (len(targets), 1))
     if together.shape[1:] != alone.shape[1:]:
         raise ConfigError(
-            f"loss: {_name(oracle.loss)} compares outputs {list(outputs.shape)} with targets "
+            f"loss: {name_of(oracle.loss)} compares outputs {list(outputs.shape)} with targets "
             f"{list(targets.shape)} all against all; give both the same shape"
         )
 
@@ -146,7 +147,8 @@ def _random_state(device: torch.device) -> list[Tensor]:
     return states
 
 
-def _name(thing: object) -> str:
+def name_of(thing: object) -> str:
+    """What a function, or an object's class, is called."""
     return getattr(thing, "__name__", type(thing).__name__)
 
 

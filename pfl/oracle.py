@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 import torch
@@ -22,10 +21,10 @@ from torch.func import functional_call, grad_and_value, vmap
 from pfl.batch import Batch, Block, default_loss
 from pfl.chain import Chain, Models
 from pfl.errors import ConfigError
-from pfl.inspection import inspect
+from pfl.inspection import Engine, inspect, name_of
 from pfl.parameters import BufferSpace, ParameterSpace
+from pfl.randomness import isolated
 
-Engine = Literal["auto", "loop", "vmap"]
 OwnNetwork = tuple[nn.Module, list[nn.Parameter]]
 
 
@@ -196,8 +195,8 @@ class Oracle:
         take: Callable[[int, list[nn.Parameter], Sequence[Tensor]], None],
     ) -> Tensor:
         """Client after client; `take` gets its row, its parameters and their gradients."""
-        losses = []
-        with torch.enable_grad(), self.precision(), self._randomness(w.device):
+        losses, own_randomness = [], isolated if self.random else nullcontext
+        with torch.enable_grad(), self.precision(), own_randomness(w.device):
             for c, count in enumerate(batch.counts):
                 if self.random:
                     torch.manual_seed(batch.seeds(c))
@@ -318,20 +317,14 @@ class Oracle:
     def _laid_out(self, inputs: Tensor) -> Tensor:
         return inputs.to(memory_format=torch.channels_last) if self.channels_last else inputs
 
-    @contextmanager
-    def _randomness(self, device: torch.device) -> Iterator[None]:
-        with isolated_randomness(device) if self.random else nullcontext():
-            yield
-
     # ---- losses and scores --------------------------------------------------------------------
 
     def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each of n samples, [n]."""
         losses = self.loss(outputs, targets)
         if losses.ndim == 0 or len(losses) != len(targets):
-            name = getattr(self.loss, "__name__", type(self.loss).__name__)
             raise ConfigError(
-                f"loss: {name} returns shape {list(losses.shape)} for a batch of "
+                f"loss: {name_of(self.loss)} returns shape {list(losses.shape)} for a batch of "
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
@@ -365,12 +358,3 @@ class Oracle:
         self._of_thread = {threading.get_ident(): self._main}
         networks = [copy.deepcopy(self.network) for _ in range(threads)]
         self._spare = [(network, self.space.parameters_of(network)) for network in networks]
-
-
-@contextmanager
-def isolated_randomness(device: torch.device) -> Iterator[None]:
-    """What is drawn inside leaves no trace in torch's global generators."""
-    # `torch.manual_seed` seeds every GPU, not only the one in use.
-    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
-    with torch.random.fork_rng(gpus):
-        yield

@@ -8,6 +8,8 @@ many clients are trained at once, or on where a run was resumed.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -57,3 +59,12 @@ def permutations(keys: Tensor, sizes: Tensor, width: int) -> Tensor:
     draws = fold(keys[:, None], positions)
     draws = torch.where(positions < sizes[:, None], draws >> 1, _LAST)
     return draws.argsort(dim=1, stable=True)
+
+
+@contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """What networks draw inside leaves no trace in torch's global generators."""
+    # `torch.manual_seed` seeds every GPU, not only the one in use.
+    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        yield

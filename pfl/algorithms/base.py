@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.algorithms.module import FederatedModule, Network
-from pfl.clients import Clients
+from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
@@ -152,8 +152,7 @@ class FederatedAlgorithm(FederatedModule):
         """What a round costs clients of these sizes, relative to each other: sample gradients."""
         if self.local_steps is None:
             return sizes
-        steps_per_epoch = -(-sizes // self.batch_size) if self.batch_size else sizes > 0
-        return sizes / np.maximum(steps_per_epoch, 1)
+        return sizes / np.maximum(steps_per_epoch(sizes, self.batch_size), 1)
 
     def local_sgd(
         self,
@@ -252,14 +251,17 @@ class FederatedAlgorithm(FederatedModule):
             return
         while groups:
             group = groups.pop(0)
-            observed = {name: list(entries) for name, entries in self._losses.items()}
-            recorded = {name: list(entries) for name, entries in self._recorded.items()}
+            observed = {name: len(entries) for name, entries in self._losses.items()}
+            recorded = {name: len(entries) for name, entries in self._recorded.items()}
             try:
                 sent = self._train_group(group)
             except torch.OutOfMemoryError:
                 if len(group) == 1:
                     raise
-                self._losses, self._recorded = observed, recorded
+                for name, losses in self._losses.items():
+                    del losses[observed.get(name, 0) :]
+                for name, rows in self._recorded.items():
+                    del rows[recorded[name] :]
                 waiting = [*self._halves(group), *groups]
                 groups = [part for one in waiting for part in one.groups(self._group_limit)]
             else:

@@ -9,17 +9,15 @@ activations a layer of many models is one batched matrix product.
 from __future__ import annotations
 
 import itertools
-import warnings
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
 from pfl.parameters import ParameterSpace
+from pfl.scripting import scripted
 
-F = TypeVar("F", bound=Callable)
 KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv2d: "convolution",
@@ -167,18 +165,6 @@ class Models:
 
 
 # ---- TorchScript --------------------------------------------------------------------------------
-
-
-def scripted(function: F) -> F:
-    """Compiled by TorchScript, which takes milliseconds; as it is where there is no TorchScript."""
-    with warnings.catch_warnings():
-        # PyTorch recommends torch.compile instead, which takes seconds, and whose calls hold the
-        # lock of the interpreter.
-        warnings.simplefilter("ignore")
-        try:
-            return torch.jit.script(function)
-        except (AttributeError, RuntimeError):
-            return function
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from datamodules.samples import TensorSamples
+from pfl import order
 from pfl.batch import Batch, Block, cast
-from pfl.randomness import fold, key, permutations
+from pfl.randomness import key
 
 if TYPE_CHECKING:
     from datamodules import FederatedDataModule
@@ -45,12 +46,21 @@ class ClientData:
         """How many samples of a split these clients own, int64 [C]."""
         return getattr(self.splits, split).sizes[ids]
 
-    def index(self, split: str, ids: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The split's sample indices [total], and where these clients' begin [C]; on the device."""
-        owned = getattr(self.splits, split)
+    def index(self, split: str) -> Tensor:
+        """The samples of a split, one client after another, int64 [total]; on the device."""
         if split not in self._indices:
+            owned = getattr(self.splits, split)
             self._indices[split] = torch.from_numpy(owned.indices).to(self.device)
-        return self._indices[split], torch.from_numpy(owned.starts[ids]).to(self.device)
+        return self._indices[split]
+
+    def starts(self, split: str, ids: np.ndarray) -> np.ndarray:
+        """Where in `index` these clients' samples begin, int64 [C]."""
+        return getattr(self.splits, split).starts[ids]
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the samples are there, as tensors."""
+        return type(self.samples) is TensorSamples
 
     def shared(self, split: str) -> bool:
         """Whether all clients have the same samples of a split."""
@@ -66,8 +76,9 @@ class ClientData:
 
         Streamed samples are read for some steps at a time.
         """
-        if type(self.samples) is TensorSamples:
-            yield slice(0, len(picks)), self.samples.inputs, self.samples.targets, picks
+        if self.in_memory:
+            samples = typing.cast(TensorSamples, self.samples)
+            yield slice(0, len(picks)), samples.inputs, samples.targets, picks
             return
         size = picks[0].numel()
         ahead = max(1, READ_AHEAD // (size * max(1, math.prod(self.samples.input_shape))))
@@ -158,30 +169,22 @@ class Clients:
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
         if not wanted.any():
             return
-        base = key(self.data.seed, purpose, self.round)
-        indices, starts = self.data.index(self.split, self.ids)
-        device, width = starts.device, int(sizes.max())
-        keys = fold(torch.tensor(base, device=device), torch.from_numpy(self.ids).to(device))
-        lengths = torch.from_numpy(sizes).to(device)
-        order = torch.arange(width, device=device).expand(len(self), width)
-        order = _located(indices, starts, lengths, order)
-        size = width if batch_size is None else batch_size
-        per_epoch, step = steps_per_epoch(sizes, batch_size), 0
-        for epoch, place, counts in _runs(sizes, wanted, per_epoch, size):
-            active = counts.shape[1]
-            if batch_size is not None and (new := np.flatnonzero(place == 0)).size:
-                rows = torch.from_numpy(new).to(device)
-                epochs_keys = fold(keys[rows], torch.from_numpy(epoch[new]).to(device))
-                shuffled = permutations(epochs_keys, lengths[rows], width)
-                order[rows] = _located(indices, starts[rows], lengths[rows], shuffled)
-            begins = torch.from_numpy(place * size).to(device)[:, None]
-            columns = begins + torch.arange(len(counts) * size, device=device)
-            picks = order[:active].gather(1, columns.clamp_max_(width - 1))
-            picks = picks.view(active, len(counts), size).transpose(0, 1)
+        base, indices = key(self.data.seed, purpose, self.round), self.data.index(self.split)
+        owned = np.stack([self.ids, self.data.starts(self.split, self.ids), sizes])
+        per_epoch = steps_per_epoch(sizes, batch_size)
+        size = int(sizes[0]) if batch_size is None else batch_size
+        for first, last, A in order.runs(wanted, per_epoch, size):
+            epoch, place = np.divmod(np.arange(first, last)[:, None], per_epoch[:A])
+            place *= size
+            counts = np.minimum(sizes[:A] - place, size)
+            if batch_size is None:
+                picks = order.in_order(indices, owned[:, :A], last - first)
+            else:
+                whose = owned[:, :A]
+                picks = order.shuffled(indices, whose, base, epoch, place, counts, size)
             for part, inputs, targets, found in self.data.stored(picks):
-                seeds = partial(_Seeds, base, self.ids, step + part.start)
+                seeds = partial(_Seeds, base, self.ids, first + part.start)
                 yield Block(inputs, targets, found, counts[part], self.dtype, seeds)
-            step += len(counts)
 
     def batches(
         self,
@@ -202,7 +205,8 @@ class Clients:
         sizes = self.sizes
         if not len(self) or not sizes.any():
             return
-        indices, starts = self.data.index(self.split, self.ids)
+        indices = self.data.index(self.split)
+        starts = torch.from_numpy(self.data.starts(self.split, self.ids)).to(indices.device)
         for begin in range(0, int(sizes.max()), limit):
             active = int((sizes > begin).sum())
             counts = np.minimum(sizes[:active] - begin, limit)
@@ -216,11 +220,11 @@ class Clients:
 
         Yields the rows that own the samples, and the samples' indices.
         """
-        indices, starts = self.data.index(self.split, self.ids)
-        sizes = self.sizes
+        indices, sizes = self.data.index(self.split), self.sizes
         owners = np.repeat(np.arange(len(self)), sizes)
         first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        places = np.repeat(starts.cpu().numpy(), sizes) + np.arange(len(owners)) - first
+        starts = np.repeat(self.data.starts(self.split, self.ids), sizes)
+        places = starts + np.arange(len(owners)) - first
         for begin in range(0, len(owners), limit):
             part = slice(begin, begin + limit)
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]
@@ -229,34 +233,6 @@ class Clients:
 def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
     """Local steps of clients of these sizes; one, if they have samples, without a batch size."""
     return np.minimum(sizes, 1) if batch_size is None else -(-sizes // batch_size)
-
-
-def _runs(
-    sizes: np.ndarray, wanted: np.ndarray, per_epoch: np.ndarray, size: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """All local steps, in runs of steps in which no client begins an epoch or leaves.
-
-    Yields, of the first A clients who take part: their epoch [A], the place in it of the run's
-    first batch [A], and the batches' numbers of samples [steps, A].
-    """
-    steps = np.arange(int(wanted.max()))[:, None]
-    epoch, place = np.divmod(steps, np.maximum(per_epoch, 1))
-    taking = wanted > steps
-    begins = (taking & (place == 0)).any(1)
-    begins[1:] |= (taking[1:] != taking[:-1]).any(1)
-    bounds = [*np.flatnonzero(begins).tolist(), len(steps)]
-    for first, last in itertools.pairwise(bounds):
-        A = int(taking[first].sum())
-        counts = np.minimum(sizes[:A] - place[first:last, :A] * size, size)
-        yield epoch[first, :A], place[first, :A], counts
-
-
-def _located(indices: Tensor, starts: Tensor, lengths: Tensor, order: Tensor) -> Tensor:
-    """Indices of the samples that stand at places `order` [C, n] of the clients' own samples.
-
-    A place behind the last sample is the last sample's.
-    """
-    return indices[starts[:, None] + torch.minimum(order, lengths[:, None] - 1)]
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)  # the odd constants of SplitMix64, as signed integers
-_MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
-_MIX_2 = 0x94D049BB133111EB - (1 << 64)
-_LAST = torch.iinfo(torch.int64).max
+from pfl.scripting import scripted
 
 
 def key(*parts: int | str) -> int:
@@ -32,33 +29,40 @@ def generator(*parts: int | str) -> np.random.Generator:
     return np.random.default_rng(key(*parts) % (1 << 64))
 
 
-def fold(keys: Tensor, data: Tensor | int) -> Tensor:
+@scripted
+def fold(keys: Tensor, data: Tensor) -> Tensor:
     """Mix `data` into `keys` (both int64, broadcast): new keys that look independent.
 
     The finalizer of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014), elementwise, so that a million
     keys cost a few tensor operations on whatever device they are on.
     """
-    # The shifts of int64 tensors are arithmetic; the masks make them logical.
-    x = keys + (torch.as_tensor(data, device=keys.device) + 1) * _GOLDEN
-    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
-    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
-    return x ^ ((x >> 31) & ((1 << 33) - 1))
+    # The odd constants are written as signed integers: 0x9E3779B97F4A7C15 and so on. The shifts of
+    # int64 tensors are arithmetic; the masks make them logical.
+    x = keys + (data + 1) * -0x61C8864680B583EB
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
 
 
-def permutations(keys: Tensor, sizes: Tensor, width: int) -> Tensor:
-    """A random permutation of range(sizes[c]) for each key, padded to `width`.
+@scripted
+def permutations(keys: Tensor, sizes: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """A random permutation of range(sizes[c]) for each key, one after another.
 
     Args:
-        keys, sizes: int64 [C].
-        width: At least the largest size.
+        keys, sizes: int64 [C], C < 2^23.
+        total: The sum of the sizes (which a GPU would have to be waited for).
 
     Returns:
-        int64 [C, width]; behind the first sizes[c] entries of a row stand the unused positions.
+        Whose the entries are, and the entries, both int64 [total].
     """
-    positions = torch.arange(width, device=keys.device)
-    draws = fold(keys[:, None], positions)
-    draws = torch.where(positions < sizes[:, None], draws >> 1, _LAST)
-    return draws.argsort(dim=1, stable=True)
+    rows = torch.arange(len(keys), device=keys.device)
+    owner = rows.repeat_interleave(sizes, output_size=total)
+    begins = sizes.cumsum(0) - sizes
+    places = torch.arange(total, device=keys.device) - begins[owner]
+    draws = fold(keys[owner], places)
+    # Sorted by owner and then by the draws' upper 40 bits, in one go.
+    order = ((owner << 40) | ((draws >> 24) & 0xFFFFFFFFFF)).argsort(stable=True)
+    return owner, places[order]
 
 
 @contextmanager

@@ -37,12 +37,16 @@ class ClientThreads:
         if count > 1:
             self._pool = ThreadPoolExecutor(count, "client", _begin)
 
+    def workers(self, items: int) -> int:
+        """How many threads share this many items; one of them asks for itself alone."""
+        return 1 if _inside.threads else max(1, min(self.count, items))
+
     def map(self, work: Callable[..., R], *items: Sequence) -> Iterable[R]:
         """`work` of every item (or pair of items and so on), in their order.
 
         A single item has the caller's thread and cores, and so has what one of the threads asks.
         """
-        if self._pool is None or len(items[0]) < 2 or _inside.threads:
+        if self._pool is None or self.workers(len(items[0])) == 1:
             return map(work, *items)
         return self._pool.map(work, *items)
 

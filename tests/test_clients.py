@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from datamodules import Partition, Ragged, TensorSamples
+from pfl import order
 from pfl.clients import ClientData, Clients
 
 SIZES = [3, 10, 0, 7, 10, 1]  # of clients 0 ... 5, one without samples
@@ -21,10 +22,10 @@ def data(sizes=SIZES, shared=4, seed=0, dtype=torch.float32, device="cpu"):
     """
     total = 2 * sum(sizes) + shared
     values = torch.arange(total)
-    order = np.random.default_rng(5).permutation(2 * sum(sizes))
+    dealt = np.random.default_rng(5).permutation(2 * sum(sizes))
     partition = Partition(
-        Ragged.from_sizes(order[: sum(sizes)], np.array(sizes)),
-        Ragged.from_sizes(order[sum(sizes) :], np.array(sizes[::-1])),
+        Ragged.from_sizes(dealt[: sum(sizes)], np.array(sizes)),
+        Ragged.from_sizes(dealt[sum(sizes) :], np.array(sizes[::-1])),
         Ragged.shared(np.arange(total - shared, total), len(sizes)),
     )
     samples = TensorSamples(torch.stack([values, -values], 1).to(dtype), values)
@@ -62,7 +63,7 @@ def test_data_answers_for_clients():
     assert d.sizes("test", np.array([4, 2])).tolist() == [4, 4]
     assert [d.shared(split) for split in ("train", "val", "test")] == [False, False, True]
     for split in ("train", "val", "test"):
-        indices, starts = d.index(split, np.array([4, 0]))
+        indices, starts = d.index(split), d.starts(split, np.array([4, 0]))
         for start, client in zip(starts.tolist(), (4, 0), strict=True):
             expected = getattr(d.splits, split)[client].tolist()
             assert indices[start : start + len(expected)].tolist() == expected
@@ -122,6 +123,37 @@ def test_a_number_of_steps_runs_over_as_many_epochs_as_it_takes(steps):
         assert len(by_steps[client]) == (steps if size else 0)
         assert by_steps[client] == by_epochs[client][:steps]
     assert [len(b) for b in walk(clients, None, steps=steps)[0]] == [3] * steps
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, None])
+@pytest.mark.parametrize("steps", [None, 23])
+@pytest.mark.parametrize("visits", [1, 40, 1 << 20])
+def test_how_much_is_laid_out_at_a_time_changes_nothing(batch_size, steps, visits, monkeypatch):
+    """A run has at least one epoch of the largest client, and at most the visits that fit."""
+    clients = chunk(BY_SIZE)
+    expected = walk(clients, batch_size, 3, steps)
+    monkeypatch.setattr(order, "VISITS", visits)
+    assert walk(clients, batch_size, 3, steps) == expected
+    epoch = -(-10 // (batch_size or 10))
+    blocks = list(clients.blocks(batch_size, 3, steps))
+    assert all(len(b.counts) <= max(epoch, visits) for b in blocks)
+    # 10, 10, 7, 3 and 1 samples: how many different numbers of steps there are, if not given.
+    different = 1 if steps else {1: 4, 4: 3, None: 1}[batch_size]
+    assert len(blocks) == different if visits == 1 << 20 else len(blocks) >= different
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_shares_of_a_block_are_every_second_client_and_so_on(parts):
+    for block in chunk(BY_SIZE).blocks(4, 2):
+        whole = list(block)
+        for part in range(min(parts, block.clients)):
+            share = list(block.share(part, parts))
+            assert len(share) == len(whole)
+            for one, other in zip(share, whole, strict=True):
+                assert one.counts == other.counts[part::parts]
+                for row, count in enumerate(one.counts):
+                    wanted = other.targets[part::parts][row, :count]
+                    assert one.targets[row, :count].tolist() == wanted.tolist()
 
 
 def test_clients_finish_in_order():

@@ -60,10 +60,9 @@ def test_fold_is_splitmix64():
     keys = [0, 1, -1, 2**62, -(2**63), 2**63 - 1, key(5, "x")]
     for data in (0, 1, 12345):
         expected = [signed(splitmix64(k & MASK, data + 1)) for k in keys]
-        assert fold(torch.tensor(keys), data).tolist() == expected
         assert fold(torch.tensor(keys), torch.tensor(data)).tolist() == expected
     # The published test vector of splitmix64 with seed 1234567.
-    assert fold(torch.tensor(1234567), 0).item() == 6457827717110365317
+    assert fold(torch.tensor(1234567), torch.tensor(0)).item() == 6457827717110365317
 
 
 def test_fold_broadcasts_and_is_elementwise():
@@ -72,7 +71,7 @@ def test_fold_broadcasts_and_is_elementwise():
     assert table.shape == (3, 4)
     for i in range(3):
         for j in range(4):
-            assert table[i, j] == fold(keys[i], j)
+            assert table[i, j] == fold(keys[i], torch.tensor(j))
     assert len(table.unique()) == 12
 
 
@@ -89,23 +88,29 @@ def test_folding_a_million_keys_gives_no_two_equal_ones():
 # ---- permutations --------------------------------------------------------------------------------
 
 
-def test_permutations_are_permutations_of_the_clients_own_positions():
-    sizes = torch.tensor([7, 7, 5, 1, 0])
-    order = permutations(fold(torch.tensor(key(0)), torch.arange(5)), sizes, 9)
-    assert order.shape == (5, 9)
-    for row, size in zip(order.tolist(), sizes.tolist(), strict=True):
-        assert sorted(row[:size]) == list(range(size))
-        assert sorted(row[size:]) == list(range(size, 9))
+def orders(keys, sizes):
+    """What `permutations` says, as a list for each key."""
+    owner, entries = permutations(keys, torch.tensor(sizes), sum(sizes))
+    assert owner.tolist() == [c for c, size in enumerate(sizes) for _ in range(size)]
+    return [part.tolist() for part in entries.split(sizes)]
 
 
-def test_a_row_depends_on_its_key_and_size_alone():
+def test_permutations_sort_by_the_draws_of_splitmix64():
+    """Place p of key k draws the upper 40 bits of splitmix64(k, p + 1)."""
+    sizes, start = [7, 7, 5, 1, 0, 40], torch.tensor(key(0))
+    keys = fold(start, torch.arange(6))
+    for k, size, order in zip(keys.tolist(), sizes, orders(keys, sizes), strict=True):
+        draws = [splitmix64(k & MASK, p + 1) >> 24 for p in range(size)]
+        assert order == sorted(range(size), key=draws.__getitem__)
+
+
+def test_a_permutation_depends_on_its_key_and_size_alone():
     keys = fold(torch.tensor(key(1)), torch.arange(6))
-    sizes = torch.tensor([50, 40, 30, 30, 20, 10])
-    table = permutations(keys, sizes, 50)
-    for rows, width in [([3], 30), ([5, 0], 64), ([1, 2, 3, 4], 40)]:
-        again = permutations(keys[rows], sizes[rows], width)
-        for row, order in zip(rows, again, strict=True):
-            assert order[: sizes[row]].tolist() == table[row, : sizes[row]].tolist()
+    sizes = [50, 40, 30, 30, 20, 10]
+    table = orders(keys, sizes)
+    for rows in ([3], [5, 0], [1, 2, 3, 4]):
+        again = orders(keys[rows], [sizes[row] for row in rows])
+        assert again == [table[row] for row in rows]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -113,8 +118,8 @@ def test_permutations_are_uniform(size):
     """Chi-square over all n! orders with 40,000 keys (6 standard deviations above its mean)."""
     number = 40_000
     keys = fold(torch.tensor(key(2, size)), torch.arange(number))
-    orders = permutations(keys, torch.full((number,), size), size + 2)[:, :size]
-    codes = (orders * size ** torch.arange(size)).sum(1)
+    drawn = torch.tensor(orders(keys, [size] * number))
+    codes = (drawn * size ** torch.arange(size)).sum(1)
     cells = [sum(p * size**i for i, p in enumerate(q)) for q in all_permutations(range(size))]
     counts = torch.tensor([(codes == cell).sum() for cell in cells], dtype=torch.float64)
     assert counts.sum() == number
@@ -125,22 +130,21 @@ def test_permutations_are_uniform(size):
 def test_every_sample_is_equally_likely_at_every_place():
     """Size 20: 400 cells (place, sample), each with probability 1/20; keys as clients have them."""
     number, size = 20_000, 20
-    keys = fold(fold(torch.tensor(key(0, "train", 3)), torch.arange(number)), 0)
-    orders = permutations(keys, torch.full((number,), size), size)
+    keys = fold(torch.tensor(key(0, "train", 3)), torch.arange(number))
+    drawn = torch.tensor(orders(fold(keys, torch.tensor(0)), [size] * number))
     for place in range(size):
-        counts = torch.bincount(orders[:, place], minlength=size).double()
+        counts = torch.bincount(drawn[:, place], minlength=size).double()
         expected = number / size
         assert (counts - expected).square().sum() / expected < chi_square_bound(size)
 
 
 def test_neighbouring_keys_give_unrelated_orders():
     """Two orders of 1,000 samples agree at 1 place on average (Poisson: 20 has p = 1e-19)."""
-    base = torch.tensor(key(0, "train", 0))
+    base, zero = torch.tensor(key(0, "train", 0)), torch.tensor(0)
     client = fold(base, torch.arange(2))
     epochs = fold(client[:, None], torch.arange(3)).flatten()
-    rounds = fold(fold(torch.tensor([key(0, "train", 1), key(0, "other", 0)]), 0), 0)
-    keys = torch.cat([epochs, rounds])
-    orders = permutations(keys, torch.full((8,), 1000), 1000)
+    rounds = fold(fold(torch.tensor([key(0, "train", 1), key(0, "other", 0)]), zero), zero)
+    drawn = torch.tensor(orders(torch.cat([epochs, rounds]), [1000] * 8))
     for i in range(8):
         for j in range(i):
-            assert (orders[i] == orders[j]).sum() < 20
+            assert (drawn[i] == drawn[j]).sum() < 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Literal, cast
 
@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.algorithms.module import FederatedModule, Network
+from pfl.batch import Block
 from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
@@ -197,16 +198,23 @@ class FederatedAlgorithm(FederatedModule):
 
     def _descend(self, clients: Clients, v: Tensor, lr: float, plan: Plan) -> None:
         """Plain local SGD of v [C, P] in place, by several threads where none needs the lock."""
-        free = len(clients) > 0 and self.oracle.scripted(clients.data.samples.targets)
-        share = -(-len(clients) // self.threads.count) if free else len(clients)
-        groups = clients.groups(max(1, share))
+        data = clients.data
+        free = data.in_memory and self.oracle.scripted(data.samples.targets)
+        parts = self.threads.workers(len(clients)) if free else 1
 
-        def descend(group: Clients, rows: Tensor) -> tuple[Tensor, list[int]]:
+        def descend(part: int, blocks: Iterable[Block]) -> tuple[Tensor, list[int]]:
+            rows = v[part::parts]
             with torch.no_grad():
-                blocks = group.blocks(*plan)
-                return self.oracle.descend(rows, blocks, lr, self.weight_decay, group.buffers)
+                return self.oracle.descend(rows, blocks, lr, self.weight_decay, clients.buffers)
 
-        for booked in self.threads.map(descend, groups, v.split(max(1, share))):
+        shares: list[Iterable[Block]] = [clients.blocks(*plan)]
+        if parts > 1:  # every second client and so on, since the first ones have more samples
+            drawn = list(shares[0])
+            shares = [
+                [block.share(part, parts) for block in drawn if block.clients > part]
+                for part in range(parts)
+            ]
+        for booked in self.threads.map(descend, range(parts), shares):
             self.observe(plan[-1], *booked)
 
     # ---- the round ----------------------------------------------------------------------------

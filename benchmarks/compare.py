@@ -72,9 +72,11 @@ OURS = [
 ]
 QUIET = (("FLWR_TELEMETRY_ENABLED", "0"), ("RAY_USAGE_STATS_ENABLED", "0"))
 PEERS = [
-    # With the runtime that XLA had before, W1 to W4 take 0.6 to 0.8 of the time on one core.
+    # The last JAX before XLA's new runtime takes a third of the time on W1, and more on W3. With a
+    # newer one the old runtime is still faster, on W1 to W4.
+    Side("FedJAX, JAX 0.4.30", "peers/run_fedjax.py TASK", "fedjax_older"),
     Side(
-        "FedJAX",
+        "FedJAX, JAX 0.5.3",
         "peers/run_fedjax.py TASK",
         "fedjax",
         flags=(("XLA_FLAGS", "--xla_cpu_use_thunk_runtime=false"),),

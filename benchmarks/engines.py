@@ -17,6 +17,7 @@ from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
 from pfl.batch import Batch, Block, default_loss
+from pfl.local import Step
 from pfl.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
 
@@ -45,7 +46,7 @@ def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, flo
     for _ in range(REPEATS + 1):
         for engine, oracle in oracles.items():
             begin = time.perf_counter()
-            oracle.descend(w, blocks, 1e-6)
+            oracle.descend(w, blocks, Step(1e-6))
             times[engine].append(1000 * (time.perf_counter() - begin) / STEPS)
     return {engine: statistics.median(t[1:]) for engine, t in times.items()}
 

@@ -11,7 +11,6 @@ layers' products reach. Data, sampling and state are on the device; nothing is e
 import argparse
 import dataclasses
 import statistics
-import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,9 +18,8 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from benchmarks.clock import Clock
+from benchmarks.clock import stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
-from pfl import Trainer
 from pfl.algorithms import FedAvg, FedSLR
 
 # Song et al., "pfl-research", NeurIPS 2024: 1,000 clients with 50 samples, 50 of them a round, one
@@ -79,26 +77,16 @@ def rate(device: torch.device, dtype: torch.dtype) -> float:
 def measure(key: str, device: torch.device, precision: Any) -> dict[str, float]:
     """Median seconds of a round, and what else the table shows."""
     workload, method, batch = CASES[key]
-    clock, network = Clock(), workload.make()
+    network = workload.make()
     work = products(network, workload.shape)
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as root:
-        trainer = Trainer(
-            max_epochs=workload.rounds + 1,
-            accelerator=device.type,
-            precision=precision,
-            default_root_dir=root,
-            callbacks=[clock],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
-        algorithm = method(network, lr=RATE, local_epochs=workload.epochs, batch_size=batch)
-        trainer.fit(algorithm, datamodule=workload.loop())
-    stamps = torch.tensor(clock.stamps, dtype=torch.float64)
-    samples = algorithm.samples_seen / len(trainer.recorder.rows)
+    algorithm = method(network, lr=RATE, local_epochs=workload.epochs, batch_size=batch)
+    settings = {"accelerator": device.type, "precision": precision}
+    found = stamps_of(algorithm, workload.loop(), workload.rounds + 1, **settings)
+    stamps = torch.tensor(found, dtype=torch.float64)
+    samples = algorithm.samples_seen / (workload.rounds + 1)
     seconds = statistics.median(stamps.diff()[1:].tolist())
     return {
         "seconds": seconds,

@@ -13,16 +13,14 @@ import platform
 import statistics
 import subprocess
 import sys
-import tempfile
 from datetime import date
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.clock import Clock
+from benchmarks.clock import stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
-from pfl import Trainer
 from pfl.algorithms import FedAvg
 
 SIDES = {  # processes, threads of them all
@@ -35,24 +33,12 @@ REPETITIONS = 3
 
 def measure(key: str, processes: int) -> None:
     """Train, and print as JSON the seconds of each round but the first, and the last loss."""
-    workload, clock = WORKLOADS[key], Clock()
-    with tempfile.TemporaryDirectory() as root:
-        trainer = Trainer(
-            max_epochs=workload.rounds + 1,
-            accelerator="cpu",
-            devices=processes,
-            strategy="auto" if processes == 1 else "client_parallel",
-            default_root_dir=root,
-            callbacks=[clock],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
-        method = FedAvg(workload.make(), lr=RATE, local_epochs=workload.epochs, batch_size=BATCH)
-        trainer.fit(method, datamodule=workload.loop())
-        if trainer.is_global_zero:
-            seconds = np.diff(clock.stamps)[1:].tolist()
-            print(json.dumps({"seconds": seconds, "loss": method.row["train/loss"]}), flush=True)
+    workload = WORKLOADS[key]
+    method = FedAvg(workload.make(), lr=RATE, local_epochs=workload.epochs, batch_size=BATCH)
+    stamps = stamps_of(method, workload.loop(), workload.rounds + 1, processes)
+    if method.global_rank == 0:
+        seconds = np.diff(stamps)[1:].tolist()
+        print(json.dumps({"seconds": seconds, "loss": method.row["train/loss"]}), flush=True)
 
 
 def run(key: str, processes: int, threads: int | None) -> dict[str, Any]:

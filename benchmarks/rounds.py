@@ -7,36 +7,21 @@
 
 import os
 import sys
-import tempfile
 
 from torch import nn
 
-from benchmarks.clock import Clock
+from benchmarks.clock import stamps_of
 from benchmarks.peers.task import Task, report
 from benchmarks.peers.with_torch import network, score
 from benchmarks.workloads import WORKLOADS
-from pfl import Trainer
 from pfl.algorithms import FedAvg
 
 
 def run(task: Task, processes: int) -> tuple[nn.Module, list[float]]:
     """The trained network and the times."""
-    clock, module = Clock(), network(task)
-    with tempfile.TemporaryDirectory() as root:
-        trainer = Trainer(
-            max_epochs=len(task.cohorts),
-            accelerator="cpu",
-            devices=processes,
-            strategy="auto" if processes == 1 else "client_parallel",
-            default_root_dir=root,
-            callbacks=[clock],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
-        method = FedAvg(module, lr=task.rate, local_epochs=task.epochs, batch_size=task.batch)
-        trainer.fit(method, datamodule=WORKLOADS[task.key].loop())
-    return module, clock.stamps
+    module = network(task)
+    method = FedAvg(module, lr=task.rate, local_epochs=task.epochs, batch_size=task.batch)
+    return module, stamps_of(method, WORKLOADS[task.key].loop(), len(task.cohorts), processes)
 
 
 def main() -> None:

@@ -14,16 +14,15 @@ import resource
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
 import torch
 
-from benchmarks.clock import Clock
+from benchmarks.clock import stamps_of
 from datamodules import IID, Sampled, SplitOwn, TensorDataModule
 from models import LogisticRegression
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, LocalTrain
 
 CASES = [  # clients, clients a round, method
@@ -59,28 +58,19 @@ def data(clients: int) -> TensorDataModule:
 
 def measure(clients: int, cohort: int, method: str) -> dict[str, float | list[float]]:
     """One case: seconds of set-up, of every round but the first, and after the last; memory."""
-    before = peak()
-    federated, clock = data(clients), Clock()
+    before, federated = peak(), data(clients)
     begun = time.perf_counter()
     federated.setup()
     setup = time.perf_counter() - begun
+    network = LogisticRegression(784)
     algorithm = {"FedAvg": FedAvg, "LocalTrain": LocalTrain}[method]
-    with tempfile.TemporaryDirectory() as root:
-        trainer = Trainer(
-            max_epochs=ROUNDS + 1,
-            accelerator="cpu",
-            default_root_dir=root,
-            callbacks=[clock],
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-        )
-        network = algorithm(LogisticRegression(784), lr=0.01, local_epochs=1, batch_size=10)
-        trainer.fit(network, datamodule=FederatedLoop(federated, clients_per_round=cohort))
-        end = time.perf_counter() - clock.stamps[-1]
+    learner = algorithm(network, lr=0.01, local_epochs=1, batch_size=10)
+    loop = FederatedLoop(federated, clients_per_round=cohort)
+    stamps = stamps_of(learner, loop, ROUNDS + 1)
+    end = time.perf_counter() - stamps[-1]
     return {
         "setup": setup,
-        "rounds": np.diff(clock.stamps)[1:].tolist(),
+        "rounds": np.diff(stamps)[1:].tolist(),
         "end": end,
         "memory": peak() - before - federated.samples.nbytes,
     }

@@ -19,6 +19,7 @@ from benchmarks.workloads import BATCH, RATE, WORKLOADS
 from pfl.algorithms.module import GROUP_FLOATS
 from pfl.batch import default_loss
 from pfl.clients import ClientData, Clients
+from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 
@@ -45,7 +46,7 @@ def training(key: str) -> tuple[Callable[[], None], int]:
     def train() -> None:
         for group in Clients(loop.cohort(0), 0, data).groups(size):
             w = space.vector.detach().repeat(len(group), 1)
-            oracle.descend(w, group.blocks(BATCH, workload.epochs), RATE)
+            oracle.descend(w, group.blocks(BATCH, workload.epochs), Step(RATE))
 
     samples = workload.per_round * workload.samples * workload.epochs
     return train, samples * products(workload.make(), workload.shape)

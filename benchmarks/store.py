@@ -8,20 +8,16 @@ whole rounds every one of 10,000 clients makes one local epoch of one batch of 5
 
 import platform
 import statistics
-import sys
-import tempfile
 import time
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.clock import Clock
+from benchmarks.clock import stamps_of
 from datamodules import IID, TensorDataModule
 from models import LogisticRegression
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedCLUP, FedSLR, LocalTrain
 from pfl.store import ClientStore
 
@@ -67,23 +63,11 @@ def round_of(method: str, memory: float | None) -> None:
     inputs = torch.randn(5 * CLIENTS, WIDTH // 10 - 1, generator=generator)
     targets = torch.randint(10, (5 * CLIENTS,), generator=generator)
     data = TensorDataModule(inputs, targets, num_clients=CLIENTS, partition=IID())
-    clock = Clock()
-    with tempfile.TemporaryDirectory() as root:
-        trainer = Trainer(
-            max_epochs=ROUNDS,
-            accelerator="cpu",
-            default_root_dir=Path(root),
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            limit_val_batches=0,
-            callbacks=[clock],
-        )
-        algorithm = METHODS[method](LogisticRegression(WIDTH // 10 - 1, 10), lr=0.05, batch_size=5)
-        loop = FederatedLoop(data, clients_at_once=CHUNK, state_memory=memory, evaluate=())
-        with redirect_stdout(sys.stderr):
-            trainer.fit(algorithm, datamodule=loop)
+    algorithm = METHODS[method](LogisticRegression(WIDTH // 10 - 1, 10), lr=0.05, batch_size=5)
+    loop = FederatedLoop(data, clients_at_once=CHUNK, state_memory=memory, evaluate=())
+    stamps = stamps_of(algorithm, loop, ROUNDS)
     used = {tier: f"{n / 1e6:,.0f}" for tier, n in algorithm.store.tiers.used.items()}
-    seconds = statistics.median(np.diff(clock.stamps)[1:].tolist())
+    seconds = statistics.median(np.diff(stamps)[1:].tolist())
     print(f"| {method} | {memory} | {seconds:.2f} | {used['memory']} | {used['file']} |")
 
 

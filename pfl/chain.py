@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
+from pfl.local import Step
 from pfl.parameters import ParameterSpace
 from pfl.scripting import scripted
 
@@ -80,7 +81,7 @@ class Models:
     """
 
     def __init__(self, chain: Chain, w: Tensor) -> None:
-        self.chain, self.alone = chain, len(w) == 1
+        self.chain, self.w, self.alone = chain, w, len(w) == 1
         self.parameters: list[list[Tensor]] = []
         for step in chain.steps:
             views = [
@@ -107,10 +108,9 @@ class Models:
         kept: tuple[list[Tensor], list[Tensor]],
         d: Tensor,
         into: Models,
-        beta: float,
-        alpha: float,
+        step: Step,
     ) -> None:
-        """Put the gradients g into other models: into <- beta into + alpha g.
+        """Move other models by the gradients here, as a step does before it is finished.
 
         Args:
             kept: Of `forward`.
@@ -118,7 +118,8 @@ class Models:
         """
         chain = self.chain
         first, here, there = chain.first, self.parameters, into.parameters
-        backward(*kept, d, chain.kinds, chain.settings, first, here, there, beta, alpha)
+        factors = (step.shrink, -step.lr)
+        backward(*kept, d, chain.kinds, chain.settings, first, here, there, *factors)
 
     def train(
         self,
@@ -127,12 +128,11 @@ class Models:
         picks: Tensor,
         weights: Tensor | None,
         into: Models,
-        beta: float,
-        alpha: float,
+        step: Step,
     ) -> Tensor:
-        """For K batches, one after another: into <- beta into + alpha g, g of cross entropies.
+        """Steps of `into` by K batches, one after another, along gradients of cross entropies.
 
-        `into` may be this: with beta 1 and alpha -lr these are steps of gradient descent.
+        `into` is this if the step has no offset.
 
         Args:
             inputs: Samples as a `Block` has them, [N, ...].
@@ -158,8 +158,13 @@ class Models:
             chain.first,
             self.parameters,
             into.parameters,
-            beta,
-            alpha,
+            self.w,
+            into.w,
+            step.lr,
+            step.shrink,
+            step.shift,
+            step.offset,
+            step.threshold,
         )
         return losses.view(len(losses), -1)
 
@@ -243,7 +248,7 @@ def backward(
     beta: float,
     alpha: float,
 ) -> None:
-    """See `Models.backward`."""
+    """See `Models.backward`: into <- beta into + alpha g."""
     for k in range(len(kinds) - first):
         n = len(kinds) - 1 - k
         kind, s, x, y, on = kinds[n], settings[n], values[n], values[n + 1], n > first
@@ -303,15 +308,22 @@ def train(
     first: int,
     parameters: list[list[Tensor]],
     into: list[list[Tensor]],
-    beta: float,
-    alpha: float,
+    w: Tensor,
+    v: Tensor,
+    lr: float,
+    shrink: float,
+    shift: Tensor | None,
+    offset: Tensor | None,
+    threshold: float,
 ) -> Tensor:
-    """See `Models.train`."""
+    """See `Models.train`; w and v are what `parameters` and `into` are views of."""
     means: list[Tensor] = []
     dtype = parameters[first][0].dtype
     if flat:
         inputs = inputs.flatten(1)
     for k in range(picks.size(0)):
+        if offset is not None:
+            torch.add(v, offset, out=w)
         index = picks[k].flatten()
         x = inputs.index_select(0, index)
         if x.dtype == torch.uint8:  # as datamodules.samples.scaled
@@ -326,11 +338,15 @@ def train(
         losses, d = cross_entropy(values[-1], y)
         if weights is None:
             means.append(losses.mean(-1))
-            scale = alpha / losses.size(-1)
+            scale = -lr / losses.size(-1)
         else:
             means.append((losses * weights[k]).sum(-1))
-            scale, d = alpha, d * weights[k].unsqueeze(-1)
-        backward(values, kept, d, kinds, settings, first, parameters, into, beta, scale)
+            scale, d = -lr, d * weights[k].unsqueeze(-1)
+        backward(values, kept, d, kinds, settings, first, parameters, into, shrink, scale)
+        if shift is not None:
+            v.add_(shift)
+        if threshold > 0.0:
+            v.copy_(torch.nn.functional.softshrink(v, threshold))
     return torch.stack(means)
 
 

@@ -30,7 +30,7 @@ def save(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
         "samples_seen": algorithm.samples_seen,
         "bytes": [algorithm.bytes_down, algorithm.bytes_up],
         "clients": merge_rows(gather(algorithm.store.state_dict())),
-        "ledger": algorithm.client_bytes(),
+        "ledger": algorithm.client_bytes().state_dict(),
     }
 
 

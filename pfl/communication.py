@@ -92,16 +92,17 @@ class Ledger:
         return sums[0], sums[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counts as tensors."""
-        return {
-            "uplink": torch.from_numpy(self.uplink.copy()),
-            "downlink": torch.from_numpy(self.downlink.copy()),
-        }
+        """The counts of the clients that have any (`clients`), as tensors."""
+        ids = np.flatnonzero(self.uplink | self.downlink)
+        state = {"clients": ids, "uplink": self.uplink[ids], "downlink": self.downlink[ids]}
+        return {name: torch.from_numpy(values) for name, values in state.items()}
 
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`."""
-        self.uplink = state["uplink"].numpy().copy()
-        self.downlink = state["downlink"].numpy().copy()
+    def load_state_dict(self, *states: dict[str, Tensor]) -> None:
+        """The inverse of `state_dict`, or the sum of several."""
+        for name, counts in (("uplink", self.uplink), ("downlink", self.downlink)):
+            counts[:] = 0
+            for state in states:
+                counts[state["clients"].numpy()] += state[name].numpy()
 
 
 def _bytes(count: int | Tensor) -> int | np.ndarray:

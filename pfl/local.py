@@ -1,19 +1,55 @@
-"""The clients' local optimizer: steps on the rows of a [C, P] matrix."""
+"""The clients' local steps on the rows of a [C, P] matrix: plain ones, and those of optimizers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl.errors import ConfigError
+from pfl.proximal import soft_threshold
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
 """Makes an optimizer of parameters; configured in YAML by class path and arguments."""
 
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A plain step of v [C, P]: v <- soft(shrink v - lr g + shift, threshold), g at v + offset.
+
+    Attributes:
+        lr: Learning rate.
+        shrink: Factor on v, such as 1 - lr * weight_decay.
+        shift, offset: [C, P], or None for zero.
+        threshold: Of `soft_threshold`.
+    """
+
+    lr: float
+    shrink: float = 1.0
+    shift: Tensor | None = None
+    offset: Tensor | None = None
+    threshold: float = 0.0
+
+    def rows(self, rows: slice) -> Step:
+        """The step of some rows of v."""
+        shift, offset = (None if t is None else t[rows] for t in (self.shift, self.offset))
+        return replace(self, shift=shift, offset=offset)
+
+    def finish(self, v: Tensor) -> None:
+        """What comes after the gradient, in place."""
+        if self.shift is not None:
+            v.add_(self.shift)
+        if self.threshold > 0:
+            v.copy_(soft_threshold(v, self.threshold))
+
+
+TAKE_GRADIENT = Step(lr=-1.0, shrink=0.0)
+"""The step that puts g in the place of v."""
 
 
 class LocalOptimizer:

@@ -22,6 +22,7 @@ from pfl.batch import Batch, Block, default_loss
 from pfl.chain import Chain, Models
 from pfl.errors import ConfigError
 from pfl.inspection import Engine, inspect, name_of
+from pfl.local import TAKE_GRADIENT, Step
 from pfl.parameters import BufferSpace, ParameterSpace
 from pfl.randomness import isolated
 
@@ -97,10 +98,10 @@ class Oracle:
         g[A:] = 0
         if (chain := self._chain_for(w)) is not None:
             models, into = chain.models(w[:A]), chain.models(g[:A])
-            loss = self._chained(models, Block.of(batch, w.dtype), into, 0.0, 1.0)
+            loss = self._chained(models, Block.of(batch, w.dtype), into, TAKE_GRADIENT)
         elif self.engine == "loop":
 
-            def keep(c: int, _: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
+            def keep(c: int, _: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
                 torch.cat([piece.reshape(-1) for piece in pieces], out=g[c])
 
             loss = self._each(w, batch, buffers, keep)
@@ -110,47 +111,52 @@ class Oracle:
 
     @torch.no_grad()
     def descend(
-        self,
-        w: Tensor,
-        blocks: Iterable[Block],
-        lr: float,
-        weight_decay: float = 0.0,
-        buffers: Tensor | None = None,
+        self, v: Tensor, blocks: Iterable[Block], step: Step, buffers: Tensor | None = None
     ) -> tuple[Tensor, list[int]]:
-        """Plain gradient descent in place, w <- w - lr (g + weight_decay w), batch by batch.
+        """Plain steps in place, batch by batch.
 
-        The same as `gradient` and that line, but faster: g is not written down where the engine
-        can do without. Rows of w [C, P] that a batch does not have keep their place.
+        The same as `gradient` and the line that `Step` says, but faster: g is not written down
+        where the engine can do without. Rows of v [C, P] that a batch does not have keep their
+        place.
 
         Returns:
             The mean losses of all rows of all batches, one after another, and their counts.
         """
-        shrink, chain = 1 - lr * weight_decay, self._chain_for(w)
-        models, active = [], 0
-        losses, counts = [w.new_empty(0)], []
-
-        def move(c: int, places: list[nn.Parameter], pieces: Sequence[Tensor]) -> None:
-            if shrink != 1:
-                w[c].mul_(shrink)
-            for place, piece in zip(places, pieces, strict=True):  # places are views of w[c]
-                place.sub_(piece, alpha=lr)
-
+        chain, active = self._chain_for(v), 0
+        losses, counts = [v.new_empty(0)], []
         for block in blocks:
-            rows = w[: block.clients]
+            rows, taken = v[: block.clients], step.rows(slice(block.clients))
             counts += block.counts.ravel().tolist()
-            if chain is not None:
-                if block.clients != active:
-                    models, active = chain.models(rows), block.clients
-                losses.append(self._chained(models, block, models, shrink, -lr))
+            if chain is None:
+                losses += [self._descend(rows, batch, step, buffers) for batch in block]
                 continue
-            for batch in block:
-                if self.engine == "loop":
-                    loss = self._each(w, batch, buffers, move)
-                else:
-                    loss, g = self._vmapped(w, batch)
-                    rows.mul_(shrink).sub_(g, alpha=lr)
-                losses.append(loss)
+            if block.clients != active:
+                active, into = block.clients, chain.models(rows)
+                apart = taken.offset is not None
+                models = chain.models(torch.empty_like(rows)) if apart else into
+            losses.append(self._chained(models, block, into, taken))
         return torch.cat(losses), counts
+
+    def _descend(self, rows: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+        """One batch for the first rows of v; the batch may have fewer than they are."""
+        rows, step = rows[: batch.clients], step.rows(slice(batch.clients))
+        w = rows if step.offset is None else rows + step.offset
+
+        def move(c: int, places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+            if step.offset is not None:  # else they are views of the row already
+                places = list(self.space.split(rows[c]).values())
+            if step.shrink != 1:
+                rows[c].mul_(step.shrink)
+            for place, piece in zip(places, pieces, strict=True):
+                place.sub_(piece, alpha=step.lr)
+
+        if self.engine == "loop":
+            loss = self._each(w, batch, buffers, move)
+        else:
+            loss, g = self._vmapped(w, batch)
+            rows.mul_(step.shrink).sub_(g, alpha=step.lr)
+        step.finish(rows)
+        return loss
 
     @torch.no_grad()
     def evaluate(
@@ -192,7 +198,7 @@ class Oracle:
         w: Tensor,
         batch: Batch,
         buffers: Tensor | None,
-        take: Callable[[int, list[nn.Parameter], Sequence[Tensor]], None],
+        take: Callable[[int, Sequence[Tensor], Sequence[Tensor]], None],
     ) -> Tensor:
         """Client after client; `take` gets its row, its parameters and their gradients."""
         losses, own_randomness = [], isolated if self.random else nullcontext
@@ -237,36 +243,49 @@ class Oracle:
         return self.chain is not None and self.loss is default_loss
 
     def _chained(
-        self, models: list[Models], block: Block, into: list[Models], beta: float, alpha: float
+        self,
+        models: list[Models],
+        block: Block,
+        into: list[Models],
+        step: Step,
     ) -> Tensor:
-        """into <- beta into + alpha g, batch by batch; the losses, [K A]."""
+        """Move `into` batch by batch, by the gradients of `models`; the losses, [K A]."""
         if not self.scripted(block.targets):
-            losses = [self._by_loss(models, batch, into, beta, alpha) for batch in block]
-            return torch.cat(losses)
+            return torch.cat([self._by_loss(models, batch, into, step) for batch in block])
         stored = (block.inputs, block.targets)
         if len(models) == 1:
             weights = block.sample_weights()
-            return models[0].train(*stored, block.picks, weights, into[0], beta, alpha).flatten()
+            return models[0].train(*stored, block.picks, weights, into[0], step).flatten()
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
             changes = np.flatnonzero(np.diff(block.counts[:, c])) + 1
+            client = slice(c, c + 1)
+            own = step.rows(client)
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
-                steps, client = slice(first, last), slice(c, c + 1)
+                steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                mean = model.train(*stored, picks, None, into[c], beta, alpha)
-                means[steps, client] = mean
+                means[steps, client] = model.train(*stored, picks, None, into[c], own)
         return means.flatten()
 
     def _by_loss(
-        self, models: list[Models], batch: Batch, into: list[Models], beta: float, alpha: float
+        self,
+        models: list[Models],
+        batch: Batch,
+        into: list[Models],
+        step: Step,
     ) -> Tensor:
         """The same for one batch and any loss; losses [A]."""
         if len(models) < batch.clients:  # all at once
-            parts = [(models[0], batch, into[0])]
+            parts = [(models[0], batch, into[0], step)]
         else:
-            parts = [(model, batch.only(c), into[c]) for c, model in enumerate(models)]
+            parts = [
+                (model, batch.only(c), into[c], step.rows(slice(c, c + 1)))
+                for c, model in enumerate(models)
+            ]
         means = []
-        for model, part, place in parts:
+        for model, part, place, own in parts:
+            if own.offset is not None:
+                torch.add(place.w, own.offset, out=model.w)
             kept = model.forward(part.inputs)
             with torch.enable_grad(), self.precision():
                 outputs = kept[0][-1].requires_grad_()
@@ -275,7 +294,8 @@ class Oracle:
                 weights = part.sample_weights(losses.dtype)
                 loss = (losses.view_as(weights) * weights).sum(1)
                 (d,) = torch.autograd.grad(loss.sum(), outputs)
-            model.backward(kept, d, place, beta, alpha)
+            model.backward(kept, d, place, own)
+            own.finish(place.w)
             means.append(loss.detach())
         return torch.cat(means)
 

@@ -10,6 +10,7 @@ from torch import nn
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl.batch import Batch, Block, default_loss
 from pfl.chain import Chain, cross_entropy
+from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 
@@ -137,7 +138,7 @@ def test_convolutions_have_the_gradients_of_autograd(name, targets):
         assert (oracle.chain is None) == (engine == "loop") and oracle.engine == "loop"
         loss, g = oracle.gradient(w, given)
         moved = w.clone()
-        losses, seen = oracle.descend(moved, [Block.of(given, w.dtype)] * 3, 0.1, 0.01)
+        losses, seen = oracle.descend(moved, [Block.of(given, w.dtype)] * 3, Step(0.1, 0.999))
         assert seen == 3 * counts
         found.append((loss, g, moved, losses))
     for one, other in zip(*found, strict=True):

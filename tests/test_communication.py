@@ -109,16 +109,21 @@ def test_the_ledger_counts_beyond_32_bits():
 
 
 def test_the_ledger_comes_back_from_its_state():
+    """The state holds only clients with bytes: it is small where few of many took part."""
     ledger, other = Ledger(3), Ledger(3)
     ledger.add(np.array([1, 2]), 10, torch.tensor([3, 4]))
     state = ledger.state_dict()
+    assert state["clients"].tolist() == [1, 2]
     ledger.add(np.array([1]), 1, 1)  # the state is a copy, not a window
     other.load_state_dict(state)
     assert other.downlink.tolist() == [0, 10, 10]
     assert other.uplink.tolist() == [0, 3, 4]
     other.add(np.array([0]), 5, 5)  # and what was loaded is another copy
-    assert state["downlink"].tolist() == [0, 10, 10]
+    assert state["downlink"].tolist() == [10, 10]
     assert all(isinstance(value, torch.Tensor) for value in state.values())
+    ledger.load_state_dict(state, other.state_dict())  # two processes' counts, instead of its own
+    assert ledger.downlink.tolist() == [5, 20, 20]
+    assert ledger.uplink.tolist() == [5, 6, 8]
 
 
 def test_fedavg_with_resnet18_is_the_893_92_gb_of_the_fedslr_paper():

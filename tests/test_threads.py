@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import MLP, LeNet5, SmallCNN
+from models import CNN, MLP, LeNet5, SmallCNN
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedProx, FedSLR
 from pfl.algorithms.module import GROUP_FLOATS
 from pfl.batch import Batch, Block, default_loss
+from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 from pfl.threads import ClientThreads
@@ -52,7 +53,7 @@ def test_threads_change_no_bit(make, side, threads):
 
     def train(group):
         w, batch, buffers = (x.clone() if isinstance(x, torch.Tensor) else x for x in group)
-        losses, _ = oracle.descend(w, [Block.of(batch, w.dtype)] * 10, 0.1, 0.01, buffers)
+        losses, _ = oracle.descend(w, [Block.of(batch, w.dtype)] * 10, Step(0.1, 0.999), buffers)
         return w, losses, buffers
 
     wanted = [train(group) for group in groups]
@@ -110,7 +111,17 @@ def fit(root, make, threads, network, callback=None):
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedProx, FedSLR])
-@pytest.mark.parametrize("network", [lambda: SmallCNN(width=4), batchnorm, dropout])
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: SmallCNN(width=4),
+        lambda: MLP(64, (8,)),
+        lambda: CNN(image_size=8),
+        batchnorm,
+        dropout,
+    ],
+    ids=["SmallCNN", "MLP", "CNN", "BatchNorm", "dropout"],
+)
 def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
     """Up to the rounding of sums over groups; and the logged losses too."""
     one, two = (fit(tmp_path, kind, threads, network) for threads in (1, 2))

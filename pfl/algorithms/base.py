@@ -16,8 +16,9 @@ from pfl.batch import Block
 from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
-from pfl.local import LocalOptimizer, OptimizerFactory, check_elementwise
+from pfl.local import LocalOptimizer, OptimizerFactory, Step, check_elementwise
 from pfl.oracle import Engine
+from pfl.proximal import soft_threshold
 from pfl.strategy import gather
 
 Plan = tuple[int | None, int, int | None, str]  # batch size, epochs, steps, purpose
@@ -159,20 +160,24 @@ class FederatedAlgorithm(FederatedModule):
         self,
         clients: Clients,
         start: Tensor,
-        direction: Callable[[Tensor, Tensor], Tensor] | None = None,
         *,
-        at: Callable[[Tensor], Tensor] | None = None,
+        tilt: Tensor | None = None,
+        pull: float = 0.0,
+        center: Tensor | float = 0.0,
+        sparsity: float = 0.0,
+        offset: Tensor | None = None,
         prox: Callable[[Tensor, float], Tensor] | None = None,
         epochs: int | None = None,
         name: str = "train",
     ) -> Tensor:
-        """Local training: v <- prox(v - lr * direction(v, g)), g the gradient at `at(v)`.
+        """Local training of f_i(v + offset) + <tilt, v> + pull/2 |v - center|^2 + sparsity |v|_1.
+
+        Proximal steps v <- soft(v - lr (g + tilt + pull (v - center)), lr sparsity), g a
+        mini-batch's gradient at v + offset; or the method's `optimizer` takes that direction.
 
         Args:
-            start: [P] for all clients or [C, P].
-            direction: Of v [C, P] and g [C, P]; None: g itself.
-            at: Where the gradient is taken; None: at v.
-            prox: Applied after each step with the learning rate; None: nothing.
+            start: Of v, [P] for all clients or [C, P]. So are `tilt`, `center` and `offset`.
+            prox: Applied after each step with the learning rate, such as one that lowers ranks.
             epochs: Instead of the method's `local_epochs` and `local_steps`.
             name: Keys the order of samples, and names the logged loss `<name>/loss`.
 
@@ -183,29 +188,39 @@ class FederatedAlgorithm(FederatedModule):
         lr = self.learning_rate(clients.round)
         steps = self.local_steps if epochs is None else None
         plan = (self.batch_size, epochs or self.local_epochs, steps, name)
-        if direction is None and at is None and prox is None and self.optimizer_factory is None:
-            self._descend(clients, v, lr, plan)
+        offset = None if offset is None else offset.expand_as(v)
+        drift = pull * center if pull else 0.0
+        drift = drift if tilt is None else drift - tilt
+        if prox is None and self.optimizer_factory is None:
+            shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
+            shrink = 1 - lr * (self.weight_decay + pull)
+            self._descend(clients, v, Step(lr, shrink, shift, offset, lr * sparsity), plan)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
         for batch in clients.batches(*plan):
-            loss, g = self.oracle.gradient(at(v) if at else v, batch, clients.buffers)
-            optimizer.step(direction(v, g) if direction else g, batch.clients)
+            at = v if offset is None else v + offset
+            loss, g = self.oracle.gradient(at, batch, clients.buffers)
+            if pull or tilt is not None:
+                g = g + pull * v - drift
+            optimizer.step(g, batch.clients)
+            rows = v[: batch.clients]
+            if sparsity > 0:
+                rows.copy_(soft_threshold(rows, lr * sparsity))
             if prox:
-                rows = v[: batch.clients]
                 rows.copy_(prox(rows, lr))
             self.observe(name, loss, batch.counts)
         return v
 
-    def _descend(self, clients: Clients, v: Tensor, lr: float, plan: Plan) -> None:
-        """Plain local SGD of v [C, P] in place, by several threads where none needs the lock."""
+    def _descend(self, clients: Clients, v: Tensor, step: Step, plan: Plan) -> None:
+        """Plain local steps of v [C, P] in place, by several threads where none needs the lock."""
         data = clients.data
         free = data.in_memory and self.oracle.scripted(data.samples.targets)
         parts = self.threads.workers(len(clients)) if free else 1
 
         def descend(part: int, blocks: Iterable[Block]) -> tuple[Tensor, list[int]]:
-            rows = v[part::parts]
+            rows = slice(part, None, parts)
             with torch.no_grad():
-                return self.oracle.descend(rows, blocks, lr, self.weight_decay, clients.buffers)
+                return self.oracle.descend(v[rows], blocks, step.rows(rows), clients.buffers)
 
         shares: list[Iterable[Block]] = [clients.blocks(*plan)]
         if parts > 1:  # every second client and so on, since the first ones have more samples

@@ -146,7 +146,7 @@ class FedCLUP(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Local steps from the client's own model; sends it."""
         penalty = self.coupling
-        w_i = self.local_sgd(clients, clients.state["w"], lambda v, g: g + penalty * (v - w))
+        w_i = self.local_sgd(clients, clients.state["w"], pull=penalty, center=w)
         if penalty > 0:
             w_i[clients.empty] = w  # without samples only the penalty holds them
         clients.state["w"] = w_i

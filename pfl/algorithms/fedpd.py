@@ -162,22 +162,22 @@ class FedPD(FederatedAlgorithm):
         return self.space.size * self.global_model.element_size() if sent else 0
 
     def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
-        """(Stochastic) gradient steps on L_i."""
-        lr, tolerance = self.learning_rate(clients.round), self.residual_tolerance
-        moving = np.ones(len(clients), bool)
+        """(Stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
+        tolerance, pull = self.residual_tolerance, 1 / self.proximal_step
+        if tolerance is None:
+            return self.local_sgd(clients, x, tilt=lam, pull=pull, center=x0)
+        lr, moving = self.learning_rate(clients.round), np.ones(len(clients), bool)
         for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
             # Who has stopped would not evaluate a gradient: it is not counted.
             counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
             g = self._gradient(clients, x, batch, counted)
             rows = slice(0, batch.clients)
-            residual = (g + lam + (x - x0) / self.proximal_step)[rows]
-            if tolerance is not None:
-                above = residual.square().sum(1) > tolerance
-                residual = residual * above[:, None]
-                moving[rows] = above.cpu().numpy()
-                if not moving[rows].any():
-                    break
-            x[rows] -= lr * residual
+            residual = (g + lam + pull * (x - x0))[rows]
+            above = residual.square().sum(1) > tolerance
+            moving[rows] = above.cpu().numpy()
+            if not moving[rows].any():
+                break
+            x[rows] -= lr * residual * above[:, None]
         return x
 
     def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:

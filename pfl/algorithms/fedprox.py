@@ -33,4 +33,4 @@ class FedProx(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Proximal local SGD; sends v."""
-        return self.local_sgd(clients, w, lambda v, g: g + self.proximal_weight * (v - w))
+        return self.local_sgd(clients, w, pull=self.proximal_weight, center=w)

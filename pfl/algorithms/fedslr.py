@@ -104,15 +104,13 @@ class FedSLR(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Phases I and II; sends w_i."""
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
-        w_i = self.local_sgd(clients, w, lambda v, g: g - gamma + (v - w) / step)
+        w_i = self.local_sgd(clients, w, tilt=-gamma, pull=1 / step, center=w)
         clients.state["gamma"] = gamma + (w - w_i) / step
+        simple: dict[str, Any] = {"sparsity": self.sparse_penalty}
+        if self.personal_component == "low_rank":
+            simple = {"prox": lambda p, lr: low_rank(self.space, p, self.sparse_penalty * lr)[0]}
         clients.state["p"] = self.local_sgd(
-            clients,
-            p,
-            at=lambda p: w + p,
-            prox=lambda p, lr: self._prox(self.personal_component, p, self.sparse_penalty * lr)[0],
-            epochs=self.personal_epochs,
-            name="personal",
+            clients, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
         return w_i
 

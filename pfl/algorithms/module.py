@@ -275,13 +275,14 @@ class FederatedModule(LightningModule):
             self.trainer.precision_plugin.convert_module(self)
             check(self, self._loaded, self._loop.datamodule.partition.hash)
 
-    def client_bytes(self) -> dict[str, Tensor]:
-        """Bytes that every client has sent (`uplink`) and received (`downlink`), int64 [M].
+    def client_bytes(self) -> Ledger:
+        """Bytes of every client, over all processes.
 
         Every process must call it.
         """
-        counts = [ledger.state_dict() for ledger in gather(self.ledger)]
-        return {way: torch.stack([c[way] for c in counts]).sum(0) for way in counts[0]}
+        ledger = Ledger(self._loop.num_clients)
+        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        return ledger
 
     def _reduce(self, values: Tensor) -> Tensor:
         """Sum over processes; every process takes part, also one without clients."""

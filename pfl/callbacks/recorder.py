@@ -252,7 +252,8 @@ def client_columns(
             columns[f"{split}_{kind}_{number}"] = scores[number]
     if alone is not None:
         columns |= {f"test_alone_{number}": alone[number] for number in ("accuracy", "loss")}
-    columns |= {f"{way}_bytes": count.numpy() for way, count in algorithm.client_bytes().items()}
+    ledger = algorithm.client_bytes()
+    columns |= {"uplink_bytes": ledger.uplink, "downlink_bytes": ledger.downlink}
     return columns
 
 

@@ -231,7 +231,9 @@ def everything(algorithm: FederatedAlgorithm) -> dict[str, torch.Tensor]:
         found[f"seen {name}"] = torch.as_tensor(algorithm.store.seen(name))
     for name, value in _flat(algorithm.trainer.optimizers[0].state_dict()):
         found[f"server optimizer {name}"] = value
-    found |= {f"ledger {name}": value for name, value in algorithm.ledger.state_dict().items()}
+    ledger = algorithm.ledger
+    for way, counts in (("downlink", ledger.downlink), ("uplink", ledger.uplink)):
+        found[f"ledger {way}"] = torch.from_numpy(counts.copy())
     found |= {
         f"row {name}": torch.tensor(float(value), dtype=torch.float64)
         for name, value in algorithm.row.items()

@@ -1,5 +1,6 @@
 """What the benchmarks share: rounds with nothing on but the CSV files, and when they begin."""
 
+import itertools
 import sys
 import tempfile
 import time
@@ -52,3 +53,8 @@ def stamps_of(
         with redirect_stdout(sys.stderr):  # what a run says at its end
             trainer.fit(method, datamodule=loop)
     return clock.stamps
+
+
+def seconds_of(stamps: list[float]) -> list[float]:
+    """Of each round but the first, which warms up."""
+    return [end - begin for begin, end in itertools.pairwise(stamps)][1:]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.benchmark import Timer
 
-from benchmarks.clock import stamps_of
+from benchmarks.clock import seconds_of, stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
 from pfl.algorithms import FedAvg, FedSLR
 
@@ -84,10 +84,9 @@ def measure(key: str, device: torch.device, precision: Any) -> dict[str, float]:
         torch.cuda.reset_peak_memory_stats()
     algorithm = method(network, lr=RATE, local_epochs=workload.epochs, batch_size=batch)
     settings = {"accelerator": device.type, "precision": precision}
-    found = stamps_of(algorithm, workload.loop(), workload.rounds + 1, **settings)
-    stamps = torch.tensor(found, dtype=torch.float64)
+    stamps = stamps_of(algorithm, workload.loop(), workload.rounds + 1, **settings)
     samples = algorithm.samples_seen / (workload.rounds + 1)
-    seconds = statistics.median(stamps.diff()[1:].tolist())
+    seconds = statistics.median(seconds_of(stamps))
     return {
         "seconds": seconds,
         "images": samples / seconds,

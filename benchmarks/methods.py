@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.clock import stamps_of
+from benchmarks.clock import seconds_of, stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
 from pfl import FederatedLoop, algorithms
 
@@ -41,8 +41,8 @@ def milliseconds(name: str, workload: Workload) -> float:
     settings = {"local_epochs": workload.epochs, "batch_size": BATCH, **METHODS[name]}
     method = getattr(algorithms, name)(workload.make(), lr=RATE, **settings)
     loop = FederatedLoop(workload.data(), clients_per_round=None if everyone else clients)
-    stamps = torch.tensor(stamps_of(method, loop, workload.rounds + 1), dtype=torch.float64)
-    return 1000 * statistics.median(stamps.diff()[1:].tolist()) * workload.per_round / clients
+    seconds = statistics.median(seconds_of(stamps_of(method, loop, workload.rounds + 1)))
+    return 1000 * seconds * workload.per_round / clients
 
 
 def main() -> None:

@@ -22,21 +22,20 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.clock import Clock
+from benchmarks.clock import Clock, seconds_of, stamps_of
 from benchmarks.compare import machine
 from datamodules import IID, SplitOwn, TensorDataModule
 from models import LogisticRegression
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.clients import Clients
 
 ROUNDS, REPETITIONS, STARTS = 200, 5, 5
 
 
-def milliseconds(clock: Clock) -> float:
-    """Median time of an epoch, the first ones left out."""
-    times = torch.tensor(clock.stamps[:-1], dtype=torch.float64).diff()[10:]
-    return 1000 * float(times.median())
+def milliseconds(stamps: list[float]) -> float:
+    """Median time of an epoch, without the first ones and the last."""
+    return 1000 * statistics.median(seconds_of(stamps[:-1])[9:])
 
 
 class Idle(FedAvg):
@@ -61,27 +60,16 @@ class Bare(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "enable_progress_bar": False,
-    "enable_checkpointing": False,
-    "limit_val_batches": 0,
-}
-
-
-def ours(root: str) -> float:
-    clock, samples = Clock(), torch.zeros(3000, 1, 28, 28)
+def ours() -> float:
     data = TensorDataModule(
-        samples,
+        torch.zeros(3000, 1, 28, 28),
         torch.arange(3000) % 10,
         num_clients=100,
         partition=IID(),
         protocol=SplitOwn(test=0.0, validation=0.0),
     )
-    trainer = Trainer(max_epochs=ROUNDS, default_root_dir=root, callbacks=[clock], **QUIET)
     loop = FederatedLoop(data, clients_per_round=10)
-    trainer.fit(Idle(LogisticRegression(784)), datamodule=loop)
-    return milliseconds(clock)
+    return milliseconds(stamps_of(Idle(LogisticRegression(784)), loop, ROUNDS))
 
 
 def bare(root: str) -> float:
@@ -92,10 +80,13 @@ def bare(root: str) -> float:
         callbacks=[clock],
         log_every_n_steps=1,
         enable_model_summary=False,
-        **QUIET,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+        limit_val_batches=0,
     )
     trainer.fit(Bare(), loader)
-    return milliseconds(clock)
+    return milliseconds(clock.stamps)
 
 
 def seconds(*command: str) -> float:
@@ -123,7 +114,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         rounds: dict[str, list[float]] = {"round without local work": [], "bare epoch": []}
         for _ in range(REPETITIONS):
-            rounds["round without local work"].append(ours(root))
+            rounds["round without local work"].append(ours())
             rounds["bare epoch"].append(bare(root))
         begun = starts(root)
     print(f"{machine()}\n")

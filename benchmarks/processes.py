@@ -16,10 +16,9 @@ import sys
 from datetime import date
 from typing import Any
 
-import numpy as np
 import torch
 
-from benchmarks.clock import stamps_of
+from benchmarks.clock import seconds_of, stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
 from pfl.algorithms import FedAvg
 
@@ -37,8 +36,10 @@ def measure(key: str, processes: int) -> None:
     method = FedAvg(workload.make(), lr=RATE, local_epochs=workload.epochs, batch_size=BATCH)
     stamps = stamps_of(method, workload.loop(), workload.rounds + 1, processes)
     if method.global_rank == 0:
-        seconds = np.diff(stamps)[1:].tolist()
-        print(json.dumps({"seconds": seconds, "loss": method.row["train/loss"]}), flush=True)
+        print(
+            json.dumps({"seconds": seconds_of(stamps), "loss": method.row["train/loss"]}),
+            flush=True,
+        )
 
 
 def run(key: str, processes: int, threads: int | None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import time
 import numpy as np
 import torch
 
-from benchmarks.clock import stamps_of
+from benchmarks.clock import seconds_of, stamps_of
 from datamodules import IID, Sampled, SplitOwn, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop
@@ -70,7 +70,7 @@ def measure(clients: int, cohort: int, method: str) -> dict[str, float | list[fl
     end = time.perf_counter() - stamps[-1]
     return {
         "setup": setup,
-        "rounds": np.diff(stamps)[1:].tolist(),
+        "rounds": seconds_of(stamps),
         "end": end,
         "memory": peak() - before - federated.samples.nbytes,
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.clock import stamps_of
+from benchmarks.clock import seconds_of, stamps_of
 from datamodules import IID, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop
@@ -67,7 +67,7 @@ def round_of(method: str, memory: float | None) -> None:
     loop = FederatedLoop(data, clients_at_once=CHUNK, state_memory=memory, evaluate=())
     stamps = stamps_of(algorithm, loop, ROUNDS)
     used = {tier: f"{n / 1e6:,.0f}" for tier, n in algorithm.store.tiers.used.items()}
-    seconds = statistics.median(np.diff(stamps)[1:].tolist())
+    seconds = statistics.median(seconds_of(stamps))
     print(f"| {method} | {memory} | {seconds:.2f} | {used['memory']} | {used['file']} |")
 
 

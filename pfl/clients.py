@@ -220,11 +220,9 @@ class Clients:
 
         Yields the rows that own the samples, and the samples' indices.
         """
-        indices, sizes = self.data.index(self.split), self.sizes
-        owners = np.repeat(np.arange(len(self)), sizes)
-        first = np.repeat(np.cumsum(sizes) - sizes, sizes)
-        starts = np.repeat(self.data.starts(self.split, self.ids), sizes)
-        places = starts + np.arange(len(owners)) - first
+        indices, starts = self.data.index(self.split), self.data.starts(self.split, self.ids)
+        owners, nth = order.spread(self.sizes)
+        places = starts[owners] + nth
         for begin in range(0, len(owners), limit):
             part = slice(begin, begin + limit)
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]

@@ -14,6 +14,12 @@ from pfl.scripting import scripted
 VISITS = 1 << 20  # of samples that are laid out at a time, 8 MiB
 
 
+def spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Whose every entry is, and which of its owner's, where client i has counts[i] of them."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def runs(wanted: np.ndarray, per_epoch: np.ndarray, size: int) -> Iterator[tuple[int, int, int]]:
     """All local steps, in runs of steps that the same clients take.
 
@@ -70,8 +76,7 @@ def shuffled(
         size: The most that one may have.
     """
     first, passes = epoch[0], epoch[-1] - epoch[0] + 1
-    owner = np.repeat(np.arange(len(passes)), passes)
-    nth = np.arange(len(owner)) - np.repeat(np.cumsum(passes) - passes, passes)
+    owner, nth = spread(passes)
     shuffles = np.vstack([owned[:, owner], first[owner] + nth])
     lengths = passes * owned[2]
     at = np.cumsum(lengths) - lengths + (epoch - first) * owned[2] + place

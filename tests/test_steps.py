@@ -8,12 +8,12 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, LeNet5, LogisticRegression, SmallCNN
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedProx
 from pfl.batch import Batch, Block, default_loss
 from pfl.local import TAKE_GRADIENT, Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
+from tests.problems import run
 
 NETWORKS = {
     "logistic": lambda: LogisticRegression(256, 3),
@@ -112,21 +112,6 @@ class Told(FedProx):
         return self.local_sgd(clients, 0.5 * w, prox=prox, **terms)
 
 
-def fit(root, method):
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        limit_val_batches=0,
-    )
-    data = DigitsDataModule(6, Dirichlet(1.0))
-    trainer.fit(method, datamodule=FederatedLoop(data, clients_per_round=4))
-    return method.global_model, method.row["train/loss"]
-
-
 @pytest.mark.parametrize("network", [lambda: MLP(64, (8,)), lambda: SmallCNN(width=4)])
 def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, network):
     """An optimizer of plain SGD takes the plain steps; all terms together, in 64-true."""
@@ -140,7 +125,9 @@ def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, ne
     ):
         torch.manual_seed(0)
         method = kind(network(), lr=0.05, weight_decay=0.1, batch_size=10, **extra)
-        ends.append(fit(tmp_path / str(number), method))
+        data = DigitsDataModule(6, Dirichlet(1.0))
+        run(method, data, 2, root=tmp_path / str(number), evaluate=(), clients_per_round=4)
+        ends.append((method.global_model, method.row["train/loss"]))
     for w, loss in ends[1:]:
         torch.testing.assert_close(w, ends[0][0], rtol=1e-10, atol=1e-12)
         assert loss == pytest.approx(ends[0][1], rel=1e-10)

@@ -123,13 +123,13 @@ class FedSLR(FederatedAlgorithm):
         else:
             rows = self.store.read("gamma", self.store.seen("gamma"), self.device)
             self.gamma_mean.copy_(self._reduce(rows.sum(0)) / total)
-        w, ranks = self._prox(
-            self.global_component,
-            mean["w"] - step * self.gamma_mean,
-            self.low_rank_penalty * step,
-        )
-        self.global_model.copy_(w)
-        self.ranks.copy_(ranks)
+        x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
+        if self.global_component == "sparse":
+            self.global_model.copy_(soft_threshold(x, threshold))
+        else:
+            w, ranks = low_rank(self.space, x, threshold)
+            self.global_model.copy_(w)
+            self.ranks.copy_(ranks)
 
     def personalized(self, clients: Clients) -> Tensor:
         """w + p_i."""
@@ -148,9 +148,3 @@ class FedSLR(FederatedAlgorithm):
             return self.parameters_global() + p.count_nonzero(-1)
         own = low_rank_size(self.space, low_rank(self.space, p, 0.0)[1])
         return self.parameters_global() + own
-
-    def _prox(self, component: Component, x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-        """The proximal point, and the ranks of its layers (as they were where none are taken)."""
-        if component == "low_rank":
-            return low_rank(self.space, x, threshold)
-        return soft_threshold(x, threshold), self.ranks

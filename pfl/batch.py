@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -85,11 +85,6 @@ class Block:
     def clients(self) -> int:
         """A."""
         return self.counts.shape[1]
-
-    def share(self, part: int, parts: int) -> Block:
-        """Of every `parts`-th client, from `part` on; not for networks that draw numbers."""
-        rows = slice(part, None, parts)
-        return replace(self, picks=self.picks[:, rows], counts=self.counts[:, rows])
 
     def __iter__(self) -> Iterator[Batch]:
         """The batches, step by step, as narrow as each can be."""

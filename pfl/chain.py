@@ -30,11 +30,16 @@ KINDS: dict[type[nn.Module], str] = {
 }
 
 
+# Of larger models a core's cache (1 to 2 MiB) does not hold many: one after another is then faster
+# than one product for all, since each stays there for all of its steps.
+SMALL = 1 << 18  # bytes
+
+
 class Chain:
     """A network that is a chain of layers.
 
     Attributes:
-        batched: Whether many models run at once: if there are no convolutions.
+        batched: Whether many models can run at once: if there are no convolutions.
     """
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
@@ -69,8 +74,9 @@ class Chain:
         return chain if inputs.ndim == 4 else None
 
     def models(self, w: Tensor) -> list[Models]:
-        """The network with the models w [C, P]: all at once, or one by one."""
-        return [Models(self, w)] if self.batched else [Models(self, row) for row in w.split(1)]
+        """The network with the models w [C, P]: all at once where that is faster, or one by one."""
+        together = self.batched and (w.is_cuda or w[:1].nbytes <= SMALL)
+        return [Models(self, w)] if together else [Models(self, row) for row in w.split(1)]
 
 
 class Models:
@@ -172,28 +178,32 @@ class Models:
 # ---- TorchScript --------------------------------------------------------------------------------
 
 
-def cross_entropy(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """The samples' cross entropies [..., B], and their derivatives by the outputs [..., B, K].
+def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
+    """Minus the samples' cross entropies [..., 1, B], and the derivatives of these [..., K, B].
 
     Args:
         outputs: [..., B, K].
-        targets: int64 [..., B].
+        targets: int64 [..., 1, B].
+        minus_one: -1 [..., 1, B], made once for many batches.
     """
     # Over the last axis, when it is short, PyTorch takes seven times as long.
-    log, chosen = outputs.mT.log_softmax(-2), targets.unsqueeze(-2)
-    losses = log.gather(-2, chosen).neg_().squeeze(-2)
-    minus_one = torch.full([1], -1.0, dtype=log.dtype, device=log.device).expand_as(chosen)
-    return losses, log.exp_().scatter_add_(-2, chosen, minus_one).mT
+    log = outputs.mT.log_softmax(-2)
+    return log.gather(-2, targets), log.exp_().scatter_add_(-2, targets, minus_one)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Of two matrices or of two batches of them; `matmul` would look for more."""
+    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
 
 
 def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
     """x W' + b of one model or of each."""
     weight = parameters[0]
     if weight.size(-2) < x.size(-2):  # the longer side last: twice as fast on CPUs
-        y = torch.matmul(weight, x.mT).mT
+        y = product(weight, x.mT).mT
         return y.add_(parameters[1]) if len(parameters) > 1 else y
     if len(parameters) == 1:
-        return torch.matmul(x, weight.mT)
+        return product(x, weight.mT)
     if x.dim() == 2:
         return torch.addmm(parameters[1], x, weight.mT)
     return torch.baddbmm(parameters[1], x, weight.mT)
@@ -253,7 +263,7 @@ def backward(
         n = len(kinds) - 1 - k
         kind, s, x, y, on = kinds[n], settings[n], values[n], values[n + 1], n > first
         if kind == "linear":
-            before = torch.matmul(d, parameters[n][0]) if on else d
+            before = product(d, parameters[n][0]) if on else d
             add_product(into[n][0], d.mT, x, beta, alpha)
             if len(into[n]) > 1:
                 bias = into[n][1]
@@ -317,37 +327,40 @@ def train(
     threshold: float,
 ) -> Tensor:
     """See `Models.train`; w and v are what `parameters` and `into` are views of."""
-    means: list[Tensor] = []
+    chosen: list[Tensor] = []
     dtype = parameters[first][0].dtype
     if flat:
         inputs = inputs.flatten(1)
+    # What can be done for all batches at once is: with small models every call counts.
+    y = targets[picks].unsqueeze(-2)
+    minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
+    scale = -lr if weights is not None else -lr / picks.size(-1)
+    factors = None if weights is None else weights.unsqueeze(-2)
+    shape = picks.size()[1:] + inputs.size()[1:]
+    picks = picks.flatten(1)
     for k in range(picks.size(0)):
         if offset is not None:
             torch.add(v, offset, out=w)
-        index = picks[k].flatten()
-        x = inputs.index_select(0, index)
+        x = inputs.index_select(0, picks[k])
         if x.dtype == torch.uint8:  # as datamodules.samples.scaled
             x = x.to(torch.float32).div_(255)
         if x.is_floating_point():
             x = x.to(dtype)
-        x = x.unflatten(0, picks[k].shape)
+        x = x.view(shape)
         if channels_last:  # max pooling is several times faster so, on CPUs
             x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
         values, kept = forward(x, kinds, settings, parameters)
-        y = targets.index_select(0, index).view(picks[k].shape)
-        losses, d = cross_entropy(values[-1], y)
-        if weights is None:
-            means.append(losses.mean(-1))
-            scale = -lr / losses.size(-1)
-        else:
-            means.append((losses * weights[k]).sum(-1))
-            scale, d = -lr, d * weights[k].unsqueeze(-1)
-        backward(values, kept, d, kinds, settings, first, parameters, into, shrink, scale)
+        log, d = cross_entropy(values[-1], y[k], minus_one)
+        chosen.append(log)
+        if factors is not None:
+            d.mul_(factors[k])
+        backward(values, kept, d.mT, kinds, settings, first, parameters, into, shrink, scale)
         if shift is not None:
             v.add_(shift)
         if threshold > 0.0:
             v.copy_(torch.nn.functional.softshrink(v, threshold))
-    return torch.stack(means)
+    losses = torch.stack(chosen).neg_().squeeze(-2)
+    return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 
 
 forward, backward, train = scripted(forward), scripted(backward), scripted(train)

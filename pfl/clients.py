@@ -132,13 +132,14 @@ class Clients:
 
     def groups(self, size: int) -> list[Clients]:
         """The same clients in groups of at most `size`, in their order; one group if empty."""
-        parts = []
-        for begin in range(0, max(1, len(self)), size):
-            rows = slice(begin, begin + size)
-            state = {name: values[rows] for name, values in self.state.items()}
-            buffers = None if self.buffers is None else self.buffers[rows]
-            parts.append(replace(self, ids=self.ids[rows], state=state, buffers=buffers))
-        return parts
+        begins = range(0, max(1, len(self)), size)
+        return [self.rows(slice(begin, begin + size)) for begin in begins]
+
+    def rows(self, rows: slice) -> Clients:
+        """Some of the clients; their state and buffers are views."""
+        state = {name: values[rows] for name, values in self.state.items()}
+        buffers = None if self.buffers is None else self.buffers[rows]
+        return replace(self, ids=self.ids[rows], state=state, buffers=buffers)
 
     def steps(self, batch_size: int | None, epochs: int, steps: int | None) -> np.ndarray:
         """How many local steps each client takes, int64 [C]; none without samples."""

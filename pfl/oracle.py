@@ -308,7 +308,7 @@ class Oracle:
     def _outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         if self.engine == "vmap":
             if self.chain is not None:
-                outputs = self.chain.models(w)[0].forward(batch.inputs)[0][-1]
+                outputs = Models(self.chain, w).forward(batch.inputs)[0][-1]
                 return outputs[None] if len(w) == 1 else outputs
             self.network.eval()
             return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(

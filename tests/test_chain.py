@@ -159,8 +159,11 @@ def batch(targets, counts=(6, 6, 4, 1)):
 @pytest.mark.parametrize("loss", [default_loss, nn.CrossEntropyLoss(label_smoothing=0.2)])
 @pytest.mark.parametrize("targets", ["classes", "values"])
 @pytest.mark.parametrize("name", [name for name in CHAINS if name != "one layer"])
-def test_gradients_equal_those_of_one_client_after_another(name, targets, loss):
-    """More models than rows of the batch: the gradients of the others are 0."""
+@pytest.mark.parametrize("large", [False, True])
+def test_gradients_and_steps_equal_those_of_the_plain_loop(large, name, targets, loss, monkeypatch):
+    """All models at once, and one by one; for rows that the batch does not have they are 0."""
+    if large:
+        monkeypatch.setattr("pfl.chain.SMALL", 0)
     network = CHAINS[name]()
     if name == "nested" and targets == "classes":
         network = nn.Sequential(network, nn.Linear(3, 3))
@@ -175,6 +178,8 @@ def test_gradients_equal_those_of_one_client_after_another(name, targets, loss):
         torch.set_default_dtype(torch.float64)  # as Lightning does it in double precision
         try:
             found[engine] = (*oracle.gradient(w, given), *oracle.evaluate(w[:4], given))
+            moved, blocks = w.clone(), [Block.of(given, w.dtype)] * 3
+            found[engine] += (oracle.descend(moved, blocks, Step(0.1, 0.999))[0], moved)
         finally:
             torch.set_default_dtype(torch.float32)
     for one, other in zip(found["loop"], found["vmap"], strict=True):
@@ -188,6 +193,8 @@ def test_cross_entropy_and_its_derivative():
     outputs, targets = rng.normal(size=(2, 3, 4)), rng.integers(0, 4, (2, 3))
     p = np.exp(outputs) / np.exp(outputs).sum(2, keepdims=True)
     at_target = np.take_along_axis(p, targets[..., None], 2)[..., 0]
-    losses, d = cross_entropy(*map(torch.from_numpy, (outputs, targets)))
-    np.testing.assert_allclose(losses, -np.log(at_target), rtol=1e-12)
-    np.testing.assert_allclose(d, p - np.eye(4)[targets], rtol=0, atol=1e-14)
+    chosen = torch.from_numpy(targets).unsqueeze(-2)
+    minus_one = torch.full(chosen.shape, -1.0, dtype=torch.float64)
+    log, d = cross_entropy(torch.from_numpy(outputs), chosen, minus_one)
+    np.testing.assert_allclose(log.squeeze(-2), np.log(at_target), rtol=1e-12)
+    np.testing.assert_allclose(d.mT, p - np.eye(4)[targets], rtol=0, atol=1e-14)

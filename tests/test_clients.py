@@ -143,17 +143,13 @@ def test_how_much_is_laid_out_at_a_time_changes_nothing(batch_size, steps, visit
 
 
 @pytest.mark.parametrize("parts", [2, 3])
-def test_shares_of_a_block_are_every_second_client_and_so_on(parts):
-    for block in chunk(BY_SIZE).blocks(4, 2):
-        whole = list(block)
-        for part in range(min(parts, block.clients)):
-            share = list(block.share(part, parts))
-            assert len(share) == len(whole)
-            for one, other in zip(share, whole, strict=True):
-                assert one.counts == other.counts[part::parts]
-                for row, count in enumerate(one.counts):
-                    wanted = other.targets[part::parts][row, :count]
-                    assert one.targets[row, :count].tolist() == wanted.tolist()
+def test_some_of_the_clients_see_what_they_see_among_all(parts):
+    clients = chunk(BY_SIZE)
+    everyone = walk(clients, 4, 2)
+    for part in range(parts):
+        for client, seen in walk(clients.rows(slice(part, None, parts)), 4, 2).items():
+            assert client in BY_SIZE[part::parts]
+            assert seen == everyone[client]
 
 
 def test_clients_finish_in_order():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Literal, cast
 
@@ -12,7 +12,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.algorithms.module import FederatedModule, Network
-from pfl.batch import Block
 from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
@@ -217,19 +216,14 @@ class FederatedAlgorithm(FederatedModule):
         free = data.in_memory and self.oracle.scripted(data.samples.targets)
         parts = self.threads.workers(len(clients)) if free else 1
 
-        def descend(part: int, blocks: Iterable[Block]) -> tuple[Tensor, list[int]]:
+        def descend(part: int) -> tuple[Tensor, list[int]]:
+            # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
+            own = clients.rows(rows)
             with torch.no_grad():
-                return self.oracle.descend(v[rows], blocks, step.rows(rows), clients.buffers)
+                return self.oracle.descend(v[rows], own.blocks(*plan), step.rows(rows), own.buffers)
 
-        shares: list[Iterable[Block]] = [clients.blocks(*plan)]
-        if parts > 1:  # every second client and so on, since the first ones have more samples
-            drawn = list(shares[0])
-            shares = [
-                [block.share(part, parts) for block in drawn if block.clients > part]
-                for part in range(parts)
-            ]
-        for booked in self.threads.map(descend, range(parts), shares):
+        for booked in self.threads.map(descend, range(parts)):
             self.observe(plan[-1], *booked)
 
     # ---- the round ----------------------------------------------------------------------------

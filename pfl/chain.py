@@ -338,10 +338,12 @@ def train(
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
+    # One place for all batches: memory that is returned in every step costs page faults.
+    stored = torch.empty(picks.size()[1:] + inputs.size()[1:], dtype=inputs.dtype, device=w.device)
     for k in range(picks.size(0)):
         if offset is not None:
             torch.add(v, offset, out=w)
-        x = inputs.index_select(0, picks[k])
+        x = torch.index_select(inputs, 0, picks[k], out=stored)
         if x.dtype == torch.uint8:  # as datamodules.samples.scaled
             x = x.to(torch.float32).div_(255)
         if x.is_floating_point():

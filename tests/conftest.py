@@ -1,6 +1,7 @@
 """What all tests share."""
 
 import os
+import sys
 
 # Before torch is imported, and so that processes which tests start inherit it: the tests run in
 # one process per core, where a second thread only gets in the way. W&B never asks for a network.
@@ -8,6 +9,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder, in which nothing may be left."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
+    yield folder
+    assert list(folder.iterdir()) == []

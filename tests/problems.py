@@ -194,6 +194,20 @@ class History(pl.Callback):
         return [np.flatnonzero(row).tolist() for row in received]
 
 
+class Models(History):
+    """`History`, and the client state "w", which has the global model's name, as `w_i` [M, P]."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        assert isinstance(pl_module, FederatedAlgorithm)
+        rows = pl_module.store.read("w", np.arange(pl_module.store.num_clients))
+        self.rounds[-1]["w_i"] = _array(rows)
+
+    def states(self) -> list[dict[str, np.ndarray]]:
+        """`w` and `w_i` of every round."""
+        return [{name: row[name] for name in ("w", "w_i")} for row in self.rounds]
+
+
 class Steps(pl.Callback):
     """Records every call of the oracle during training: the mini-batches of the local steps.
 

@@ -1,6 +1,5 @@
 """Scores: sums by client, the reported numbers by hand, and every path against a slow loop."""
 
-import copy
 import math
 
 import numpy as np
@@ -12,12 +11,12 @@ from torch.nn import functional as F
 from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from datamodules.partitioners import LogNormal
 from models import MLP
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.clients import Clients
 from pfl.evaluation import ClientScores, Evaluation, predictions, summarize, worst_tenth
+from tests.networks import put
+from tests.problems import run
 
-LEAF_SPEC = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning's own use of PyTorch
 NAN = float("nan")
 
 
@@ -140,31 +139,6 @@ def data(protocol, regression=False, clients=7):
     )
 
 
-def fit(algorithm, module, tmp_path, **kwargs):
-    loop = FederatedLoop(module, **kwargs)
-    trainer = Trainer(
-        max_epochs=2,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-        precision="64-true",
-    )
-    trainer.fit(algorithm, datamodule=loop)
-    return trainer, loop
-
-
-def put(network, w):
-    """A copy of the network with the values w."""
-    network = copy.deepcopy(network).double().eval()
-    with torch.no_grad():
-        start = 0
-        for p in network.parameters():
-            p.copy_(w[start : start + p.numel()].view(p.shape))
-            start += p.numel()
-    return network
-
-
 def slow(module, network, split, models):
     """Accuracy and loss of each client's model on the client's samples, one after another."""
     accuracy, loss = [], []
@@ -172,7 +146,7 @@ def slow(module, network, split, models):
         index = torch.from_numpy(getattr(module.partition, split)[c])
         x, y = module.samples.gather(index)
         with torch.no_grad():
-            outputs = put(network, w)(x.double())
+            outputs = put(network, w).eval()(x.double())
         if y.is_floating_point():
             accuracy.append(NAN)
             loss.append(F.mse_loss(outputs.view(-1), y.double()).item())
@@ -188,7 +162,6 @@ def assert_scores(got, expected, sizes):
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-10)
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("at_once", [None, 3, 1])
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
@@ -196,7 +169,7 @@ def test_global_scores(tmp_path, protocol, at_once, engine):
     torch.manual_seed(0)
     algorithm = FedAvg(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
     module = data(protocol)
-    fit(algorithm, module, tmp_path, clients_at_once=at_once)
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once)
     for split in ("val", "test"):
         expected = slow(module, algorithm.network, split, [algorithm.global_model] * 7)
         got = algorithm.evaluation.scores[split, "global"]
@@ -216,14 +189,13 @@ def test_global_scores(tmp_path, protocol, at_once, engine):
     assert "parameters/personalized" not in algorithm.row
 
 
-@LEAF_SPEC
 def test_a_shared_test_set_gives_everyone_the_score_of_the_one_model(tmp_path):
     torch.manual_seed(0)
     algorithm, module = FedAvg(MLP(4, (5,), 3), lr=0.3), data(SharedTest())
-    fit(algorithm, module, tmp_path, clients_at_once=2)
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=2)
     x, y = module.samples.gather(torch.arange(100, 150))
     with torch.no_grad():
-        outputs = put(algorithm.network, algorithm.global_model)(x.double())
+        outputs = put(algorithm.network, algorithm.global_model).eval()(x.double())
     got = algorithm.evaluation.scores["test", "global"]
     assert (got["accuracy"] == (outputs.argmax(1) == y).double().mean().item()).all()
     np.testing.assert_allclose(got["loss"], F.cross_entropy(outputs, y).item())
@@ -243,15 +215,13 @@ def counting(monkeypatch, algorithm):
     return seen
 
 
-@LEAF_SPEC
 def test_a_shared_test_set_is_scored_once_in_a_pass(tmp_path, monkeypatch):
     algorithm, module = FedAvg(MLP(4, (5,), 3)), data(SharedTest(validation=0))
     seen = counting(monkeypatch, algorithm)
-    fit(algorithm, module, tmp_path, clients_at_once=2)
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=2)
     assert seen == [50, 50]  # 2 rounds, not 7 clients in 4 chunks
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("at_once", [None, 3])
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
@@ -260,7 +230,7 @@ def test_personalized_scores(tmp_path, protocol, at_once, engine):
     algorithm = LocalTrain(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
     module = data(protocol)
     # Two clients never train: they are judged by the common initial model.
-    fit(algorithm, module, tmp_path, clients_at_once=at_once, trace=[[0, 2, 3], [4, 6, 2]])
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once, trace=[[0, 2, 3], [4, 6, 2]])
     models = algorithm.store.read("w", np.arange(7))
     assert len(models.unique(dim=0)) == 5 + 1
     for split in ("val", "test"):
@@ -272,11 +242,10 @@ def test_personalized_scores(tmp_path, protocol, at_once, engine):
     assert "parameters/global" not in algorithm.row
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
 def test_regression(tmp_path, kind):
     algorithm, module = kind(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
-    fit(algorithm, module, tmp_path)
+    run(algorithm, module, 2, root=tmp_path)
     name = "global" if kind is FedAvg else "personalized"
     models = [algorithm.global_model] * 7
     if kind is LocalTrain:
@@ -289,13 +258,12 @@ def test_regression(tmp_path, kind):
     assert f"test/{name}/accuracy" not in algorithm.row
 
 
-@LEAF_SPEC
 def test_more_samples_than_one_forward_pass_takes(tmp_path, monkeypatch):
     monkeypatch.setattr("pfl.evaluation.POOL", 6)
     torch.manual_seed(0)
     algorithm, module = FedAvg(MLP(4, (5,), 3), lr=0.3), data(MatchLabels(samples=13))
     seen = counting(monkeypatch, algorithm)
-    fit(algorithm, module, tmp_path)
+    run(algorithm, module, 2, root=tmp_path)
     assert max(seen) == 6
     expected = slow(module, algorithm.network, "test", [algorithm.global_model] * 7)
     assert_scores(
@@ -303,7 +271,6 @@ def test_more_samples_than_one_forward_pass_takes(tmp_path, monkeypatch):
     )
 
 
-@LEAF_SPEC
 def test_numbers_of_parameters_are_averaged_over_all_clients(tmp_path):
     """Also over chunks of different lengths: (0 + 1 + ... + 6) / 7 = 3."""
 
@@ -312,11 +279,10 @@ def test_numbers_of_parameters_are_averaged_over_all_clients(tmp_path):
             return torch.from_numpy(clients.ids)
 
     algorithm = Counted(MLP(4, (5,), 3))
-    fit(algorithm, data(SplitOwn()), tmp_path, clients_at_once=5)
+    run(algorithm, data(SplitOwn()), 2, root=tmp_path, clients_at_once=5)
     assert algorithm.row["parameters/personalized"] == 3
 
 
-@LEAF_SPEC
 def test_large_numbers_of_parameters_are_exact(tmp_path):
     """2^24 + 1 is no float32; networks are larger than that."""
 
@@ -325,7 +291,7 @@ def test_large_numbers_of_parameters_are_exact(tmp_path):
             return torch.full((len(clients),), 2**24 + 1)
 
     algorithm = Large(MLP(4, (5,), 3))
-    fit(algorithm, data(SplitOwn()), tmp_path)
+    run(algorithm, data(SplitOwn()), 2, root=tmp_path)
     assert algorithm.row["parameters/personalized"] == 2**24 + 1
 
 
@@ -337,7 +303,6 @@ def test_an_evaluation_without_models_has_no_numbers():
 # ---- predictions ---------------------------------------------------------------------------------
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("pool", [4096, 5])
 def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
     monkeypatch.setattr("pfl.evaluation.POOL", pool)
@@ -347,7 +312,7 @@ def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
 
     torch.manual_seed(0)
     algorithm, module = Both(MLP(4, (5,), 3), lr=0.3, batch_size=8), data(MatchLabels(samples=13))
-    _, loop = fit(algorithm, module, tmp_path)
+    loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
     ids = np.array([4, 0, 6])
     clients = Clients(ids, 0, loop.client_data(torch.device("cpu")), "test")
     algorithm._attach(clients)
@@ -364,21 +329,20 @@ def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
         own = algorithm.store.read("w", np.array([c]))[0]
         for kind, w in (("global", algorithm.global_model), ("personalized", own)):
             with torch.no_grad():
-                expected = put(algorithm.network, w)(x.double()).argmax(1)
+                expected = put(algorithm.network, w).eval()(x.double()).argmax(1)
             assert (columns[kind][part] == expected.numpy()).all()
     assert all(len(column) == start for column in columns.values())
 
 
-@LEAF_SPEC
 def test_predicted_values_of_a_regression(tmp_path):
     algorithm, module = FedAvg(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
-    _, loop = fit(algorithm, module, tmp_path)
+    loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
     clients = Clients(np.array([1]), 0, loop.client_data(torch.device("cpu")), "test")
     algorithm._attach(clients)
     columns = predictions(algorithm, clients)
     x, y = module.samples.gather(torch.from_numpy(module.partition.test[1]))
     with torch.no_grad():
-        expected = put(algorithm.network, algorithm.global_model)(x.double())
+        expected = put(algorithm.network, algorithm.global_model).eval()(x.double())
     np.testing.assert_allclose(columns["target"], y.numpy())
     # One value a sample, as the targets have it.
     assert columns["global"].shape == columns["target"].shape
@@ -396,7 +360,6 @@ class Constant(nn.Module):
         return self.scores.expand(len(x), -1)
 
 
-@LEAF_SPEC
 def test_accuracy_by_hand(tmp_path):
     """A model that always says class 1 is right on exactly the share of class 1."""
     x = torch.zeros(12, 1)
@@ -411,7 +374,7 @@ def test_accuracy_by_hand(tmp_path):
         protocol=SharedTest(validation=0),
     )
     algorithm = FedAvg(Constant(), lr=1e-9)
-    fit(algorithm, module, tmp_path)
+    run(algorithm, module, 2, root=tmp_path)
     assert (algorithm.evaluation.scores["test", "global"]["accuracy"] == 0.5).all()
     assert algorithm.row["test/global/accuracy"] == 0.5
     # cross entropy: log(e^0 + e^1 + e^0) - score of the right class, 0 or 1 (half each)

@@ -1,20 +1,12 @@
 """The optimality gap and the errors of a run, against NumPy on problems with known answers."""
 
-import csv
-import io
 import math
-import os
-import subprocess
-import sys
-from contextlib import redirect_stdout
 from itertools import pairwise
-from pathlib import Path
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-import yaml
 from torch import nn
 
 from datamodules import (
@@ -34,13 +26,12 @@ from models import (
 )
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import Optimality
-from pfl.cli import main
-from tests.problems import History, least_squares, run
+from tests.commands import table
+from tests.optimality import ERRORS, is_ours
+from tests.problems import History, Models, least_squares, run
 from tests.refusal import refused
 
-ROOT = Path(__file__).parents[1]
 FULL = dict(batch_size=None, local_steps=2, lr=0.3, loss=HalfSquaredError())
-ERRORS = ("optimization_error", "total_error", "statistical_error")
 
 
 class Rows(pl.Callback):
@@ -64,15 +55,6 @@ def measured(algorithm, data, rounds, root, every=1, **kwargs):
         for name, value in row.items():
             assert logged[name] == pytest.approx(value, rel=1e-6), name
     return found, history
-
-
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def is_ours(name):
-    return name.startswith(("train/global/", "train/personalized/"))
 
 
 def gradients(dm, w):
@@ -120,15 +102,10 @@ def test_a_method_with_one_model(tmp_path, clients_at_once):
 def test_a_method_without_a_global_model(tmp_path):
     dm = LeastSquares(5, 12, 3, heterogeneity=2.0)
     algorithm = LocalTrain(LinearRegression(3).double(), **FULL)
-    rows, states = Rows(), []
-
-    class States(pl.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            states.append(pl_module.store.read("w", np.arange(5)).numpy())
-
-    run(algorithm, dm, 3, root=tmp_path, callbacks=[Optimality(), rows, States()])
+    rows, models = Rows(), Models()
+    run(algorithm, dm, 3, root=tmp_path, callbacks=[Optimality(), rows, models])
     truth, alone = dm.true_models.numpy(), dm.solve(0.0)[1].numpy()
-    for row, own in zip(rows.rows, states, strict=True):
+    for row, own in zip(rows.rows, models["w_i"], strict=True):
         expected = {
             "train/personalized/optimization_error": distances(own, alone),
             "train/personalized/total_error": distances(own, truth),
@@ -282,7 +259,7 @@ def test_rounds_in_between_are_left_out(tmp_path):
     dm = LeastSquares(3, 12, 3)
     found, _ = measured(FedAvg(LinearRegression(3).double(), **FULL), dm, 5, tmp_path, every=3)
     assert [bool(row) for row in found] == [False, False, True, False, True]
-    rows = read(next(tmp_path.rglob("metrics.csv")))
+    rows = table(next(tmp_path.rglob("metrics.csv")))
     for row, expected in zip(rows, found, strict=True):
         written = {name: float(row[name]) for name in row if is_ours(name) and row[name]}
         assert written == expected
@@ -324,110 +301,3 @@ def test_a_network_of_another_size_is_refused(tmp_path):
             root=tmp_path,
             callbacks=[Optimality()],
         )
-
-
-# ---- several processes, and the command line ----------------------------------------------------
-
-# One client alone leaves the second process without any.
-FITS = {"FedAvg-5": 7, "LocalTrain-5": 3, "FedAvg-1": 7}  # name: how many numbers there are
-DRIVER = """
-import sys
-import torch
-from datamodules import LeastSquares
-from models import HalfSquaredError, LinearRegression
-from pfl import FederatedLoop, Trainer, algorithms
-from pfl.callbacks import Optimality
-
-for name in {fits}:
-    method, clients = name.split("-")
-    torch.manual_seed(0)
-    algorithm = getattr(algorithms, method)(
-        LinearRegression(3), batch_size=None, loss=HalfSquaredError()
-    )
-    trainer = Trainer(
-        name=name, max_epochs=2, default_root_dir=sys.argv[1], enable_progress_bar=False,
-        enable_checkpointing=False, accelerator="cpu", precision="64-true",
-        callbacks=[Optimality()], limit_val_batches=0, {trainer}
-    )
-    trainer.fit(algorithm, datamodule=FederatedLoop(LeastSquares(int(clients), 12, 3)))
-"""
-
-
-def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
-    one, two = tmp_path / "one", tmp_path / "two"
-    monkeypatch.setattr(sys, "argv", ["driver", str(one)])
-    with redirect_stdout(io.StringIO()):
-        exec(DRIVER.format(fits=list(FITS), trainer=""), {})
-    script = tmp_path / "driver.py"
-    parallel = "strategy='client_parallel', devices=2"
-    script.write_text(DRIVER.format(fits=list(FITS), trainer=parallel))
-    done = subprocess.run(
-        [sys.executable, str(script), str(two)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, count in FITS.items():
-        rows, others = (read(root / name / "metrics.csv") for root in (one, two))
-        assert len(rows) == len(others) == 2
-        for row, other in zip(rows, others, strict=True):
-            ours = [key for key in row if is_ours(key)]
-            assert len(ours) == count
-            for key in ours:
-                assert float(other[key]) == pytest.approx(float(row[key]), rel=1e-12)
-
-
-COMMANDS = {
-    "heterogeneous": (
-        {
-            "class_path": "LogisticRegression",
-            "init_args": {"in_features": 10, "num_classes": 2, "bias": False},
-        },
-        {},
-        {"class_path": "HeterogeneousLogistic", "init_args": {"test_samples": 20}},
-        {f"train/global/{name}" for name in (*ERRORS, "gap")} | {"test/global/accuracy"},
-    ),
-    "least squares": (
-        {"class_path": "LinearRegression", "init_args": {"in_features": 10}},
-        {"loss": {"class_path": "models.HalfSquaredError"}},
-        {"class_path": "LeastSquares", "init_args": {"condition": 30}},
-        {f"train/personalized/{name}" for name in ERRORS},
-    ),
-    "agents": (
-        {"class_path": "PenalizedLogisticRegression", "init_args": {"in_features": 20}},
-        {"loss": {"class_path": "PenalizedCrossEntropy"}},
-        {"class_path": "AgentLogistic", "init_args": {"non_iid": "strong", "num_clients": 5}},
-        {"train/global/gap", "train/global/total_error"},
-    ),
-}
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_line(tmp_path, monkeypatch, capsys, name):
-    monkeypatch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
-    network, settings, data, expected = COMMANDS[name]
-    config = {
-        "trainer": {
-            "name": "run",
-            "default_root_dir": str(tmp_path),
-            "max_epochs": 2,
-            "accelerator": "cpu",
-            "enable_progress_bar": False,
-            "callbacks": [{"class_path": "Optimality"}],
-        },
-        "model": {
-            "class_path": "FedAvg",
-            "init_args": {"network": network, "batch_size": None, **settings},
-        },
-        "data": data,
-    }
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(config))
-    assert main(["fit", "--config", str(path)]) == 0, capsys.readouterr().err
-    rows = read(tmp_path / "run" / "metrics.csv")
-    assert len(rows) == 2
-    assert expected <= rows[-1].keys()
-    assert all(math.isfinite(float(rows[-1][name])) for name in expected)

@@ -15,8 +15,6 @@ from pfl.algorithms import FedAvg
 from pfl.parameters import BufferSpace, Layer, ParameterSpace
 from tests.refusal import refused
 
-LEAF_SPEC = pytest.mark.filterwarnings("ignore:.*LeafSpec.*")  # Lightning's own use of PyTorch
-
 
 class Tied(nn.Module):
     """Encoder and decoder share one 3 x 3 matrix: 9 + 3 + 3 parameters."""
@@ -192,7 +190,6 @@ def quiet(tmp_path, **kwargs):
     )
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
 def test_a_copied_algorithm_is_bound_again_when_it_is_set_up(tmp_path, precision):
     algorithm = FedAvg(Tied(), lr=0.5)
@@ -219,7 +216,6 @@ def test_tied_weights_are_one_entry():
     assert space.size == 9 + 3 + 3
 
 
-@LEAF_SPEC
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_frozen_parameters_are_no_part_and_never_move(tmp_path, weight_decay):
     network = MLP(3, hidden=(4,), num_classes=3)

@@ -1,6 +1,5 @@
 """What is recorded of a run, beside what the command line writes: rules, bars, tables, figures."""
 
-import csv
 import io
 import json
 import re
@@ -21,6 +20,7 @@ from pfl.callbacks.recorder import best_round, compare, peak_memory, versions
 from pfl.evaluation import worst_tenth
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.table import size, summary_table
+from tests.commands import table
 
 
 def digits(**kwargs):
@@ -44,11 +44,6 @@ def fit(root, algorithm, data, *callbacks, rounds=3, loop=None, **trainer):
     )
     trainer.fit(algorithm, datamodule=FederatedLoop(data, **(loop or {})))
     return trainer
-
-
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 # ---- rules --------------------------------------------------------------------------------------

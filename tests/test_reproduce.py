@@ -1,12 +1,10 @@
-"""`reproduce`: a figure's file, its runs, its data and its drawing."""
+"""`reproduce`: a figure's file, its runs and its data."""
 
-import contextlib
 import copy
-import csv
-import io
 import re
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,10 @@ import numpy as np
 import pytest
 import yaml
 
-from pfl.cli import main
-from pfl.report.curves import read_panel
 from pfl.reproduce import Job, execute, known, merge, nest, read_figure, rows_of
+from tests import commands
+from tests.commands import ROOT, table
 
-ROOT = Path(__file__).parents[1]
 TINY: dict[str, Any] = {
     "title": "Three methods",
     "seeds": 2,
@@ -63,17 +60,7 @@ def changed(content, **keys):
     return {**copy.deepcopy(content), **keys}
 
 
-def call(*args):
-    """Status, standard output and standard error of `reproduce`."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(["reproduce", *args])
-    return status, out.getvalue(), err.getvalue()
-
-
-def table(path):
-    with Path(path).open(newline="") as file:
-        return list(csv.DictReader(file))
+call = partial(commands.call, "reproduce")
 
 
 # ---- the file of a figure -----------------------------------------------------------------------
@@ -261,68 +248,6 @@ def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
     config = yaml.safe_load((here / "out/tiny/FedAvg/seed0/config.yaml").read_text())
     assert config["model"]["init_args"]["lr"] == 0.2
     assert {path.name for path in (here / "out/tiny/FedAvg").iterdir()} == {"seed0", "seed0.yaml"}
-
-
-# ---- panels -------------------------------------------------------------------------------------
-
-
-def rows(run, seed, values, diverged=False, **axes):
-    """Rounds 1, 2, ... with values of `m`, and ten times the round as `samples`."""
-    place = {"run": run, "seed": seed, "diverged": 0, **axes}
-    result = [{**place, "round": k, "m": v, "samples": 10 * k} for k, v in enumerate(values, 1)]
-    return result + [{**place, "diverged": 1, "round": len(values) + 1}] * diverged
-
-
-def lines(panel, content, runs=("a", "b"), grid=None):
-    return read_panel("figure", panel, list(runs), grid or {}).lines(content)
-
-
-def test_a_line_is_the_mean_over_the_seeds_and_ends_where_one_diverged():
-    content = rows("a", 0, [4.0, 2.0, 1.0]) + rows("a", 1, [2.0, 1.0], diverged=True)
-    (line,) = lines({"y": "m", "x": "samples", "x_unit": 5, "y_unit": 2}, content)
-    np.testing.assert_allclose(line.x, [2, 4])
-    np.testing.assert_allclose(line.y, [1.5, 0.75])
-    np.testing.assert_allclose(line.low, [1, 0.5])
-    np.testing.assert_allclose(line.high, [2, 1])
-
-
-def test_panels_choose_runs_points_and_the_first_metric_that_a_run_has():
-    content = rows("a", 0, [1.0], k=1) + rows("a", 0, [2.0], k=2)
-    content += [{"run": "b", "seed": 0, "diverged": 0, "k": 2, "round": 1, "other": 5.0}]
-    panel = {"y": ["m", "other"], "runs": ["b", "a"], "where": {"k": 2}}
-    found = lines(panel, content, grid={"k": [1, 2]})
-    assert [(line.label, line.point, line.y.tolist()) for line in found] == [
-        ("b", {"k": 2}, [5.0]),
-        ("a", {"k": 2}, [2.0]),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("at", "expected"),
-    [
-        ("last", {1: 3.0, 2: 2.0}),
-        ("best", {1: 2.0, 2: 2.0}),
-        ({"m": 2.5}, {1: 2.0, 2: 2.0}),
-        ({"m": 2.0}, {1: 2.0, 2: 2.0}),
-        ({"m": 1.9}, {}),  # never reached
-    ],
-)
-def test_a_point_of_the_grid_is_one_round_of_its_run(at, expected):
-    content = rows("a", 0, [4.0, 2.0, 3.0], k=1) + rows("a", 0, [4.0, 3.0, 2.0], k=2)
-    content += rows("a", 0, [4.0], diverged=True, k=3)
-    found = lines({"y": "m", "x": "k", "at": at}, content, grid={"k": [1, 2, 3]})
-    got = {x: y for line in found for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True)}
-    assert got == expected
-
-
-def test_rounds_and_samples_until_a_threshold():
-    content = rows("a", 0, [4.0, 2.0, 1.0], k=1) + rows("a", 1, [1.0], k=1)
-    panel = {"y": "samples", "x": "k", "at": {"m": 1.0}}
-    (line,) = lines(panel, content, grid={"k": [1]})
-    assert (line.x, line.y, line.low, line.high) == ([1], [20], [10], [30])  # rounds 3 and 1
-    # one seed that does not get there: no point
-    content += rows("a", 2, [4.0], k=1)
-    assert lines(panel, content, grid={"k": [1]}) == []
 
 
 # ---- the papers' figures ------------------------------------------------------------------------

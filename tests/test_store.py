@@ -1,24 +1,16 @@
-"""What clients remember: whole and sparse rows, in memory and in files, in runs and checkpoints."""
+"""What clients remember: whole and sparse rows, in memory, files and checkpoints."""
 
 import gc
 import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from datamodules import ConfigError
-from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedSLR, LocalTrain
-from pfl.callbacks import RoundCheckpoint
 from pfl.store import ClientStore, merge_rows
 from pfl.tiers import SMALLEST
-from tests.algorithms.methods import differing, everything
-from tests.problems import least_squares, run
 
 IN_MEMORY_AND_MAPPED = pytest.mark.parametrize("memory", [None, 0], ids=["memory", "mapped"])
 WHOLE_AND_SPARSE = pytest.mark.parametrize("sparse", [False, True], ids=["whole", "sparse"])
@@ -376,130 +368,3 @@ def test_the_states_of_several_processes_are_one(sparse):
     for name in together.names:
         assert merged.seen(name).tolist() == together.seen(name).tolist()
         assert torch.equal(merged.read(name, np.arange(5)), together.read(name, np.arange(5)))
-
-
-# ---- runs ----------------------------------------------------------------------------------------
-
-PROBLEM = least_squares([4] * 20, d=30, o=2)
-ROW = 8 * PROBLEM.size
-METHODS = {
-    "FedSLR": lambda: FedSLR(PROBLEM.network(), lr=0.02, sparse_penalty=0.1, batch_size=2),
-    "LocalTrain": lambda: LocalTrain(PROBLEM.network(), lr=0.02, batch_size=2),
-}
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_with_more_client_state_than_memory(tmp_path, monkeypatch, method):
-    """Memory for five of the 20 rows of a state: the rest goes to files, and nothing changes.
-
-    Chunks of three clients: the rows of the next one are read while one trains.
-    """
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    loop = {"clients_per_round": 10, "clients_at_once": 3}
-    wanted = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "free", **loop)
-    assert wanted.store.tiers.used["file"] == 0
-    limit = 5 * ROW
-    loop["state_memory"] = limit / 2**30
-    found = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "tight", **loop)
-    used = found.store.tiers.used
-    assert used["memory"] <= limit and used["file"] >= 5 * ROW
-    assert len(found.store.seen(found.store.names[0])) >= 10
-    assert differing(everything(found), everything(wanted)) == set()
-    assert {path.name for path in tmp_path.iterdir()} == {"free", "tight"}
-
-
-def resumable(root, rounds, memory=None, dtype=None, ckpt_path=None):
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        callbacks=[RoundCheckpoint(every_seconds=0)],
-    )
-    loop = FederatedLoop(
-        PROBLEM.datamodule,
-        clients_per_round=10,
-        clients_at_once=3,
-        state_memory=memory,
-        state_dtype=dtype,
-    )
-    algorithm = METHODS["FedSLR"]()
-    trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
-    return algorithm, root / "run" / "checkpoints" / "last.ckpt"
-
-
-@pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_run_goes_on_with_another_memory(tmp_path, dtype):
-    """Saved from files and loaded into memory or the other way round: the same, also in 16 bits."""
-    wanted, _ = resumable(tmp_path / "straight", 4, dtype=dtype)
-    for first, then in ((0.0, None), (None, 0.0)):
-        root = tmp_path / f"{first} {then}"
-        _, last = resumable(root, 2, first, dtype)
-        found, _ = resumable(root, 4, then, dtype, ckpt_path=last)
-        assert differing(everything(found), everything(wanted)) == set()
-        assert (found.store.tiers.used["file"] > 0) == (then == 0.0)
-
-
-def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
-    """One rounding a round, relative error 2^-9, of what four rounds of contractions keep."""
-    exact, _ = resumable(tmp_path / "exact", 4)
-    rounded, _ = resumable(tmp_path / "rounded", 4, dtype="bfloat16")
-    one, other = (a.store.read("gamma", np.arange(20)) for a in (exact, rounded))
-    assert 0 < (one - other).abs().max() < 4 * 2**-9 * one.abs().max()
-    assert (exact.bytes_up, exact.bytes_down) == (rounded.bytes_up, rounded.bytes_down)
-
-
-@pytest.mark.parametrize(
-    "argument, value", [("state_memory", -1.0), ("state_memory", np.nan), ("state_dtype", "int8")]
-)
-def test_values_that_cannot_be_are_refused(argument, value):
-    with pytest.raises(ConfigError) as caught:
-        FederatedLoop(PROBLEM.datamodule, **{argument: value})
-    message = str(caught.value)
-    assert message.startswith(f"loop.{argument}: {value!r}") and "\n" not in message
-
-
-def test_a_cohort_of_ten_thousand_clients(tmp_path):
-    """Everyone takes one step of full gradients from 0, and another one in the second round."""
-    problem = least_squares([2] * 10_000, d=3, o=2)
-    algorithm = LocalTrain(problem.network(), lr=0.1, batch_size=None)
-    run(algorithm, problem, 2, root=tmp_path, clients_at_once=3_000)
-    found = algorithm.store.read("w", np.arange(10_000)).numpy()
-    for client in range(10_000):
-        w = np.zeros(problem.size)
-        for _ in range(2):
-            w -= 0.1 * problem.gradient(client, w)
-        np.testing.assert_allclose(found[client], w, rtol=1e-10, atol=1e-12)
-
-
-SCRIPT = """
-import resource
-import numpy as np, torch
-from pfl.store import ClientStore
-
-def keep(memory):
-    kept = ClientStore(100, memory=memory)
-    kept.declare("w", torch.zeros(2**18))
-    for client in range(100):  # 1 MiB each
-        kept.write("w", np.array([client]), torch.full((1, 2**18), float(client)))
-    return [kept.read("w", np.array([c]))[0, -1].item() for c in (0, 50, 99)]
-
-torch.set_num_threads(1)
-with open("/proc/self/status") as file:
-    (data,) = [int(line.split()[1]) * 1024 for line in file if line.startswith("VmData")]
-limit = data + 64 * 2**20
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-try:
-    keep(2**30)
-except RuntimeError as error:
-    print("allocate memory" in str(error))
-print(keep(2**20))
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much is taken is not known")
-def test_a_process_that_may_not_take_the_memory_keeps_its_rows_in_files():
-    """100 MiB of rows where the system allows 64: in memory that fails, in files it does not."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["True", "[0.0, 50.0, 99.0]"], done.stderr

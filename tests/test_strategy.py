@@ -1,6 +1,5 @@
 """Two and three processes compute what one process computes."""
 
-import csv
 import fcntl
 import io
 import os
@@ -17,6 +16,7 @@ from pfl import ClientParallelStrategy
 from pfl.rows import unpacked
 from pfl.strategy import gather
 from tests.algorithms.methods import METHODS
+from tests.commands import table
 from tests.refusal import refused
 
 ROOT = Path(__file__).parents[1]
@@ -124,11 +124,6 @@ def make_runs(root):
         (root / f"{processes}.txt").write_text(done.stdout)
 
 
-def read(path):
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_all_processes_took_part(root, processes):
     for name in FITS:
@@ -156,13 +151,13 @@ def test_metrics_and_clients_are_equal(root, name, processes):
     files = {path.name for path in (one / name).glob("*.csv")}
     assert {path.name for path in (two / name).glob("*.csv")} == files >= {"metrics.csv"}
     for file in files:
-        rows, wanted = read(two / name / file), read(one / name / file)
+        rows, wanted = table(two / name / file), table(one / name / file)
         for row, other in zip(rows, wanted, strict=True):
             assert list(row) == list(other)
             for column, value in other.items():
                 if not same(row[column], value):
                     raise AssertionError(f"{file} {column}: {row[column]}, not {value}")
-    assert len(read(one / name / "metrics.csv")) == 3
+    assert len(table(one / name / "metrics.csv")) == 3
 
 
 @pytest.mark.parametrize("processes", [2, 3])
@@ -204,7 +199,7 @@ def assert_close(found, wanted):
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_process_without_clients_takes_part(root, processes):
     for name, (_, _, loop) in FITS.items():
-        rows = read(root / str(processes) / name / "metrics.csv")
+        rows = table(root / str(processes) / name / "metrics.csv")
         participants = [row["participants"] for row in rows]
         if "one client" in name:
             assert participants == ["1", "1", "1"]

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 
 from datamodules import Partitioner, SplitOwn, TensorDataModule
-from pfl.algorithms import FederatedAlgorithm
-from tests.problems import History, Problem, Steps
+from tests.problems import Problem, Steps
 
 Vector = np.ndarray
 Batches = Sequence[Sequence[Sequence[np.ndarray]]]
@@ -250,20 +249,6 @@ def with_an_idle_client(problem: Problem) -> TensorDataModule:
 
 
 # ---- what is watched ----------------------------------------------------------------------------
-
-
-class Models(History):
-    """`History`, and the client state "w", which has the global model's name, as `w_i` [M, P]."""
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        assert isinstance(pl_module, FederatedAlgorithm)
-        rows = pl_module.store.read("w", np.arange(pl_module.store.num_clients))
-        self.rounds[-1]["w_i"] = rows.numpy().copy()
-
-    def states(self) -> list[dict[str, np.ndarray]]:
-        """`w` and `w_i` of every round."""
-        return [{name: row[name] for name in ("w", "w_i")} for row in self.rounds]
 
 
 class Stop(pl.Callback):

@@ -11,8 +11,9 @@ from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, LocalTrain
 from pfl.callbacks import RoundCheckpoint
+from tests import problems
 from tests.algorithms import reference_agg_acs as reference
-from tests.problems import History, least_squares
+from tests.problems import least_squares
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -22,8 +23,8 @@ EVERYONE = [list(range(7))] * 4
 SAMPLED = [[0, 2, 3, 6], [1, 2, 5], [0, 1, 4, 5, 6], [3], [0, 2, 4, 5]]
 
 
-class Models(History):
-    """Also `models`, those of all clients [M, P]; they begin at `start`, where that is given."""
+class Models(problems.Models):
+    """The models of all clients, `w_i`; they begin at `start`, where that is given."""
 
     def __init__(self, start=None):
         super().__init__()
@@ -33,11 +34,6 @@ class Models(History):
         if self.start is not None:
             everyone = np.arange(len(self.start))
             pl_module.store.write("w", everyone, torch.from_numpy(self.start))
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        super().on_train_epoch_end(trainer, pl_module)
-        everyone = np.arange(pl_module.store.num_clients)
-        self.rounds[-1]["models"] = pl_module.store.read("w", everyone).numpy().copy()
 
 
 def table(algorithm):
@@ -59,7 +55,7 @@ def assert_follows(history, algorithm, expected, atol=1e-11):
     for t, row in enumerate(expected):
         # No cosine is so near the threshold that rounding decides.
         assert row["near"] > 1e-6
-        np.testing.assert_allclose(history["models"][t], row["w"], rtol=0, atol=atol)
+        np.testing.assert_allclose(history["w_i"][t], row["w"], rtol=0, atol=atol)
     found = table(algorithm)
     assert list(found) == [t for t, row in enumerate(expected) if row["weights"]]
     for t, weights in found.items():
@@ -194,7 +190,7 @@ def test_with_everyone_there_both_are_one(fit, problem):
         models.append(Models(scattered()))
         algorithm = fedacs(problem.network(), known=known, quantile=0.3, **SETTINGS)
         fit(algorithm, problem, 4, callbacks=[models[-1]])
-    np.testing.assert_allclose(models[0]["models"], models[1]["models"], rtol=0, atol=1e-12)
+    np.testing.assert_allclose(models[0]["w_i"], models[1]["w_i"], rtol=0, atol=1e-12)
 
 
 # ---- ends ---------------------------------------------------------------------------------------
@@ -272,7 +268,7 @@ def test_a_model_of_zeros_stays_with_itself(fit, problem, quantile, zeros):
     history = Models(start)
     algorithm = fedacs(problem.network(), **settings)
     fit(algorithm, problem, 1, callbacks=[history])
-    models = history["models"][0]
+    models = history["w_i"][0]
     assert np.isfinite(models).all()
     weights = table(algorithm)[0]
     for i in zeros:
@@ -292,7 +288,7 @@ def test_a_round_without_clients_changes_nothing(fit, problem):
         settings, history = SETTINGS | dict(quantile=0.25, known=known), Models()
         algorithm = fedacs(problem.network(START), **settings)
         fit(algorithm, problem, 4, callbacks=[history], trace=trace)
-        for name in ("models", "down", "up"):
+        for name in ("w_i", "down", "up"):
             np.testing.assert_array_equal(history[name][1], history[name][0])
         assert_follows(history, algorithm, reference.fedacs(problem, START, trace, **settings))
         assert "collaborators" not in algorithm.trainer.recorder.rows[1]
@@ -335,7 +331,7 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
     for t, row in enumerate(algorithm.trainer.recorder.rows):
         for split in ("val", "test"):
             losses = []
-            for i, w in enumerate(history["models"][t]):
+            for i, w in enumerate(history["w_i"][t]):
                 samples = getattr(data.partition, split)[i]
                 outputs = inputs[samples] @ w[:6].reshape(2, 3).T + w[6:]
                 losses.append(0.5 * ((outputs - targets[samples]) ** 2).sum(1).mean())

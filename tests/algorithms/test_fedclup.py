@@ -8,13 +8,8 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import FedCLUP
 from tests.algorithms import reference_clup_pd as reference
-from tests.algorithms.reference_clup_pd import Models, assert_rounds
-from tests.problems import (
-    Steps,
-    least_squares,
-    matrix_problem,
-    scalar_problem,
-)
+from tests.algorithms.reference_clup_pd import assert_rounds
+from tests.problems import Models, Steps, least_squares, matrix_problem, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 EVERYONE = [[0, 1, 2, 3]] * 5

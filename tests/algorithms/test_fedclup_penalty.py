@@ -1,6 +1,5 @@
 """How FedCLUP chooses λ, and changes it: Corollary 1, the plateau rule, the released rule."""
 
-import csv
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +12,9 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedCLUP
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_clup_pd as reference
-from tests.algorithms.reference_clup_pd import Models, Stop, assert_rounds
-from tests.problems import Problem, least_squares, scalar_problem
+from tests.algorithms.reference_clup_pd import Stop, assert_rounds
+from tests.commands import table
+from tests.problems import Models, Problem, least_squares, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -22,8 +22,7 @@ START = np.linspace(-1.0, 1.0, 8)
 
 
 def metrics(root):
-    with (root / "run" / "metrics.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+    return table(root / "run" / "metrics.csv")
 
 
 # ---- Corollary 1 --------------------------------------------------------------------------------

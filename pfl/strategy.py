@@ -91,10 +91,24 @@ StrategyRegistry.register(
 )
 
 
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """The sum over processes, in place. Every process takes part, also one without clients.
+
+    Lightning's `reduce` would let them wait for each other once more.
+    """
+    if _several():
+        torch.distributed.all_reduce(values)
+    return values
+
+
 def gather(value: Any) -> list[Any]:
     """`value` of every process, by rank, on every process; a list of one without processes."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not _several():
         return [value]
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values
+
+
+def _several() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

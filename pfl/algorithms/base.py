@@ -18,7 +18,7 @@ from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, Step, check_elementwise
 from pfl.oracle import Engine
 from pfl.proximal import soft_threshold
-from pfl.strategy import gather
+from pfl.strategy import add_up, gather
 
 Plan = tuple[int | None, int, int | None, str]  # batch size, epochs, steps, purpose
 Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
@@ -319,13 +319,13 @@ class FederatedAlgorithm(FederatedModule):
         return totals, down, up
 
     def _finish_round(self) -> None:
-        counts = self._reduce(torch.from_numpy(self._counts).to(self.device))
+        counts, losses = self._booked()
         samples, clients, down, up = counts.tolist()
         self.participants = int(clients)
         weight = {"samples": samples, "uniform": clients}
         if weight[self.weighting] > 0:
             mean = {
-                name: self._reduce(total) / weight[self._weightings[name]]
+                name: add_up(total) / weight[self._weightings[name]]
                 for name, total in self._sums.items()
             }
             if not all(total.isfinite().all() for total in mean.values()):
@@ -342,11 +342,12 @@ class FederatedAlgorithm(FederatedModule):
         optimizer.step()
         self.space.vector.grad = None
         self.rounds += 1
+        self.samples_seen += sum(float(n) for _, n in losses.values())
         self.bytes_down += int(down)
         self.bytes_up += int(up)
         self.row = {
             "round": self.rounds,
-            **self._mean_losses(),
+            **{f"{name}/loss": float(total / n) for name, (total, n) in losses.items() if n > 0},
             "train/samples": self.samples_seen,
             "comm/uplink_bytes": self.bytes_up,
             "comm/downlink_bytes": self.bytes_down,
@@ -369,20 +370,20 @@ class FederatedAlgorithm(FederatedModule):
         for logger in self.trainer.loggers:
             logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
-    def _mean_losses(self) -> dict[str, float]:
+    def _booked(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Of all processes: the counts, and the losses' sum and number of samples by name."""
         booked: dict[str, np.ndarray] = {}
-        sums: dict[str, np.ndarray] = {}
         for name, observed in self._losses.items():
             counts = np.concatenate([counts for _, counts in observed])
             losses = torch.cat([loss for loss, _ in observed]).double().cpu().numpy()
             # Sorted, since threads come in any order.
             booked[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
-        # A process without clients has observed nothing.
-        for one in gather(booked):
-            for name, entry in one.items():
+        counts, sums = np.zeros_like(self._counts), dict[str, np.ndarray]()
+        for own, one in gather((self._counts, booked)):
+            counts += own
+            for name, entry in one.items():  # a process without clients has observed nothing
                 sums[name] = sums.get(name, 0) + entry
-        self.samples_seen += sum(float(samples) for _, samples in sums.values())
-        return {f"{name}/loss": float(t / n) for name, (t, n) in sums.items() if n > 0}
+        return counts, sums
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer of the global model."""

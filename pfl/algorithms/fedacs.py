@@ -17,6 +17,7 @@ from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.communication import Message, dense
 from pfl.errors import require
+from pfl.strategy import add_up
 
 
 class FedACS(FederatedAlgorithm):
@@ -75,7 +76,7 @@ class FedACS(FederatedAlgorithm):
         if self.known == "all":
             seen = torch.zeros(self._loop.num_clients, device=self.device)
             seen[torch.from_numpy(self.store.seen("w"))] = 1
-            ids = np.union1d(cohort, np.flatnonzero(self._reduce(seen).cpu().numpy()))
+            ids = np.union1d(cohort, np.flatnonzero(add_up(seen).cpu().numpy()))
         mine = ids % self.trainer.world_size == self.trainer.global_rank
         models = self.global_model.new_zeros(len(ids), self.space.size)
         last = self.store.read("w", ids[mine], self.device)
@@ -83,7 +84,7 @@ class FedACS(FederatedAlgorithm):
             away = torch.from_numpy(~np.isin(ids[mine], cohort))
             last[away] = self.store.read("sent", ids[mine], self.device)[away]
         models[torch.from_numpy(mine)] = last
-        self._ids, self._models = ids, self._reduce(models)
+        self._ids, self._models = ids, add_up(models)
         similarity = cosine(self._models)
         places = torch.from_numpy(np.searchsorted(ids, cohort))
         self._weights = attention(similarity, self.quantile)[places]

@@ -16,6 +16,7 @@ from pfl.algorithms.base import FederatedAlgorithm
 from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.errors import ConfigError, require
+from pfl.strategy import add_up
 
 Rule = Literal["inverse_penalty", "corollary2", "inverse_smoothness"]
 CONSTANTS = ("smoothness", "strong_convexity", "heterogeneity")
@@ -230,7 +231,7 @@ class FedCLUP(FederatedAlgorithm):
         for clients in self.every_client("train"):
             distance += (clients.state["w"] - self.global_model).norm(dim=1).sum()
         loop = self._loop
-        R, n = float(self._reduce(distance)) / loop.num_clients, loop.datamodule.client_sizes.mean()
+        R, n = float(add_up(distance)) / loop.num_clients, loop.datamodule.client_sizes.mean()
         if R == 0:
             return self.coupling  # all models are still the same: there is nothing to go by
         return 5 / (n * R**2) if n * R**2 >= 1 else 5 / (n**0.5 * R)

@@ -18,6 +18,7 @@ from pfl.communication import Message, dense, low_rank_size, sparse
 from pfl.communication import low_rank as low_rank_message
 from pfl.errors import require
 from pfl.proximal import low_rank, soft_threshold
+from pfl.strategy import add_up
 
 Component = Literal["low_rank", "sparse"]
 
@@ -122,7 +123,7 @@ class FedSLR(FederatedAlgorithm):
             self.gamma_mean += change * (self.participants / total)
         else:
             rows = self.store.read("gamma", self.store.seen("gamma"), self.device)
-            self.gamma_mean.copy_(self._reduce(rows.sum(0)) / total)
+            self.gamma_mean.copy_(add_up(rows.sum(0)) / total)
         x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))

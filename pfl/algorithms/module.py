@@ -284,10 +284,6 @@ class FederatedModule(LightningModule):
         ledger.load_state_dict(*gather(self.ledger.state_dict()))
         return ledger
 
-    def _reduce(self, values: Tensor) -> Tensor:
-        """Sum over processes; every process takes part, also one without clients."""
-        return self.trainer.strategy.reduce(values, reduce_op="sum")
-
     def _log(self, row: dict[str, float]) -> None:
         self.log_dict(
             {k: float(v) for k, v in row.items()}, on_step=False, on_epoch=True, batch_size=1

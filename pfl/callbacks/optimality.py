@@ -10,6 +10,7 @@ from torch import Tensor
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
 from pfl.errors import ConfigError
+from pfl.strategy import add_up
 
 Solution = tuple[Tensor, Tensor]  # of w [P] and all w_i [M, P]
 
@@ -84,7 +85,7 @@ class Optimality(Callback):
             for k, (_, own) in enumerate(targets.values()):
                 distances[k] += (_identified(algorithm, models) - own[ids]).norm(dim=1).sum()
         # One reduction, in which processes without clients take part too.
-        sums = algorithm._reduce(torch.cat([gradients, counts, distances]))
+        sums = add_up(torch.cat([gradients, counts, distances]))
         gradients, counts, distances = sums.split([len(gradients), 2, len(distances)])
         values: dict[str, float] = {}
         if algorithm.has_global:

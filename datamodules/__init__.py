@@ -3,10 +3,11 @@
 from datamodules.arrays import ArrayDataModule, TensorDataModule
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.digits import DigitsDataModule
+from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.loaders import ClientDataModule
-from datamodules.partition import Partition, Ragged
+from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
 from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
@@ -33,10 +34,12 @@ __all__ = [
     "DatasetSamples",
     "DigitsDataModule",
     "Dirichlet",
+    "Drawn",
     "EMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "HeterogeneousLogistic",
+    "IndexArrays",
     "LeastSquares",
     "Loaded",
     "LogNormal",

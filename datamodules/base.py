@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from datamodules.errors import ConfigError, check_whole
 from datamodules.loaders import ClientDataModule, ShuffleSampler, make_loader
-from datamodules.partition import Partition, Ragged
+from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import IID, Natural, Partitioner
 from datamodules.protocols import Protocol, SplitOwn
 from datamodules.randomness import generator
@@ -190,8 +190,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Shape of one input, without a batch axis."""
         return self.samples.input_shape
 
-    def label_counts(self, split: Literal["train", "val", "test"] = "train") -> np.ndarray:
+    def label_counts(
+        self, split: Literal["train", "val", "test"] = "train", clients: slice = slice(None)
+    ) -> np.ndarray:
         """Return how many samples of each class every client has, int64 [M, K].
+
+        Args:
+            split: Which of the client's samples.
+            clients: A stretch of clients to count for instead of all M.
 
         Raises:
             ConfigError: The targets are not one class per sample, or there is no such split.
@@ -204,16 +210,18 @@ class FederatedDataModule(LightningDataModule, ABC):
                 f"label_counts needs one integer label per sample, but the targets are "
                 f"{targets.dtype} of shape {targets.shape}"
             )
-        ragged: Ragged = getattr(self.partition, split)
-        if ragged.is_shared:
-            row = np.bincount(targets[ragged.indices], minlength=classes)
-            return np.tile(row, (len(ragged), 1))
-        counts = np.empty((len(ragged), classes), np.int64)
-        for clients, entries in ragged.blocks():
-            rows = np.repeat(np.arange(clients.stop - clients.start), ragged.sizes[clients])
-            cells = rows * classes + targets[ragged.indices[entries]]
-            block = counts[clients]
+        arrays: IndexArrays = getattr(self.partition, split)
+        counts = np.empty((len(arrays.sizes[clients]), classes), np.int64)
+        if arrays.is_shared:
+            counts[:] = np.bincount(targets[arrays[0]], minlength=classes)
+            return counts
+        done = 0
+        for some in arrays.blocks(clients):
+            rows = np.repeat(np.arange(some.stop - some.start), arrays.sizes[some])
+            cells = rows * classes + targets[arrays.of(some)]
+            block = counts[done : done + some.stop - some.start]
             block[:] = np.bincount(cells, minlength=block.size).reshape(block.shape)
+            done += len(block)
         return counts
 
     def client(self, client: int) -> ClientDataModule:
@@ -268,9 +276,9 @@ def _host_targets(samples: Samples) -> np.ndarray:
     return targets
 
 
-def _pooled(ragged: Ragged) -> np.ndarray:
+def _pooled(arrays: IndexArrays) -> np.ndarray:
     """Return every sample that some client holds, once, ascending."""
-    return np.unique(ragged.indices)
+    return np.unique(arrays[0] if arrays.is_shared else arrays.flat)
 
 
 def _check_type(key: str, value: T, kind: type, example: str) -> T:

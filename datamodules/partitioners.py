@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from datamodules.drawn import Drawn, Subsets
 from datamodules.errors import ConfigError, check_whole
-from datamodules.partition import Ragged
+from datamodules.partition import IndexArrays, Ragged
 
 
 class Partitioner(ABC):
@@ -20,7 +21,9 @@ class Partitioner(ABC):
     appears in ``repr`` and so in the record of a run.
     """
 
-    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Ragged:
+    def assign(
+        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> IndexArrays:
         """Deal the samples to the clients.
 
         Args:
@@ -196,25 +199,18 @@ class Sampled(Partitioner):
     def __init__(self, size: int = 30) -> None:
         self.size = check_whole("size", size, owner="Sampled")
 
-    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Ragged:
-        """Draw every client's samples; see ``Partitioner.assign``.
+    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Drawn:
+        """Say what every client's samples are drawn from; see ``Partitioner.assign``.
 
         Returns:
-            int32 where the number of samples allows it: a million clients hold many indices.
+            Arrays that are computed when asked for, which takes no memory for a million clients.
         """
         total = len(targets)
         if self.size > total:
             raise ConfigError(
                 f"size={self.size} of Sampled is more than the number of samples, {total}"
             )
-        kind = np.int32 if total <= np.iinfo(np.int32).max else np.int64
-        if 2 * self.size > total:  # so few are left out that shuffling all is no waste
-            everything = np.tile(np.arange(total, dtype=kind), (num_clients, 1))
-            rows = rng.permuted(everything, axis=1)[:, : self.size].copy()
-            rows.sort(axis=1)
-        else:
-            rows = _distinct(total, (num_clients, self.size), rng, kind)
-        return Ragged.from_sizes(rows.ravel(), np.full(num_clients, self.size))
+        return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
 
     def describe(self) -> str:
         """Say in words what the rule does."""
@@ -242,30 +238,6 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     running = np.cumsum(weights, axis=-1)
     edges = np.floor(running / running[..., -1:] * total + 0.5).astype(np.int64)
     return np.diff(edges, axis=-1, prepend=0)
-
-
-def _distinct(
-    total: int, shape: tuple[int, int], rng: np.random.Generator, kind: type[np.signedinteger]
-) -> np.ndarray:
-    """Draw different numbers below ``total`` in each row, ascending; at most total / 2 of them.
-
-    Numbers are drawn with replacement, and all but one of equal ones are drawn again until none
-    are equal. Nothing in this tells one number from another, so all sets of the given size are
-    equally likely. A new draw is new to its row with probability 1/2 or more: the rows that are
-    drawn again become fewer in a geometric series.
-    """
-    rows = rng.integers(0, total, shape, kind)
-    rows.sort(axis=1)
-    open_rows = np.flatnonzero((rows[:, 1:] == rows[:, :-1]).any(1))
-    while len(open_rows):
-        part = rows[open_rows]
-        again = np.zeros(part.shape, bool)
-        again[:, 1:] = part[:, 1:] == part[:, :-1]
-        part[again] = rng.integers(0, total, np.count_nonzero(again), kind)
-        part.sort(axis=1)
-        rows[open_rows] = part
-        open_rows = open_rows[(part[:, 1:] == part[:, :-1]).any(1)]
-    return rows
 
 
 def check_min_size(rule: Partitioner, mean_size: int, num_clients: int, min_size: int) -> None:

@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 import numpy as np
 
 from datamodules.errors import ConfigError
-from datamodules.partition import Partition, Ragged, stable_argsort
+from datamodules.partition import IndexArrays, Partition, Ragged
+from datamodules.splits import split_off
 
 
 class Protocol(ABC):
@@ -37,7 +38,7 @@ class Protocol(ABC):
     @abstractmethod
     def split(
         self,
-        owned: Ragged,
+        owned: IndexArrays,
         labels: np.ndarray | None,
         num_train: int,
         num_samples: int,
@@ -97,14 +98,14 @@ class SplitOwn(Protocol):
 
     def split(
         self,
-        owned: Ragged,
+        owned: IndexArrays,
         labels: np.ndarray | None,
         num_train: int,
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
         """Split every client's samples into test, validation and training."""
-        test, val, train = _split(owned, labels, (self.test, self.validation), rng)
+        test, val, train = split_off(owned, labels, (self.test, self.validation), rng)
         return Partition(train, val, test)
 
     def describe(self) -> str:
@@ -141,7 +142,7 @@ class MatchLabels(Protocol):
 
     def split(
         self,
-        owned: Ragged,
+        owned: IndexArrays,
         labels: np.ndarray | None,
         num_train: int,
         num_samples: int,
@@ -153,7 +154,7 @@ class MatchLabels(Protocol):
                 "protocol=MatchLabels needs one integer label per sample; use SplitOwn or "
                 "SharedTest for other targets"
             )
-        val, train = _split(owned, labels, (self.validation,), rng)
+        val, train = split_off(owned, labels, (self.validation,), rng)
         available = np.bincount(labels[num_train:], minlength=int(labels.max()) + 1)
         client, label, wanted = self._wanted(train, labels, available)
         # Every client takes a stretch of one random circle of each class's test samples, from a
@@ -172,7 +173,7 @@ class MatchLabels(Protocol):
         )
 
     def _wanted(
-        self, train: Ragged, labels: np.ndarray, available: np.ndarray
+        self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return client, label and number of test samples of every label that a client trains on.
 
@@ -222,14 +223,14 @@ class SharedTest(Protocol):
 
     def split(
         self,
-        owned: Ragged,
+        owned: IndexArrays,
         labels: np.ndarray | None,
         num_train: int,
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
         """Split off the validation sets; the test set is stored once."""
-        val, train = _split(owned, labels, (self.validation,), rng)
+        val, train = split_off(owned, labels, (self.validation,), rng)
         return Partition(train, val, Ragged.shared(np.arange(num_train, num_samples), len(owned)))
 
     def describe(self) -> str:
@@ -250,70 +251,3 @@ def _also(protocol: Protocol) -> str:
     if not protocol.validation:
         return ", without validation"
     return f", validated on {protocol.validation:.0%} of its own"
-
-
-def _split(
-    owned: Ragged, labels: np.ndarray | None, shares: tuple[float, ...], rng: np.random.Generator
-) -> list[Ragged]:
-    """Split every client's samples into parts of the given shares and the rest, which is last."""
-    flat, sizes = owned.flat, _part_sizes(owned.sizes, shares)
-    parts = [Ragged.from_sizes(np.empty(held.sum(), flat.dtype), held) for held in sizes]
-    for clients, entries in owned.blocks():
-        # Drawn also where nothing is split off, so that what is drawn afterwards stays the same.
-        draws = rng.random(entries.stop - entries.start)
-        if not any(shares):
-            continue
-        samples, held = flat[entries], owned.sizes[clients]
-        owner = np.repeat(np.arange(clients.start, clients.stop), held)
-        order = _stratified_order(owner, None if labels is None else labels[samples], draws)
-        # Within each client, in stratified order, the first part comes first.
-        part = np.empty(len(order), np.int8)
-        numbers = np.tile(np.arange(len(sizes), dtype=np.int8), len(held))
-        part[order] = np.repeat(numbers, sizes[:, clients].T.ravel())
-        for number, ragged in enumerate(parts):
-            mine, begin = samples[part == number], ragged.starts[clients.start]
-            ragged.indices[begin : begin + len(mine)] = mine
-    return parts if any(shares) else [*parts[:-1], Ragged.from_sizes(flat, owned.sizes)]
-
-
-def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
-    """Return the sizes of the parts, int64 [len(shares) + 1, M]; see ``Protocol`` for the rule."""
-    left = held.copy()
-    parts = []
-    for share in shares:
-        rounded = np.floor(share * held + 0.5).astype(np.int64)
-        part = np.minimum(np.maximum(rounded, share > 0), np.maximum(left - 1, 0))
-        left = left - part
-        parts.append(part)
-    return np.stack([*parts, left])
-
-
-def _stratified_order(
-    client: np.ndarray, label: np.ndarray | None, draws: np.ndarray
-) -> np.ndarray:
-    """Order samples by client so that any first part of a client's samples is stratified.
-
-    The j-th of the g samples of a class (j = 0, 1, ..., in random order) is placed at
-    (j + 1/2) / g: any first part then holds a share of every class that is rounded by
-    Sainte-Laguë's method. Ties are broken at random.
-
-    Args:
-        client: int64 [n], ascending.
-        label: int64 [n], or None for a random order within each client.
-        draws: Uniform random numbers in [0, 1), [n].
-
-    Returns:
-        int64 [n], a permutation.
-    """
-    # One stable sort by (client, fraction): adding the two loses nothing that matters, as clients
-    # are numbered below 2^31 and come in ascending order already.
-    order = np.argsort(client + draws, kind="stable")
-    if label is None or not len(order):
-        return order
-    groups = (client[order] - client[0]) * (label.max() + 1) + label[order]
-    by_group = stable_argsort(groups)
-    first = np.flatnonzero(np.diff(groups[by_group], prepend=-1))
-    size = np.diff(first, append=len(order))
-    place = np.empty(len(order))
-    place[by_group] = (np.arange(len(order)) - np.repeat(first, size) + 0.5) / np.repeat(size, size)
-    return order[np.argsort(client[order] + place, kind="stable")]

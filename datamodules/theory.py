@@ -11,7 +11,7 @@ from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError, check_whole
-from datamodules.partition import Partition, Ragged
+from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import Natural
 from datamodules.protocols import Protocol
 from datamodules.randomness import generator
@@ -134,7 +134,7 @@ class InOrder(Protocol):
 
     def split(
         self,
-        owned: Ragged,
+        owned: IndexArrays,
         labels: np.ndarray | None,
         num_train: int,
         num_samples: int,

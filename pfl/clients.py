@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from datamodules.partition import Ragged
 from datamodules.samples import TensorSamples
 from pfl import order
 from pfl.batch import Batch, Block, cast
@@ -40,22 +41,27 @@ class ClientData:
         self.device = torch.device(device)
         self.splits = datamodule.partition
         self.samples = datamodule.samples.to(device)
-        self._indices: dict[str, Tensor] = {}
+        self._stored: dict[str, Tensor] = {}
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """How many samples of a split these clients own, int64 [C]."""
         return getattr(self.splits, split).sizes[ids]
 
-    def index(self, split: str) -> Tensor:
-        """The samples of a split, one client after another, int64 [total]; on the device."""
-        if split not in self._indices:
-            owned = getattr(self.splits, split)
-            self._indices[split] = torch.from_numpy(owned.indices).to(self.device)
-        return self._indices[split]
+    def owned(self, split: str, ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
+        """The samples of a split that these clients own.
 
-    def starts(self, split: str, ids: np.ndarray) -> np.ndarray:
-        """Where in `index` these clients' samples begin, int64 [C]."""
-        return getattr(self.splits, split).starts[ids]
+        Returns:
+            Indices of samples, int64 or int32, on the device: of all clients where they are stored,
+            and of these clients only where they are drawn when asked for. And where in them each
+            client's begin, int64 [C].
+        """
+        arrays = getattr(self.splits, split)
+        if not isinstance(arrays, Ragged):
+            sizes = arrays.sizes[ids]
+            return torch.from_numpy(arrays.of(ids)).to(self.device), np.cumsum(sizes) - sizes
+        if split not in self._stored:
+            self._stored[split] = torch.from_numpy(arrays.indices).to(self.device)
+        return self._stored[split], arrays.starts[ids]
 
     @property
     def in_memory(self) -> bool:
@@ -170,8 +176,9 @@ class Clients:
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
         if not wanted.any():
             return
-        base, indices = key(self.data.seed, purpose, self.round), self.data.index(self.split)
-        owned = np.stack([self.ids, self.data.starts(self.split, self.ids), sizes])
+        base = key(self.data.seed, purpose, self.round)
+        indices, starts = self.data.owned(self.split, self.ids)
+        owned = np.stack([self.ids, starts, sizes])
         per_epoch = steps_per_epoch(sizes, batch_size)
         size = int(sizes[0]) if batch_size is None else batch_size
         for first, last, A in order.runs(wanted, per_epoch, size):
@@ -206,8 +213,8 @@ class Clients:
         sizes = self.sizes
         if not len(self) or not sizes.any():
             return
-        indices = self.data.index(self.split)
-        starts = torch.from_numpy(self.data.starts(self.split, self.ids)).to(indices.device)
+        indices, begins = self.data.owned(self.split, self.ids)
+        starts = torch.from_numpy(begins).to(indices.device)
         for begin in range(0, int(sizes.max()), limit):
             active = int((sizes > begin).sum())
             counts = np.minimum(sizes[:active] - begin, limit)
@@ -221,7 +228,7 @@ class Clients:
 
         Yields the rows that own the samples, and the samples' indices.
         """
-        indices, starts = self.data.index(self.split), self.data.starts(self.split, self.ids)
+        indices, starts = self.data.owned(self.split, self.ids)
         owners, nth = order.spread(self.sizes)
         places = starts[owners] + nth
         for begin in range(0, len(owners), limit):

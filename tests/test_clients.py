@@ -63,7 +63,7 @@ def test_data_answers_for_clients():
     assert d.sizes("test", np.array([4, 2])).tolist() == [4, 4]
     assert [d.shared(split) for split in ("train", "val", "test")] == [False, False, True]
     for split in ("train", "val", "test"):
-        indices, starts = d.index(split), d.starts(split, np.array([4, 0]))
+        indices, starts = d.owned(split, np.array([4, 0]))
         for start, client in zip(starts.tolist(), (4, 0), strict=True):
             expected = getattr(d.splits, split)[client].tolist()
             assert indices[start : start + len(expected)].tolist() == expected

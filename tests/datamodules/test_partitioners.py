@@ -51,7 +51,7 @@ def test_every_sample_has_at_most_one_owner(rule: Partitioner, complete: bool, d
     if complete:
         assert len(held) == len(labels)
     again = rule.assign(labels, clients, np.random.default_rng(seed))
-    assert np.array_equal(owned.indices, again.indices)
+    assert np.array_equal(owned.flat, again.flat)
     assert np.array_equal(owned.sizes, again.sizes)
 
 
@@ -166,10 +166,12 @@ def test_blocks_of_clients_cover_all_once(entries, monkeypatch):
     sizes = np.array([0, 5, 0, 0, 9, 1, 1, 1, 0])
     ragged = Ragged.from_sizes(np.arange(17), sizes)
     blocks = list(ragged.blocks())
-    assert [i for clients, _ in blocks for i in range(9)[clients]] == list(range(9))
-    assert [e for _, held in blocks for e in range(17)[held]] == list(range(17))
-    for clients, held in blocks:
-        assert held.stop - held.start == sizes[clients].sum() < entries + sizes.max()
+    assert [i for clients in blocks for i in range(9)[clients]] == list(range(9))
+    assert np.concatenate([ragged.of(clients) for clients in blocks]).tolist() == list(range(17))
+    for clients in blocks:
+        assert sizes[clients].sum() < entries + sizes.max()
+    within = [i for clients in ragged.blocks(slice(2, 7)) for i in range(9)[clients]]
+    assert within == [2, 3, 4, 5, 6]
 
 
 @settings(max_examples=50, deadline=None)
@@ -182,19 +184,19 @@ def test_blocks_of_clients_cover_all_once(entries, monkeypatch):
 def test_sampled_gives_each_client_different_samples(total, share, clients, seed):
     size = max(1, int(share * total))
     owned = Sampled(size).assign(np.zeros(total), clients, np.random.default_rng(seed))
-    rows = owned.indices.reshape(clients, size)
-    assert owned.sizes.tolist() == [size] * clients and owned.indices.dtype == np.int32
+    rows = owned.flat.reshape(clients, size)
+    assert owned.sizes.tolist() == [size] * clients and owned.flat.dtype == np.int32
     assert (np.diff(rows) > 0).all()  # ascending, none twice
     assert rows.min() >= 0 and rows.max() < total
     again = Sampled(size).assign(np.zeros(total), clients, np.random.default_rng(seed))
-    assert np.array_equal(owned.indices, again.indices)
+    assert np.array_equal(owned.flat, again.flat)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])  # of 6: by drawing again, and by shuffling
 def test_sampled_makes_all_sets_equally_likely(size):
     draws = 20_000
     owned = Sampled(size).assign(np.zeros(6), draws, np.random.default_rng(1))
-    sets = (1 << owned.indices.reshape(draws, size)).sum(1)
+    sets = (1 << owned.flat.reshape(draws, size)).sum(1)
     hits = np.bincount(sets, minlength=64)[[bin(s).count("1") == size for s in range(64)]]
     assert hits.sum() == draws
     # Pearson's statistic has mean k = sets - 1 and variance 2 k (1 - 1/draws): Cantelli's
@@ -207,7 +209,7 @@ def test_sampled_makes_all_sets_equally_likely(size):
 def test_sampled_clients_are_independent():
     # Two clients' sets of 3 of 6 have hypergeometric overlaps: C(3, o) C(3, 3 - o) / C(6, 3).
     owned = Sampled(3).assign(np.zeros(6), 20_000, np.random.default_rng(5))
-    sets = (1 << owned.indices.reshape(-1, 3)).sum(1)
+    sets = (1 << owned.flat.reshape(-1, 3)).sum(1)
     common = [bin(s).count("1") for s in sets[::2] & sets[1::2]]
     share = np.array([1, 9, 9, 1]) / 20
     spread = 5 * np.sqrt(10_000 * share * (1 - share))

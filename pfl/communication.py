@@ -79,6 +79,7 @@ class Ledger:
     """
 
     def __init__(self, num_clients: int) -> None:
+        # The system gives zeros no memory before they are changed.
         self.uplink = np.zeros(num_clients, np.int64)
         self.downlink = np.zeros(num_clients, np.int64)
 
@@ -93,16 +94,17 @@ class Ledger:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The counts of the clients that have any (`clients`), as tensors."""
-        ids = np.flatnonzero(self.uplink | self.downlink)
+        ids = np.union1d(np.flatnonzero(self.uplink), np.flatnonzero(self.downlink))
         state = {"clients": ids, "uplink": self.uplink[ids], "downlink": self.downlink[ids]}
         return {name: torch.from_numpy(values) for name, values in state.items()}
 
     def load_state_dict(self, *states: dict[str, Tensor]) -> None:
         """The inverse of `state_dict`, or the sum of several."""
-        for name, counts in (("uplink", self.uplink), ("downlink", self.downlink)):
-            counts[:] = 0
+        for name in ("uplink", "downlink"):
+            counts = np.zeros(len(self.uplink), np.int64)
             for state in states:
                 counts[state["clients"].numpy()] += state[name].numpy()
+            setattr(self, name, counts)
 
 
 def _bytes(count: int | Tensor) -> int | np.ndarray:

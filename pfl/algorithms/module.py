@@ -276,12 +276,15 @@ class FederatedModule(LightningModule):
             check(self, self._loaded, self._loop.datamodule.partition.hash)
 
     def client_bytes(self) -> Ledger:
-        """Bytes of every client, over all processes.
+        """Bytes of every client, over all processes; the ledger itself if there is only one.
 
         Every process must call it.
         """
+        states = gather(self.ledger.state_dict())
+        if len(states) == 1:
+            return self.ledger
         ledger = Ledger(self._loop.num_clients)
-        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        ledger.load_state_dict(*states)
         return ledger
 
     def _log(self, row: dict[str, float]) -> None:

@@ -11,6 +11,7 @@ import platform
 import resource
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info
 
+from datamodules import FederatedDataModule
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.callbacks.alone import TrainAlone
+from pfl.communication import Ledger
 from pfl.evaluation import worst_tenth
 from pfl.loop import FederatedLoop
 from pfl.report.table import summary_table
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
-CSV_ROWS = 1 << 14  # turned into Python numbers at a time: a million clients' take hundreds of MB
+CSV_ROWS = 1 << 12  # made, and turned into Python numbers, at a time: a million take hundreds of MB
 
 
 class RunRecorder(Callback):
@@ -43,7 +46,8 @@ class RunRecorder(Callback):
 
     Attributes:
         rows: Of `metrics.csv`.
-        columns, summary: Of `clients.csv` and `summary.json`, once training has ended.
+        table: Of `clients.csv`, once training has ended.
+        summary: Of `summary.json`, likewise.
         folder: Where they are written.
     """
 
@@ -51,7 +55,7 @@ class RunRecorder(Callback):
         self.config = config
         self.rows: list[dict[str, Any]] = []
         self.summary: dict[str, Any] = {}
-        self.columns: dict[str, np.ndarray] = {}
+        self.table: ClientTable | None = None
         self.seconds = 0.0
         self._names: list[str] = []
         self._begun = time.monotonic()
@@ -62,6 +66,11 @@ class RunRecorder(Callback):
     def of(trainer: pl.Trainer) -> RunRecorder:
         """The recorder of a Trainer."""
         return next(c for c in _callbacks(trainer) if isinstance(c, RunRecorder))
+
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """All columns of `clients.csv`, once training has ended; made when asked for."""
+        return {} if self.table is None else self.table.columns()
 
     # ---- training -----------------------------------------------------------------------------
 
@@ -160,11 +169,11 @@ class RunRecorder(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str
     ) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
-        columns = client_columns(pl_module, _loop(trainer))
+        table = ClientTable.of(pl_module, _loop(trainer))
         if self._writes:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_json(self.folder / f"{name}.json", pl_module.row)
-            _write_csv(self.folder / f"{name}_clients.csv", columns)
+            table.write(self.folder / f"{name}_clients.csv")
 
     def on_predict_batch_end(
         self,
@@ -187,14 +196,14 @@ class RunRecorder(Callback):
     def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         loop = _loop(trainer)
         alone = next((c for c in _callbacks(trainer) if isinstance(c, TrainAlone)), None)
-        self.columns = client_columns(algorithm, loop, alone.scores if alone else None)
+        self.table = ClientTable.of(algorithm, loop, alone.scores if alone else None)
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
             "algorithm": type(algorithm).__name__,
             **self.rows[-1],
             "best": best_round(self.rows),
-            **compare(self.columns),
+            **compare(self.table.scores),
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             "seed": loop.seed,
@@ -205,7 +214,7 @@ class RunRecorder(Callback):
             "versions": versions(),
         }
         if self._writes:
-            _write_csv(self.folder / "clients.csv", self.columns)
+            self.table.write(self.folder / "clients.csv")
             _write_json(self.folder / "summary.json", self.summary)
 
 
@@ -233,32 +242,61 @@ def best_round(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     return None
 
 
-def client_columns(
-    algorithm: FederatedAlgorithm,
-    loop: FederatedLoop,
-    alone: dict[str, np.ndarray] | None = None,
-) -> dict[str, np.ndarray]:
-    """A row per client: sample counts, label counts, scores of the last evaluation, bytes."""
-    data = loop.datamodule
-    columns: dict[str, np.ndarray] = {"client": np.arange(loop.num_clients)}
-    for split in ("train", "val", "test"):
-        columns[f"{split}_samples"] = getattr(data.partition, split).sizes
-    if data.num_classes is not None:
-        counts = data.label_counts()
-        columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
-    evaluation = getattr(algorithm, "evaluation", None)
-    for (split, kind), scores in (evaluation.scores if evaluation else {}).items():
-        for number in ("accuracy", "loss"):
-            columns[f"{split}_{kind}_{number}"] = scores[number]
-    if alone is not None:
-        columns |= {f"test_alone_{number}": alone[number] for number in ("accuracy", "loss")}
-    ledger = algorithm.client_bytes()
-    columns |= {"uplink_bytes": ledger.uplink, "downlink_bytes": ledger.downlink}
-    return columns
+@dataclass(frozen=True)
+class ClientTable:
+    """The rows of `clients.csv`, one a client, of which only some need be there at a time.
+
+    Attributes:
+        data: Whose clients they are.
+        scores: Of the last evaluation, and of training alone, by the name of the column; [M].
+        ledger: What the clients sent and received.
+    """
+
+    data: FederatedDataModule
+    scores: dict[str, np.ndarray]
+    ledger: Ledger
+
+    @classmethod
+    def of(
+        cls,
+        algorithm: FederatedAlgorithm,
+        loop: FederatedLoop,
+        alone: dict[str, np.ndarray] | None = None,
+    ) -> ClientTable:
+        """The present state of a run; every process must call it."""
+        evaluation = getattr(algorithm, "evaluation", None)
+        pairs = evaluation.scores.items() if evaluation else ()
+        found = {f"{split}_{kind}": values for (split, kind), values in pairs}
+        if alone is not None:
+            found["test_alone"] = alone
+        scores = {
+            f"{name}_{number}": values[number]
+            for name, values in found.items()
+            for number in ("accuracy", "loss")
+        }
+        return cls(loop.datamodule, scores, algorithm.client_bytes())
+
+    def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
+        """Id, sample counts, label counts, scores and bytes of a stretch of clients (or all)."""
+        data, sent, received = self.data, self.ledger.uplink, self.ledger.downlink
+        columns = {"client": np.arange(*clients.indices(data.num_clients))}
+        for split in ("train", "val", "test"):
+            columns[f"{split}_samples"] = getattr(data.partition, split).sizes[clients]
+        if data.num_classes is not None:
+            counts = data.label_counts(clients=clients)
+            columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
+        columns |= {name: values[clients] for name, values in self.scores.items()}
+        return columns | {"uplink_bytes": sent[clients], "downlink_bytes": received[clients]}
+
+    def write(self, path: Path) -> None:
+        """Write all rows, block by block."""
+        for begin in range(0, self.data.num_clients, CSV_ROWS):
+            block = self.columns(slice(begin, begin + CSV_ROWS))
+            _write_csv(path, block, append=begin > 0)
 
 
 def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What clients gained over training alone, if that was measured.
+    """What clients gained over training alone, if that was measured, by their columns of scores.
 
     `alone/...` are the scores of training alone; `gained`, `equal` and `lost` the shares of the
     clients whose federated model (the personalized one where there is one) has a higher, the same

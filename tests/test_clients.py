@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Partition, Ragged, TensorSamples
+from datamodules import (
+    Partition,
+    Ragged,
+    Sampled,
+    SplitOwn,
+    TensorDataModule,
+    TensorSamples,
+)
 from pfl import order
 from pfl.clients import ClientData, Clients
 
@@ -276,3 +283,35 @@ def test_pooled_samples_come_once_with_their_owner(split, limit, ids):
 def test_no_samples_are_no_batches():
     assert not list(chunk([]).samples())
     assert not list(chunk([2]).samples())
+
+
+# ---- samples that are drawn when asked for -------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_samples_drawn_when_asked_for_come_like_stored_ones(split):
+    values = torch.arange(60)
+    drawn = TensorDataModule(
+        torch.stack([values, -values], 1).float(),
+        values,
+        num_clients=100,
+        partition=Sampled(10),
+        protocol=SplitOwn(0.3, 0.2),
+    )
+    parts = drawn.partition
+    kept = [Ragged.from_sizes(p.flat, p.sizes) for p in (parts.train, parts.val, parts.test)]
+    stored = SimpleNamespace(partition=Partition(*kept), samples=drawn.samples)
+    ids = np.array([17, 99, 3, 42])
+    some = [Clients(ids, 2, ClientData(module, seed=5), split) for module in (drawn, stored)]
+    for size in (3, None):
+        one, other = (walk(clients, size, 2) for clients in some)
+        assert one == other and len(one[99]) > 0
+    for read in (lambda c: c.samples(2), lambda c: c.pooled(7)):
+        for one, other in zip(*(list(read(clients)) for clients in some), strict=True):
+            assert np.array_equal(np.arange(4)[one[0]], np.arange(4)[other[0]])
+            one, other = (getattr(x, "targets", x) for x in (one[1], other[1]))
+            assert torch.equal(one.long(), other.long())
+    index, starts = some[0].data.owned(split, ids)
+    size = getattr(parts, split).size
+    assert starts.tolist() == [0, size, 2 * size, 3 * size]
+    assert index.tolist() == getattr(parts, split).of(ids).tolist()

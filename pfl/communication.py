@@ -71,40 +71,59 @@ def part(values: Tensor, mask: Tensor) -> Message:
 
 
 class Ledger:
-    """Counts bytes up and down, for each client and over all rounds.
+    """Counts bytes down and up, for each client and over all rounds; takes room for those it met.
 
-    Attributes:
-        uplink, downlink: int64 [number of clients]: bytes that each client has sent and received so
-            far.
+    Args:
+        num_clients: The population, M.
     """
 
     def __init__(self, num_clients: int) -> None:
-        # The system gives zeros no memory before they are changed.
-        self.uplink = np.zeros(num_clients, np.int64)
-        self.downlink = np.zeros(num_clients, np.int64)
+        self.num_clients = num_clients
+        self._places: dict[int, int] = {}
+        self._counts = np.zeros((2, 64), np.int64)  # down and up, by place; the others are 0
+
+    @property
+    def downlink(self) -> np.ndarray:
+        """Bytes that each client has received so far, int64 [M]."""
+        return self.of(np.arange(self.num_clients))[0]
+
+    @property
+    def uplink(self) -> np.ndarray:
+        """Bytes that each client has sent so far, int64 [M]."""
+        return self.of(np.arange(self.num_clients))[1]
+
+    def of(self, clients: np.ndarray) -> np.ndarray:
+        """Bytes that some clients have received and sent so far, int64 [2, C]."""
+        places = [self._places.get(client, -1) for client in clients.tolist()]
+        return self._counts[:, places]  # nobody has the last place
 
     def add(self, clients: np.ndarray, down: int | Tensor, up: int | Tensor) -> tuple[int, int]:
         """Book the messages of some clients, each in bytes; returns the sums down and up."""
+        known = self._places
+        places = [known.setdefault(client, len(known)) for client in clients.tolist()]
+        if (short := len(known) + 1 - self._counts.shape[1]) > 0:
+            room = max(short, self._counts.shape[1])  # doubled, so that it is seldom moved
+            self._counts = np.pad(self._counts, ((0, 0), (0, room)))
         sums = []
-        for booked, count in ((self.downlink, down), (self.uplink, up)):
+        for booked, count in zip(self._counts, (down, up), strict=True):
             bytes_each = np.broadcast_to(_bytes(count), clients.shape)
-            np.add.at(booked, clients, bytes_each)
+            np.add.at(booked, places, bytes_each)
             sums.append(int(bytes_each.sum()))
         return sums[0], sums[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counts of the clients that have any (`clients`), as tensors."""
-        ids = np.union1d(np.flatnonzero(self.uplink), np.flatnonzero(self.downlink))
-        state = {"clients": ids, "uplink": self.uplink[ids], "downlink": self.downlink[ids]}
-        return {name: torch.from_numpy(values) for name, values in state.items()}
+        """The counts of the clients that have any (`clients`, ascending), as tensors."""
+        ids = np.array(sorted(self._places), np.int64)
+        counts = self.of(ids)
+        some = counts.any(0)
+        values = {"clients": ids[some], "downlink": counts[0, some], "uplink": counts[1, some]}
+        return {name: torch.from_numpy(value) for name, value in values.items()}
 
     def load_state_dict(self, *states: dict[str, Tensor]) -> None:
         """The inverse of `state_dict`, or the sum of several."""
-        for name in ("uplink", "downlink"):
-            counts = np.zeros(len(self.uplink), np.int64)
-            for state in states:
-                counts[state["clients"].numpy()] += state[name].numpy()
-            setattr(self, name, counts)
+        self._places, self._counts = {}, np.zeros_like(self._counts)
+        for state in states:
+            self.add(state["clients"].numpy(), state["downlink"], state["uplink"])
 
 
 def _bytes(count: int | Tensor) -> int | np.ndarray:

@@ -100,6 +100,14 @@ def test_the_ledger_books_each_client():
     assert ledger.uplink.tolist() == [5, 0, 8, 0]
 
 
+def test_the_ledger_takes_room_for_the_clients_it_met_only():
+    """Two counts for each of 10^15 clients would be 16 PB."""
+    ledger, ids = Ledger(10**15), np.array([10**15 - 1, 3])
+    ledger.add(ids, down=torch.tensor([1, 2]), up=5)
+    assert ledger.of(np.array([3, 4, 10**15 - 1])).tolist() == [[2, 0, 1], [5, 0, 5]]
+    assert ledger.state_dict()["clients"].tolist() == [3, 10**15 - 1]
+
+
 def test_the_ledger_counts_beyond_32_bits():
     ledger = Ledger(2)
     for _ in range(3):

@@ -278,15 +278,16 @@ class ClientTable:
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
         """Id, sample counts, label counts, scores and bytes of a stretch of clients (or all)."""
-        data, sent, received = self.data, self.ledger.uplink, self.ledger.downlink
-        columns = {"client": np.arange(*clients.indices(data.num_clients))}
+        data, ids = self.data, np.arange(*clients.indices(self.data.num_clients))
+        columns = {"client": ids}
         for split in ("train", "val", "test"):
             columns[f"{split}_samples"] = getattr(data.partition, split).sizes[clients]
         if data.num_classes is not None:
             counts = data.label_counts(clients=clients)
             columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
         columns |= {name: values[clients] for name, values in self.scores.items()}
-        return columns | {"uplink_bytes": sent[clients], "downlink_bytes": received[clients]}
+        received, sent = self.ledger.of(ids)
+        return columns | {"uplink_bytes": sent, "downlink_bytes": received}
 
     def write(self, path: Path) -> None:
         """Write all rows, block by block."""

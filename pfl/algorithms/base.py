@@ -256,7 +256,10 @@ class FederatedAlgorithm(FederatedModule):
             for name in self.store.names:
                 self.store.write(name, group.ids, group.state[name])
             for name, total in totals.items():
-                self._sums[name] = self._sums[name] + total if name in self._sums else total
+                if name in self._sums:
+                    self._sums[name] += total  # in place: new memory costs more than the sum
+                else:
+                    self._sums[name] = total
             booked = self.ledger.add(group.ids, down, up)
             self._counts += [group.sizes.sum(), len(group), *booked]
 
@@ -325,10 +328,10 @@ class FederatedAlgorithm(FederatedModule):
         weight = {"samples": samples, "uniform": clients}
         if weight[self.weighting] > 0:
             mean = {
-                name: add_up(total) / weight[self._weightings[name]]
+                name: add_up(total).div_(weight[self._weightings[name]])
                 for name, total in self._sums.items()
             }
-            if not all(total.isfinite().all() for total in mean.values()):
+            if not all(_finite(total) for total in mean.values()):
                 raise ConfigError(
                     f"model.lr: {self.lr}; the clients' models are no longer finite in round "
                     f"{self.rounds + 1}, a smaller one may help"
@@ -388,6 +391,11 @@ class FederatedAlgorithm(FederatedModule):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """The server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether all are; their sum tells it several times sooner, but may itself overflow."""
+    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
 
 
 def _rows(parts: list[list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:

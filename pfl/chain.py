@@ -3,7 +3,7 @@
 Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
 several local steps are one call that holds no lock, so threads train different clients at the same
 time, and a step of gradient descent goes right into the model. For chains of linear layers and
-activations a layer of many models is one batched matrix product.
+activations a layer of many small models is one batched matrix product.
 """
 
 from __future__ import annotations

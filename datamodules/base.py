@@ -1,6 +1,7 @@
 """The data module that every federated data set derives from."""
 
 from abc import ABC, abstractmethod
+from functools import cached_property
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -177,7 +178,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         """The number of training samples of each client, int64 [M]."""
         return self.partition.train.sizes
 
-    @property
+    @cached_property
+    def _targets(self) -> np.ndarray:
+        return _host_targets(self.samples)
+
+    @cached_property
     def num_classes(self) -> int | None:
         """K, one more than the highest integer target; None for regression."""
         targets = self.samples.targets
@@ -204,7 +209,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         if split not in ("train", "val", "test"):
             raise ConfigError(f"split={split!r} must be 'train', 'val' or 'test'")
-        targets, classes = _host_targets(self.samples), self.num_classes
+        targets, classes = self._targets, self.num_classes
         if classes is None or targets.ndim != 1:
             raise ConfigError(
                 f"label_counts needs one integer label per sample, but the targets are "
@@ -215,13 +220,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         if arrays.is_shared:
             counts[:] = np.bincount(targets[arrays[0]], minlength=classes)
             return counts
-        done = 0
+        first = clients.indices(len(arrays))[0]
         for some in arrays.blocks(clients):
-            rows = np.repeat(np.arange(some.stop - some.start), arrays.sizes[some])
+            block = counts[some.start - first : some.stop - first]
+            rows = np.repeat(np.arange(len(block)), arrays.sizes[some])
             cells = rows * classes + targets[arrays.of(some)]
-            block = counts[done : done + some.stop - some.start]
             block[:] = np.bincount(cells, minlength=block.size).reshape(block.shape)
-            done += len(block)
         return counts
 
     def client(self, client: int) -> ClientDataModule:

@@ -3,7 +3,12 @@
 import contextlib
 import csv
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from pfl.cli import main
 
@@ -17,6 +22,31 @@ def call(*args):
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(a) for a in args])
     return status, out.getvalue(), err.getvalue()
+
+
+@contextlib.contextmanager
+def elsewhere(folder):
+    """Commands run in an empty folder, and leave nothing there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
+        yield patch
+    assert list(folder.iterdir()) == []
+
+
+def finish(*command, cwd):
+    """What a program of several processes, run by Python, prints until it ends well."""
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=cwd,
+        # The processes meet on this machine's own address, with or without a network.
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def table(path):

@@ -1,7 +1,6 @@
 """What all tests share."""
 
 import os
-import sys
 
 # Before torch is imported, and so that processes which tests start inherit it: the tests run in
 # one process per core, where a second thread only gets in the way. W&B never asks for a network.
@@ -12,15 +11,15 @@ os.environ["WANDB_SILENT"] = "true"
 import pytest
 import torch
 
+from tests.commands import elsewhere
+
 torch.set_num_threads(1)
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def here(tmp_path):
     """An empty current folder, in which nothing may be left."""
     folder = tmp_path / "here"
     folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
-    yield folder
-    assert list(folder.iterdir()) == []
+    with elsewhere(folder):
+        yield folder

@@ -9,7 +9,8 @@ from torch import nn
 
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl.batch import Batch, Block, default_loss
-from pfl.chain import Chain, cross_entropy
+from pfl.chain import Chain
+from pfl.layers import cross_entropy
 from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace

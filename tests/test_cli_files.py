@@ -1,14 +1,13 @@
 """The command line: what a run writes, and what its checkpoint is evaluated for."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet, SplitOwn
-from tests.commands import QUICKSTART, call, table
+from tests.commands import QUICKSTART, call, elsewhere, table
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -21,9 +20,7 @@ def column(rows, name):
 def run(tmp_path_factory):
     """The quickstart with few rounds and clients: its folder and what it printed."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["pfl"])
+    with elsewhere(cwd):
         status, out, err = call(
             "fit",
             f"--config={QUICKSTART}",
@@ -35,7 +32,6 @@ def run(tmp_path_factory):
             "--loop.clients_per_round=4",
         )
     assert status == 0 and err == ""
-    assert list(cwd.iterdir()) == []
     assert [path.name for path in root.iterdir()] == ["quickstart"]
     return root / "quickstart", out
 

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Ragged, Sampled, SharedTest, SplitOwn, TensorDataModule
+from datamodules import Ragged, SharedTest, TensorDataModule
 from datamodules.partitioners import Natural, Partitioner
-from models import LogisticRegression
-from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, LocalTrain
+from pfl import FederatedLoop
 from pfl.loop import ChunkLoader
 from tests.refusal import refused
 
@@ -398,36 +396,3 @@ def test_samples_are_moved_to_a_device_once():
     assert made.client_data(device) is made.client_data(torch.device("cpu"))
     assert made.client_data(torch.device("meta")) is not made.client_data(device)
     assert made.client_data(device).seed == 0
-
-
-# ---- samples that are drawn when asked for -------------------------------------------------------
-
-
-@pytest.mark.parametrize("method", [FedAvg, LocalTrain])
-@pytest.mark.parametrize("protocol", [SplitOwn(0.3, 0.2), SharedTest(0.2)], ids=repr)
-def test_a_run_is_the_same_with_stored_samples(method, protocol, tmp_path):
-    def run(store):
-        torch.manual_seed(1)
-        x = torch.randn(50, 4)
-        test = (x[:9] + 1, torch.arange(9) % 3)
-        data = TensorDataModule(
-            x, torch.arange(50) % 3, *test, num_clients=70, partition=Sampled(11), protocol=protocol
-        )
-        if store:
-            drawn = vars(data.partition).items()
-            kept = {k: Ragged.from_sizes(p.flat, p.sizes) for k, p in drawn if not p.is_shared}
-            data._partition = replace(data.partition, **kept)
-        trainer = Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-        )
-        learner = method(LogisticRegression(4, 3), lr=0.1, batch_size=3)
-        trainer.fit(learner, datamodule=FederatedLoop(data, 20, clients_at_once=8))
-        return trainer.recorder.rows, (trainer.run_dir / "clients.csv").read_bytes()
-
-    drawn, stored = run(False), run(True)
-    assert drawn == stored
-    assert len(drawn[0]) == 3 and "test_" in drawn[1].decode().splitlines()[0]

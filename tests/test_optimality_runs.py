@@ -2,8 +2,6 @@
 
 import io
 import math
-import os
-import subprocess
 import sys
 from contextlib import redirect_stdout
 
@@ -11,7 +9,7 @@ import pytest
 import yaml
 
 from pfl.cli import main
-from tests.commands import ROOT, table
+from tests.commands import finish, table
 from tests.optimality import ERRORS, is_ours
 
 # One client alone leaves the second process without any.
@@ -47,15 +45,7 @@ def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
     script = tmp_path / "driver.py"
     parallel = "strategy='client_parallel', devices=2"
     script.write_text(DRIVER.format(fits=list(FITS), trainer=parallel))
-    done = subprocess.run(
-        [sys.executable, str(script), str(two)],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
-        timeout=400,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    finish(script, two, cwd=tmp_path)
     for name, count in FITS.items():
         rows, others = (table(root / name / "metrics.csv") for root in (one, two))
         assert len(rows) == len(others) == 2

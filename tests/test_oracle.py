@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from datamodules import TensorDataModule
 from models import MLP, SmallCNN
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.batch import Batch, default_loss
 from tests.networks import (
@@ -27,6 +26,7 @@ from tests.networks import (
     problem,
     put,
 )
+from tests.problems import run
 from tests.refusal import refused
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -113,14 +113,7 @@ def test_a_loss_with_tensors_of_its_own_takes_the_precision(tmp_path, precision)
     x, y = torch.randn(12, 12), torch.arange(12) % 3
     weight = torch.tensor([1.0, 2.0, 0.5])
     algorithm = FedAvg(mlp(), loss=nn.CrossEntropyLoss(weight=weight))
-    Trainer(
-        max_epochs=1,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-        precision=precision,
-    ).fit(algorithm, datamodule=FederatedLoop(TensorDataModule(x, y, num_clients=2)))
+    run(algorithm, TensorDataModule(x, y, num_clients=2), 1, root=tmp_path, precision=precision)
     assert np.isfinite(algorithm.row["train/loss"])
 
 

@@ -26,6 +26,7 @@ from tests.networks import (
     problem,
     put,
 )
+from tests.problems import run
 
 # ---- BatchNorm -----------------------------------------------------------------------------------
 
@@ -201,13 +202,7 @@ def test_a_double_algorithm_with_batch_norm_can_be_set_up(tmp_path):
     """`.double()` by hand before `fit`, as any LightningModule may be treated."""
     x, y = torch.randn(12, 12), torch.arange(12) % 3
     algorithm = FedAvg(normalized(), batch_size=None).double()
-    Trainer(
-        max_epochs=1,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-    ).fit(algorithm, datamodule=FederatedLoop(TensorDataModule(x, y, num_clients=2)))
+    run(algorithm, TensorDataModule(x, y, num_clients=2), 1, root=tmp_path, precision=None)
     assert algorithm.global_model.dtype == torch.float64
 
 

@@ -3,10 +3,8 @@
 import fcntl
 import io
 import os
-import subprocess
 import sys
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +14,9 @@ from pfl import ClientParallelStrategy
 from pfl.rows import unpacked
 from pfl.strategy import gather
 from tests.algorithms.methods import METHODS
-from tests.commands import table
+from tests.commands import finish, table
 from tests.refusal import refused
 
-ROOT = Path(__file__).parents[1]
 # name: (algorithm and its network, data, arguments of the loop).
 DIGITS = "DigitsDataModule(7, Dirichlet(1.0), seed=0)"
 FITS = {
@@ -102,26 +99,17 @@ def root(tmp_path_factory):
 def make_runs(root):
     """One process in this one; two as Lightning starts them; three as torchrun does."""
     root.mkdir()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as printed:
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as own:
         patch.setattr(sys, "argv", ["driver", str(root / "1")])
         exec(DRIVER.format(fits=FITS, trainer=""), {})
-    (root / "1.txt").write_text(printed.getvalue())
+    (root / "1.txt").write_text(own.getvalue())
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"]
     for processes, starter in ((2, []), (3, torchrun)):
         script = root / f"driver_{processes}.py"
         trainer = f"strategy='client_parallel', devices={processes}"
         script.write_text(DRIVER.format(fits=FITS, trainer=trainer))
-        done = subprocess.run(
-            [sys.executable, *starter, str(script), str(root / str(processes))],
-            cwd=root,
-            # The processes meet on this machine's own address, with or without a network.
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
-            capture_output=True,
-            text=True,
-            timeout=400,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        (root / f"{processes}.txt").write_text(done.stdout)
+        printed = finish(*starter, script, root / str(processes), cwd=root)
+        (root / f"{processes}.txt").write_text(printed)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])

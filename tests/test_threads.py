@@ -8,7 +8,6 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import CNN, MLP, LeNet5, SmallCNN
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedProx, FedSLR
 from pfl.algorithms.module import GROUP_FLOATS
 from pfl.batch import Batch, Block, default_loss
@@ -16,6 +15,7 @@ from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
 from pfl.threads import ClientThreads
+from tests.problems import run
 
 
 def batchnorm():
@@ -90,20 +90,12 @@ def test_a_single_group_runs_in_the_thread_that_asks():
     assert all(name.startswith("client") for name in names)
 
 
-def fit(root, make, threads, network, callback=None):
+def fit(root, make, threads, network):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
-        method = make(network())
-        trainer = Trainer(
-            max_epochs=3,
-            accelerator="cpu",
-            default_root_dir=root,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-        )
         data = DigitsDataModule(8, Dirichlet(1.0))
-        trainer.fit(method, datamodule=FederatedLoop(data, clients_per_round=5))
+        method = run(make(network()), data, 3, root=root, precision=None, clients_per_round=5)
         assert torch.get_num_threads() == threads and method.threads.count == 1
     finally:
         torch.set_num_threads(1)

@@ -2,8 +2,6 @@
 
 import json
 import struct
-import sys
-from pathlib import Path
 
 import pytest
 import wandb
@@ -11,8 +9,8 @@ import yaml
 from wandb.proto import wandb_internal_pb2
 
 from pfl.cli import main
+from tests.commands import ROOT, elsewhere
 
-ROOT = Path(__file__).parents[1]
 CONFIGS = [
     f"--config={ROOT / 'configs' / name}" for name in ("quickstart.yaml", "logger/wandb.yaml")
 ]
@@ -57,9 +55,7 @@ def values(items):
 def sent(tmp_path_factory):
     """A run's folder, its saved configuration and everything that W&B was sent."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(cwd)
-        patch.setattr(sys, "argv", ["pfl"])
+    with elsewhere(cwd) as patch:
         patch.setenv("WANDB_MODE", "offline")
         for name in ("CONFIG", "CACHE", "DATA", "ARTIFACT"):
             patch.setenv(f"WANDB_{name}_DIR", str(tmp_path_factory.mktemp(name)))
@@ -72,7 +68,7 @@ def sent(tmp_path_factory):
         finally:
             wandb.finish()
             wandb.teardown()  # the file is whole when the process that writes it has ended
-        assert status == 0 and list(cwd.iterdir()) == []
+        assert status == 0
     (path,) = root.glob("wandb/offline-run-*/run-*.wandb")
     return root / "quickstart", path.parent, list(read_records(path))
 

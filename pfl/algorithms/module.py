@@ -280,11 +280,10 @@ class FederatedModule(LightningModule):
 
         Every process must call it.
         """
-        states = gather(self.ledger.state_dict())
-        if len(states) == 1:
+        if self.trainer.world_size == 1:
             return self.ledger
         ledger = Ledger(self._loop.num_clients)
-        ledger.load_state_dict(*states)
+        ledger.load_state_dict(*gather(self.ledger.state_dict()))
         return ledger
 
     def _log(self, row: dict[str, float]) -> None:

@@ -1,0 +1,204 @@
+"""Training of chains of common layers, without autograd and without Python.
+
+Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
+several local steps are one call that holds no lock, so threads train different clients at the same
+time, and a step of gradient descent goes right into the model. `pfl.chain` says which networks
+these are, and what the arguments mean.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pfl.scripting import scripted
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
+    """Minus the samples' cross entropies [..., 1, B], and the derivatives of these [..., K, B].
+
+    Args:
+        outputs: [..., B, K].
+        targets: int64 [..., 1, B].
+        minus_one: -1 [..., 1, B], made once for many batches.
+    """
+    # Over the last axis, when it is short, PyTorch takes seven times as long.
+    log = outputs.mT.log_softmax(-2)
+    return log.gather(-2, targets), log.exp_().scatter_add_(-2, targets, minus_one)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Of two matrices or of two batches of them; `matmul` would look for more."""
+    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+
+
+def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
+    """x W' + b of one model or of each."""
+    weight = parameters[0]
+    if weight.size(-2) < x.size(-2):  # the longer side last: twice as fast on CPUs
+        y = product(weight, x.mT).mT
+        return y.add_(parameters[1]) if len(parameters) > 1 else y
+    if len(parameters) == 1:
+        return product(x, weight.mT)
+    if x.dim() == 2:
+        return torch.addmm(parameters[1], x, weight.mT)
+    return torch.baddbmm(parameters[1], x, weight.mT)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
+    """into <- beta into + alpha left right."""
+    if into.dim() == 2:
+        into.addmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        into.baddbmm_(left, right, beta=beta, alpha=alpha)
+
+
+def forward(
+    x: Tensor, kinds: list[str], settings: list[list[int]], parameters: list[list[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """See `pfl.chain.Models.forward`."""
+    values, kept = [x], [x]
+    for n, kind in enumerate(kinds):
+        x, s, extra = values[-1], settings[n], x
+        if kind == "linear":
+            y = linear(x, parameters[n])
+        elif kind == "convolution":
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            y = torch.conv2d(x, parameters[n][0], bias, s[:2], s[2:4], s[4:6], s[6])
+        elif kind == "pooling":
+            y, extra = torch.ops.aten.max_pool2d_with_indices(
+                x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0
+            )
+        elif kind == "flatten":
+            y = x.flatten(1)
+        elif kind == "relu":
+            y = torch.relu(x)
+        elif kind == "tanh":
+            y = torch.tanh(x)
+        else:
+            y = torch.sigmoid(x)
+        values.append(y)
+        kept.append(extra)
+    return values, kept
+
+
+def backward(
+    values: list[Tensor],
+    kept: list[Tensor],
+    d: Tensor,
+    kinds: list[str],
+    settings: list[list[int]],
+    first: int,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    beta: float,
+    alpha: float,
+) -> None:
+    """See `pfl.chain.Models.backward`: into <- beta into + alpha g."""
+    for k in range(len(kinds) - first):
+        n = len(kinds) - 1 - k
+        kind, s, x, y, on = kinds[n], settings[n], values[n], values[n + 1], n > first
+        if kind == "linear":
+            before = product(d, parameters[n][0]) if on else d
+            add_product(into[n][0], d.mT, x, beta, alpha)
+            if len(into[n]) > 1:
+                bias = into[n][1]
+                ones = torch.ones([1, d.size(-2)], dtype=d.dtype, device=d.device)
+                left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
+                add_product(bias, left, d, beta, alpha)
+            d = before
+        elif kind == "convolution":
+            sizes = [d.size(1)] if len(into[n]) > 1 else None
+            before, g, of_bias = torch.ops.aten.convolution_backward(
+                d,
+                x,
+                parameters[n][0],
+                sizes,
+                s[:2],
+                s[2:4],
+                s[4:6],
+                False,
+                [0, 0],
+                s[6],
+                [on, True, len(into[n]) > 1],
+            )
+            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (unknown to TorchScript)
+                if beta == 0.0:
+                    torch.mul(gradient, alpha, out=place)
+                else:
+                    place.mul_(beta).add_(gradient, alpha=alpha)
+            d = before
+        elif kind == "pooling":
+            d = torch.ops.aten.max_pool2d_with_indices_backward(
+                d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1]
+            )
+        elif kind == "flatten":
+            d = d.reshape(x.shape)
+        elif kind == "relu":
+            d = torch.ops.aten.threshold_backward(d, y, 0)
+        elif kind == "tanh":
+            d = torch.ops.aten.tanh_backward(d, y)
+        else:
+            d = torch.ops.aten.sigmoid_backward(d, y)
+
+
+def train(
+    inputs: Tensor,
+    targets: Tensor,
+    picks: Tensor,
+    weights: Tensor | None,
+    flat: bool,
+    channels_last: bool,
+    kinds: list[str],
+    settings: list[list[int]],
+    first: int,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    w: Tensor,
+    v: Tensor,
+    lr: float,
+    shrink: float,
+    shift: Tensor | None,
+    offset: Tensor | None,
+    threshold: float,
+) -> Tensor:
+    """See `pfl.chain.Models.train`; w and v are what `parameters` and `into` are views of."""
+    chosen: list[Tensor] = []
+    dtype = parameters[first][0].dtype
+    if flat:
+        inputs = inputs.flatten(1)
+    # What can be done for all batches at once is: with small models every call counts.
+    y = targets[picks].unsqueeze(-2)
+    minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
+    scale = -lr if weights is not None else -lr / picks.size(-1)
+    factors = None if weights is None else weights.unsqueeze(-2)
+    shape = picks.size()[1:] + inputs.size()[1:]
+    picks = picks.flatten(1)
+    # One place for all batches: memory that is returned in every step costs page faults.
+    stored = torch.empty(picks.size()[1:] + inputs.size()[1:], dtype=inputs.dtype, device=w.device)
+    for k in range(picks.size(0)):
+        if offset is not None:
+            torch.add(v, offset, out=w)
+        x = torch.index_select(inputs, 0, picks[k], out=stored)
+        if x.dtype == torch.uint8:  # as datamodules.samples.scaled
+            x = x.to(torch.float32).div_(255)
+        if x.is_floating_point():
+            x = x.to(dtype)
+        x = x.view(shape)
+        if channels_last:  # max pooling is several times faster so, on CPUs
+            x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
+        values, kept = forward(x, kinds, settings, parameters)
+        log, d = cross_entropy(values[-1], y[k], minus_one)
+        chosen.append(log)
+        if factors is not None:
+            d.mul_(factors[k])
+        backward(values, kept, d.mT, kinds, settings, first, parameters, into, shrink, scale)
+        if shift is not None:
+            v.add_(shift)
+        if threshold > 0.0:
+            v.copy_(torch.nn.functional.softshrink(v, threshold))
+    losses = torch.stack(chosen).neg_().squeeze(-2)
+    return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
+
+
+forward, backward, train = scripted(forward), scripted(backward), scripted(train)

@@ -13,6 +13,7 @@ from pfl.chain import Chain
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace
 from pfl.randomness import isolated
+from pfl.winograd import WinogradConv2d, install
 
 if TYPE_CHECKING:
     from pfl.oracle import Oracle
@@ -28,6 +29,8 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
     batch = Batch(inputs[None], targets[None], [len(inputs)])
     before = {n: b.clone() for n, b in oracle.network.named_buffers()}
     oracle.engine, oracle.channels_last, oracle.chain = "loop", False, None
+    if inputs.device.type == "cpu" and oracle.wanted != "vmap":
+        install(oracle.network)
     with isolated(inputs.device):
         state = _random_state(inputs.device)
         _try(oracle, w, batch, num_classes)
@@ -91,9 +94,13 @@ def _check_alone(oracle: Oracle, outputs: Tensor, targets: Tensor) -> None:
 
 
 def _channels_last(oracle: Oracle, w: Tensor, batch: Batch) -> bool:
-    """Whether the layout pays: max pooling is several times faster with it, on CPUs."""
-    pools = any(isinstance(m, nn.MaxPool2d) for m in oracle.network.modules())
-    if w.device.type != "cpu" or not pools or batch.inputs[0].ndim != 4:
+    """Whether the layout pays: max pooling is several times faster with it, on CPUs.
+
+    Convolutions by tiles need it.
+    """
+    kinds = (nn.MaxPool2d, WinogradConv2d)
+    pays = any(isinstance(m, kinds) for m in oracle.network.modules())
+    if w.device.type != "cpu" or not pays or batch.inputs[0].ndim != 4:
         return False
     oracle.channels_last = True
     try:

@@ -1,0 +1,169 @@
+"""3x3 convolutions by Winograd's minimal filtering, with fewer multiplications than they say.
+
+Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016. An output tile of m x m
+needs an input tile of t x t, t = m + 2; with d, g and y an input tile, a filter and an output tile,
+y = A' [(G g G') * (B' d B)] A, where * is by entries. Over channels, the t^2 entries are t^2 matrix
+products, of 36 / (9 * 16) = 1/4 (m = 4) or 4/9 (m = 2) of the multiplications. Each transform is
+one matrix product too: B' d B is (B (x) B)' vec(d).
+
+PyTorch's own convolutions on CPUs are direct. Rounding errors are ten times theirs for m = 4, and
+not larger than theirs for m = 2.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+_MATRICES: dict[int, tuple[list[list[float]], ...]] = {  # m: B', G and A' of the paper
+    2: (
+        [[1, 0, -1, 0], [0, 1, 1, 0], [0, -1, 1, 0], [0, 1, 0, -1]],
+        [[1, 0, 0], [1 / 2, 1 / 2, 1 / 2], [1 / 2, -1 / 2, 1 / 2], [0, 0, 1]],
+        [[1, 1, 1, 0], [0, 1, -1, -1]],
+    ),
+    4: (
+        [
+            [4, 0, -5, 0, 1, 0],
+            [0, -4, -4, 1, 1, 0],
+            [0, 4, -4, -1, 1, 0],
+            [0, -2, -1, 2, 1, 0],
+            [0, 2, -1, -2, 1, 0],
+            [0, 4, 0, -5, 0, 1],
+        ],
+        [
+            [1 / 4, 0, 0],
+            [-1 / 6, -1 / 6, -1 / 6],
+            [-1 / 6, 1 / 6, -1 / 6],
+            [1 / 24, 1 / 12, 1 / 6],
+            [1 / 24, -1 / 12, 1 / 6],
+            [0, 0, 1],
+        ],
+        [[1, 1, 1, 1, 1, 0], [0, 1, -1, 2, -2, 0], [0, 1, 1, 4, 4, 0], [0, 1, -1, 8, -8, 1]],
+    ),
+}
+
+_BLOCK = 3 << 19  # floats of transformed tiles at a time, about 6 MiB
+
+
+@functools.cache
+def _matrices(m: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    """B' (x) B' [t t, t t], G (x) G [t t, 9] and A' (x) A' [m m, t t]."""
+    exact = (torch.tensor(rows, dtype=torch.float64) for rows in _MATRICES[m])
+    return tuple(torch.kron(one, one).to(dtype) for one in exact)
+
+
+def _tiles(x: Tensor, size: Sequence[int], m: int, side: tuple[int, int]) -> Tensor:
+    """Tiles of x [N, H, W, C], the beginnings of which are m apart: [*size, N, *side, C]."""
+    n, h, w, c = x.stride()
+    shape = (*size, len(x), *side, x.size(3))
+    return x.as_strided(shape, (h, w, n, m * h, m * w, c), x.storage_offset())
+
+
+def _blocks(images: int, floats: int) -> list[slice]:
+    """Slices of the images, which have so many floats each in their transformed tiles."""
+    size = max(1, _BLOCK // floats)
+    return [slice(i, i + size) for i in range(0, images, size)]
+
+
+class Convolution(torch.autograd.Function):
+    """x [N, C, H, W] and w [K, C, 3, 3] to [N, K, H, W], padded by one zero, channels last."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, m: int, keep: bool = True) -> Tensor:
+        """U, V and M are the paper's transformed filters, inputs and outputs: [t t, ., .].
+
+        Args:
+            m: Of the tiles.
+            keep: Whether derivatives will be asked for.
+        """
+        B, G, A = _matrices(m, x.dtype)
+        (N, C, H, W), K, t = x.shape, len(w), m + 2
+        side = -(-H // m), -(-W // m)
+        high, wide = m * side[0], m * side[1]
+        padded = x.new_zeros(N, high + 2, wide + 2, C)
+        padded[:, 1 : H + 1, 1 : W + 1] = x.permute(0, 2, 3, 1)
+        U, kept = (G @ w.reshape(K * C, 9).mT).view(-1, K, C), []
+        y = x.new_empty(N, high, wide, K)
+        for block in _blocks(N, t * t * side[0] * side[1] * max(C, K)):
+            V = B @ _tiles(padded[block], (t, t), m, side).reshape(t * t, -1)
+            V = V.view(t * t, -1, C)
+            if keep:
+                kept.append(V)
+            place = _tiles(y[block], (m, m), m, side)
+            place.copy_((A @ torch.bmm(V, U.mT).flatten(1)).view(place.shape))
+        ctx.save_for_backward(U, *kept)
+        ctx.m, ctx.shape = m, x.shape
+        return y[:, :H, :W].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """The steps of `forward`, transposed, in the opposite order."""
+        U, *kept = ctx.saved_tensors
+        m, (N, C, H, W), K, t = ctx.m, ctx.shape, dy.size(1), ctx.m + 2
+        B, G, A = _matrices(m, dy.dtype)
+        side = -(-H // m), -(-W // m)
+        high, wide = m * side[0], m * side[1]
+        dy = dy.permute(0, 2, 3, 1)
+        if (high, wide) != (H, W):
+            dy = nn.functional.pad(dy, (0, 0, 0, wide - W, 0, high - H))
+        dU, dx = torch.empty_like(U), dy.new_zeros(N, high + 2, wide + 2, C)
+        blocks = _blocks(N, t * t * side[0] * side[1] * max(C, K))
+        for block, V in zip(blocks, kept, strict=True):
+            dM = A.mT @ _tiles(dy[block], (m, m), m, side).reshape(m * m, -1)
+            dM = dM.view(t * t, -1, K)
+            dU.baddbmm_(dM.mT, V, beta=float(block.start > 0))
+            d = (B.mT @ torch.bmm(dM, U).flatten(1)).view(t, t, -1, *side, C)
+            # Tiles overlap by two rows and columns: four parts, each of which has no overlap.
+            for i, j in ((0, 0), (m, 0), (0, m), (m, m)):
+                part = d[i : i + m, j : j + m]
+                _tiles(dx[block, i:, j:], part.shape[:2], m, side).add_(part)
+        dw = (dU.view(t * t, K * C).mT @ G).view(K, C, 3, 3)
+        return dx[:, 1 : H + 1, 1 : W + 1].permute(0, 3, 1, 2), dw, None, None
+
+
+def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -> int | None:
+    """The tiles' m where this way is faster than the direct one; else None.
+
+    Few channels make the transforms, few tiles those of the filters, cost more than they save
+    (benchmarks/convolutions.py).
+    """
+    few, many = sorted(channels)
+    tiles = images * -(-height // 4) * -(-width // 4)
+    if few >= 64 and tiles * few >= 5000 and tiles * 8 >= many:
+        return 4
+    return 2 if few >= 256 and images >= 8 else None
+
+
+class WinogradConv2d(nn.Conv2d):
+    """A 3x3 convolution of stride 1 and padding 1 that is computed in the faster of both ways."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[N, C, H, W] to [N, K, H, W]."""
+        weight, m = self.weight, None
+        plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+        if plain and x.ndim == 4 and not torch.is_autocast_enabled("cpu"):
+            m = tile_size(len(x), (self.in_channels, self.out_channels), *x.shape[2:])
+        if m is None:
+            return super().forward(x.contiguous() if min(weight.shape[:2]) >= 256 else x)
+        y: Tensor = Convolution.apply(x, weight, m, torch.is_grad_enabled())
+        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+
+
+def install(network: nn.Module) -> None:
+    """Let those convolutions of a network be computed so that can."""
+    for module in network.modules():
+        if _can(module):
+            module.__class__ = WinogradConv2d
+
+
+def _can(module: nn.Module) -> bool:
+    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
+        return False
+    window = (module.kernel_size, module.stride, module.padding, module.dilation)
+    return window == ((3, 3), (1, 1), (1, 1), (1, 1)) and min(module.weight.shape[:2]) >= 64

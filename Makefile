@@ -15,7 +15,7 @@ quickstart: $(INSTALLED)  ## set up .venv and train on the 8x8 digits (configs/q
 	$(PY) -m pfl fit --config configs/quickstart.yaml
 
 test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
-	$(PY) -m pytest -n auto --maxprocesses 4 $(ARGS)
+	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(PY) -m ruff format --check .

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
-from pfl.layers import backward, forward, train
+from pfl.layers import Layers, backward, forward, train
 from pfl.local import Step
 from pfl.parameters import ParameterSpace
 
@@ -42,11 +42,15 @@ class Chain:
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
         self.steps, self.spans = _pool_first(steps), spans
-        self.kinds = [KINDS[type(step)] for step in self.steps]
-        self.settings = [_settings(step) for step in self.steps]
-        self.batched = "convolution" not in self.kinds
-        self.channels_last = not self.batched and "pooling" in self.kinds
-        self.first = next(n for n, step in enumerate(self.steps) if spans[step])  # with parameters
+        kinds = [KINDS[type(step)] for step in self.steps]
+        self.batched = "convolution" not in kinds
+        self.layers = Layers(
+            kinds,
+            settings=[_settings(step) for step in self.steps],
+            first=next(n for n, step in enumerate(self.steps) if spans[step]),
+            flat=self.batched,
+            channels_last=not self.batched and "pooling" in kinds,
+        )
 
     @classmethod
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
@@ -67,7 +71,7 @@ class Chain:
         chain = cls(steps, spans)
         if chain.batched:  # its samples are flat throughout
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
-            first: Any = chain.steps[chain.first]
+            first: Any = chain.steps[chain.layers.first]
             return chain if first.in_features == inputs[0].numel() else None
         return chain if inputs.ndim == 4 else None
 
@@ -103,9 +107,9 @@ class Models:
         chain, x = self.chain, inputs[0] if self.alone else inputs
         if chain.batched:
             x = x.flatten(1 if self.alone else 2)
-        if chain.channels_last:
+        if chain.layers.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        return forward(x, chain.kinds, chain.settings, self.parameters)
+        return forward(x, chain.layers, self.parameters)
 
     def backward(
         self,
@@ -120,10 +124,8 @@ class Models:
             kept: Of `forward`.
             d: The loss's derivative by the output, of its shape.
         """
-        chain = self.chain
-        first, here, there = chain.first, self.parameters, into.parameters
-        factors = (step.shrink, -step.lr)
-        backward(*kept, d, chain.kinds, chain.settings, first, here, there, *factors)
+        places = self.parameters, into.parameters
+        backward(*kept, d, self.chain.layers, *places, step.shrink, -step.lr)
 
     def train(
         self,
@@ -147,29 +149,11 @@ class Models:
         Returns:
             The batches' weighted mean losses, [K, C].
         """
-        chain = self.chain
         if self.alone:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
-        losses = train(
-            inputs,
-            targets,
-            picks,
-            weights,
-            chain.batched,
-            chain.channels_last,
-            chain.kinds,
-            chain.settings,
-            chain.first,
-            self.parameters,
-            into.parameters,
-            self.w,
-            into.w,
-            step.lr,
-            step.shrink,
-            step.shift,
-            step.offset,
-            step.threshold,
-        )
+        batches = inputs, targets, picks, weights
+        places = self.parameters, into.parameters, self.w, into.w
+        losses: Tensor = train(*batches, self.chain.layers, *places, step)
         return losses.view(len(losses), -1)
 
 

@@ -6,12 +6,32 @@ time, and a step of gradient descent goes right into the model. `pfl.chain` says
 these are, and what the arguments mean.
 """
 
-from __future__ import annotations
+# No annotations from __future__: TorchScript reads those of named tuples as they are.
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from pfl.local import Step
 from pfl.scripting import scripted
+
+
+class Layers(NamedTuple):
+    """What the layers of a chain are.
+
+    Attributes:
+        kinds: Names of `pfl.chain.KINDS`.
+        settings: Sizes of their windows.
+        first: The first one with parameters.
+        flat: Whether samples are vectors.
+        channels_last: Whether images are laid out with their channels last.
+    """
+
+    kinds: list[str]
+    settings: list[list[int]]
+    first: int
+    flat: bool
+    channels_last: bool
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
@@ -54,12 +74,12 @@ def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: f
 
 
 def forward(
-    x: Tensor, kinds: list[str], settings: list[list[int]], parameters: list[list[Tensor]]
+    x: Tensor, layers: Layers, parameters: list[list[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """See `pfl.chain.Models.forward`."""
     values, kept = [x], [x]
-    for n, kind in enumerate(kinds):
-        x, s, extra = values[-1], settings[n], x
+    for n, kind in enumerate(layers.kinds):
+        x, s, extra = values[-1], layers.settings[n], x
         if kind == "linear":
             y = linear(x, parameters[n])
         elif kind == "convolution":
@@ -86,18 +106,17 @@ def backward(
     values: list[Tensor],
     kept: list[Tensor],
     d: Tensor,
-    kinds: list[str],
-    settings: list[list[int]],
-    first: int,
+    layers: Layers,
     parameters: list[list[Tensor]],
     into: list[list[Tensor]],
     beta: float,
     alpha: float,
 ) -> None:
     """See `pfl.chain.Models.backward`: into <- beta into + alpha g."""
-    for k in range(len(kinds) - first):
-        n = len(kinds) - 1 - k
-        kind, s, x, y, on = kinds[n], settings[n], values[n], values[n + 1], n > first
+    for k in range(len(layers.kinds) - layers.first):
+        n = len(layers.kinds) - 1 - k
+        kind, s, x, y = layers.kinds[n], layers.settings[n], values[n], values[n + 1]
+        on = n > layers.first
         if kind == "linear":
             before = product(d, parameters[n][0]) if on else d
             add_product(into[n][0], d.mT, x, beta, alpha)
@@ -147,30 +166,22 @@ def train(
     targets: Tensor,
     picks: Tensor,
     weights: Tensor | None,
-    flat: bool,
-    channels_last: bool,
-    kinds: list[str],
-    settings: list[list[int]],
-    first: int,
+    layers: Layers,
     parameters: list[list[Tensor]],
     into: list[list[Tensor]],
     w: Tensor,
     v: Tensor,
-    lr: float,
-    shrink: float,
-    shift: Tensor | None,
-    offset: Tensor | None,
-    threshold: float,
+    step: Step,
 ) -> Tensor:
     """See `pfl.chain.Models.train`; w and v are what `parameters` and `into` are views of."""
     chosen: list[Tensor] = []
-    dtype = parameters[first][0].dtype
-    if flat:
+    dtype, offset, shift = parameters[layers.first][0].dtype, step.offset, step.shift
+    if layers.flat:
         inputs = inputs.flatten(1)
     # What can be done for all batches at once is: with small models every call counts.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
-    scale = -lr if weights is not None else -lr / picks.size(-1)
+    scale = -step.lr if weights is not None else -step.lr / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
@@ -185,18 +196,18 @@ def train(
         if x.is_floating_point():
             x = x.to(dtype)
         x = x.view(shape)
-        if channels_last:  # max pooling is several times faster so, on CPUs
+        if layers.channels_last:  # max pooling is several times faster so, on CPUs
             x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
-        values, kept = forward(x, kinds, settings, parameters)
+        values, kept = forward(x, layers, parameters)
         log, d = cross_entropy(values[-1], y[k], minus_one)
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, kinds, settings, first, parameters, into, shrink, scale)
+        backward(values, kept, d.mT, layers, parameters, into, step.shrink, scale)
         if shift is not None:
             v.add_(shift)
-        if threshold > 0.0:
-            v.copy_(torch.nn.functional.softshrink(v, threshold))
+        if step.threshold > 0.0:
+            v.copy_(torch.nn.functional.softshrink(v, step.threshold))
     losses = torch.stack(chosen).neg_().squeeze(-2)
     return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 

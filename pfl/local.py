@@ -1,9 +1,8 @@
 """The clients' local steps on the rows of a [C, P] matrix: plain ones, and those of optimizers."""
 
-from __future__ import annotations
-
+# No annotations from __future__: TorchScript reads those of named tuples as they are.
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ OptimizerFactory = Callable[[Iterable], Optimizer]
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """A plain step of v [C, P]: v <- soft(shrink v - lr g + shift, threshold), g at v + offset.
 
     Attributes:
@@ -35,10 +33,10 @@ class Step:
     offset: Tensor | None = None
     threshold: float = 0.0
 
-    def rows(self, rows: slice) -> Step:
+    def rows(self, rows: slice) -> "Step":
         """The step of some rows of v."""
         shift, offset = (None if t is None else t[rows] for t in (self.shift, self.offset))
-        return replace(self, shift=shift, offset=offset)
+        return self._replace(shift=shift, offset=offset)
 
     def finish(self, v: Tensor) -> None:
         """What comes after the gradient, in place."""

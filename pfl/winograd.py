@@ -7,8 +7,8 @@ products, of 36 / (9 * 16) = 1/4 (m = 4) or 4/9 (m = 2) of the multiplications. 
 one matrix product too: B' d B is (B (x) B)' vec(d).
 
 PyTorch's own convolutions on CPUs are direct. Rounding errors are ten times theirs for m = 4, and
-not larger than theirs for m = 2. Between forward and backward the transformed inputs stay in memory,
-9/4 (m = 4) or 4 times the inputs.
+not larger than theirs for m = 2. Until the backward pass transformed inputs stay in memory, 9/4
+(m = 4) or 4 times the inputs.
 """
 
 from __future__ import annotations

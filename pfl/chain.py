@@ -28,11 +28,6 @@ KINDS: dict[type[nn.Module], str] = {
 }
 
 
-# Of larger models a core's cache (1 to 2 MiB) does not hold many: one after another is then faster
-# than one product for all, since each stays there for all of its steps.
-SMALL = 1 << 18  # bytes
-
-
 class Chain:
     """A network that is a chain of layers.
 
@@ -76,9 +71,8 @@ class Chain:
         return chain if inputs.ndim == 4 else None
 
     def models(self, w: Tensor) -> list[Models]:
-        """The network with the models w [C, P]: all at once where that is faster, or one by one."""
-        together = self.batched and (w.is_cuda or w[:1].nbytes <= SMALL)
-        return [Models(self, w)] if together else [Models(self, row) for row in w.split(1)]
+        """The network with the models w [C, P]: all at once, or one by one with convolutions."""
+        return [Models(self, w)] if self.batched else [Models(self, row) for row in w.split(1)]
 
 
 class Models:

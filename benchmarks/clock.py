@@ -1,16 +1,20 @@
-"""What the benchmarks share: rounds with nothing on but the CSV files, and when they begin."""
+"""What the benchmarks share: times in turn, and rounds with nothing on but the CSV files."""
 
 import itertools
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Hashable
 from contextlib import redirect_stdout
-from typing import Any
+from statistics import median
+from typing import Any, TypeVar
 
 import lightning.pytorch as pl
 
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
+
+K = TypeVar("K", bound=Hashable)
 
 
 class Clock(pl.Callback):
@@ -58,3 +62,14 @@ def stamps_of(
 def seconds_of(stamps: list[float]) -> list[float]:
     """Of each round but the first, which warms up."""
     return [end - begin for begin, end in itertools.pairwise(stamps)][1:]
+
+
+def medians(runs: dict[K, Callable[[], object]], repeats: int) -> dict[K, float]:
+    """Milliseconds of each, which take turns; a first one of each warms up."""
+    times: dict[K, list[float]] = {name: [] for name in runs}
+    for _ in range(repeats + 1):
+        for name, run in runs.items():
+            begun = time.perf_counter()
+            run()
+            times[name].append(1000 * (time.perf_counter() - begun))
+    return {name: median(own[1:]) for name, own in times.items()}

@@ -5,17 +5,18 @@
 Times of output and derivatives together, in turn, the medians of seven; float32.
 """
 
-import time
-from collections.abc import Callable
-from statistics import median
+from collections.abc import Callable, Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import models
+from benchmarks.clock import medians
 from benchmarks.compare import machine
-from pfl import winograd
-from pfl.winograd import install, tile_size
+from pfl.winograd import Convolution, install, tile_size
+
+FIRST, LAST = torch.contiguous_format, torch.channels_last
+REPEATS = 7
 
 LAYERS = [  # channels in, out, height and width: of ResNet-18, VGG-11, and narrower ones
     (32, 32, 32),
@@ -31,35 +32,29 @@ LAYERS = [  # channels in, out, height and width: of ResNet-18, VGG-11, and narr
 SAMPLES = (4, 10, 20, 50)
 
 
-def medians(runs: list[Callable[[], object]]) -> list[float]:
-    """Milliseconds of each, which take turns."""
-    times: list[list[float]] = [[] for _ in runs]
-    for _ in range(8):
-        for run, own in zip(runs, times, strict=True):
-            begun = time.perf_counter()
-            run()
-            own.append((time.perf_counter() - begun) * 1e3)
-    return [median(own[1:]) for own in times]
-
-
-def step(network: nn.Module, shape: tuple[int, ...], layout: torch.memory_format) -> Callable:
+def step(
+    convolve: Callable[[Tensor], Tensor],
+    parameters: Iterable[Tensor],
+    shape: tuple[int, ...],
+    layout: torch.memory_format,
+) -> Callable[[], object]:
     """A function that computes the derivatives of some output by input and parameters."""
     x = torch.randn(shape).to(memory_format=layout).requires_grad_()
-    d = torch.randn_like(network(x))
-    return lambda: torch.autograd.grad(network(x), [x, *network.parameters()], d)
+    d, by = torch.randn_like(convolve(x)), [x, *parameters]
+    return lambda: torch.autograd.grad(convolve(x), by, d)
 
 
 def layer(C: int, K: int, side: int, n: int) -> str:
     """A row of the table of layers."""
-    convolution = nn.Conv2d(C, K, 3, padding=1, bias=False)
-    shape = n, C, side, side
-    runs = [step(convolution, shape, f) for f in (torch.contiguous_format, torch.channels_last)]
-    for m in (2, 4):
-        tiled = nn.Module()
-        tiled.weight = convolution.weight
-        tiled.forward = lambda x, m=m: winograd.Convolution.apply(x, convolution.weight, m)
-        runs.append(step(tiled, shape, torch.channels_last))
-    cells = " | ".join(f"{ms:.1f}" for ms in medians(runs))
+    direct, shape = nn.Conv2d(C, K, 3, padding=1, bias=False), (n, C, side, side)
+    w = direct.weight
+    runs = {
+        "directly": step(direct, [w], shape, FIRST),
+        "channels last": step(direct, [w], shape, LAST),
+        "m = 2": step(lambda x: Convolution.apply(x, w, 2), [w], shape, LAST),
+        "m = 4": step(lambda x: Convolution.apply(x, w, 4), [w], shape, LAST),
+    }
+    cells = " | ".join(f"{ms:.1f}" for ms in medians(runs, REPEATS).values())
     best = tile_size(n, (C, K), side, side)
     choice = f"m = {best}" if best else "directly"
     return f"| {C}, {K}, {side} x {side} | {n} | {cells} | {choice} |"
@@ -67,13 +62,14 @@ def layer(C: int, K: int, side: int, n: int) -> str:
 
 def network(name: str, n: int) -> str:
     """A row of the table of networks."""
-    own, tiled = getattr(models, name)(), getattr(models, name)()
+    own, tiled, shape = getattr(models, name)(), getattr(models, name)(), (n, 3, 32, 32)
     install(tiled)
-    layout = torch.channels_last if name == "VGG11" else torch.contiguous_format
-    shape = n, 3, 32, 32
-    directly, by_tiles = medians(
-        [step(own, shape, layout), step(tiled, shape, torch.channels_last)]
-    )
+    layout = LAST if name == "VGG11" else FIRST  # as they run without tiles: it has max pooling
+    runs = {
+        "directly": step(own, own.parameters(), shape, layout),
+        "by tiles": step(tiled, tiled.parameters(), shape, LAST),
+    }
+    directly, by_tiles = medians(runs, REPEATS).values()
     return f"| {name} | {n} | {directly:.0f} | {by_tiles:.0f} | {directly / by_tiles:.2f} |"
 
 

@@ -9,12 +9,13 @@ machine's speed drifts.
 """
 
 import platform
-import statistics
-import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
 
+from benchmarks.clock import medians
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
 from pfl.batch import Batch, Block, default_loss
 from pfl.local import Step
@@ -39,16 +40,13 @@ def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, flo
     targets = torch.randint(10, (CLIENTS, SAMPLES), generator=generator)
     w = space.vector.detach().repeat(CLIENTS, 1)
     blocks = [Block.of(Batch(inputs, targets, [SAMPLES] * CLIENTS), w.dtype)] * STEPS
-    times: dict[Engine, list[float]] = {"loop": [], "vmap": [], "auto": []}
-    oracles = {engine: Oracle(network, space, default_loss, engine) for engine in times}
-    for oracle in oracles.values():
+    engines: list[Engine] = ["loop", "vmap", "auto"]
+    runs: dict[Engine, Callable[[], object]] = {}
+    for engine in engines:
+        oracle = Oracle(network, space, default_loss, engine)
         oracle.inspect(inputs[0], targets[0])
-    for _ in range(REPEATS + 1):
-        for engine, oracle in oracles.items():
-            begin = time.perf_counter()
-            oracle.descend(w, blocks, Step(1e-6))
-            times[engine].append(1000 * (time.perf_counter() - begin) / STEPS)
-    return {engine: statistics.median(t[1:]) for engine, t in times.items()}
+        runs[engine] = partial(oracle.descend, w, blocks, Step(1e-6))
+    return {engine: ms / STEPS for engine, ms in medians(runs, REPEATS).items()}
 
 
 def main() -> None:

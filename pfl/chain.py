@@ -1,7 +1,6 @@
 """Networks that are chains of common layers, whose training is one call of `pfl.layers`.
 
-For chains of linear layers and activations a layer of many small models is one batched matrix
-product.
+For chains of linear layers and activations a layer of many models is one batched matrix product.
 """
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ _MATRICES: dict[int, tuple[list[list[float]], ...]] = {  # m: B', G and A' of th
     ),
 }
 
+LEAST = 64  # channels, below which the direct way is faster
 _BLOCK = 3 << 19  # floats of transformed tiles at a time, about 6 MiB
 
 
@@ -86,11 +87,12 @@ class Convolution(torch.autograd.Function):
         (N, C, H, W), K, t = x.shape, len(w), m + 2
         side = -(-H // m), -(-W // m)
         high, wide = m * side[0], m * side[1]
+        blocks = _blocks(N, t * t * side[0] * side[1] * max(C, K))
         padded = x.new_zeros(N, high + 2, wide + 2, C)
         padded[:, 1 : H + 1, 1 : W + 1] = x.permute(0, 2, 3, 1)
         U, kept = (G @ w.reshape(K * C, 9).mT).view(-1, K, C), []
         y = x.new_empty(N, high, wide, K)
-        for block in _blocks(N, t * t * side[0] * side[1] * max(C, K)):
+        for block in blocks:
             V = B @ _tiles(padded[block], (t, t), m, side).reshape(t * t, -1)
             V = V.view(t * t, -1, C)
             if keep:
@@ -98,7 +100,7 @@ class Convolution(torch.autograd.Function):
             place = _tiles(y[block], (m, m), m, side)
             place.copy_((A @ torch.bmm(V, U.mT).flatten(1)).view(place.shape))
         ctx.save_for_backward(U, *kept)
-        ctx.m, ctx.shape = m, x.shape
+        ctx.m, ctx.shape, ctx.side, ctx.blocks = m, x.shape, side, blocks
         return y[:, :H, :W].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
     @staticmethod
@@ -106,16 +108,14 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         """The steps of `forward`, transposed, in the opposite order."""
         U, *kept = ctx.saved_tensors
-        m, (N, C, H, W), K, t = ctx.m, ctx.shape, dy.size(1), ctx.m + 2
+        m, (N, C, H, W), side, K, t = ctx.m, ctx.shape, ctx.side, dy.size(1), ctx.m + 2
         B, G, A = _matrices(m, dy.dtype)
-        side = -(-H // m), -(-W // m)
         high, wide = m * side[0], m * side[1]
         dy = dy.permute(0, 2, 3, 1)
         if (high, wide) != (H, W):
             dy = nn.functional.pad(dy, (0, 0, 0, wide - W, 0, high - H))
         dU, dx = torch.empty_like(U), dy.new_zeros(N, high + 2, wide + 2, C)
-        blocks = _blocks(N, t * t * side[0] * side[1] * max(C, K))
-        for block, V in zip(blocks, kept, strict=True):
+        for block, V in zip(ctx.blocks, kept, strict=True):
             dM = A.mT @ _tiles(dy[block], (m, m), m, side).reshape(m * m, -1)
             dM = dM.view(t * t, -1, K)
             dU.baddbmm_(dM.mT, V, beta=float(block.start > 0))
@@ -136,7 +136,7 @@ def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -
     """
     few, many = sorted(channels)
     tiles = images * -(-height // 4) * -(-width // 4)
-    if few >= 64 and tiles * few >= 5000 and tiles * 8 >= many:
+    if few >= LEAST and tiles * few >= 5000 and tiles * 8 >= many:
         return 4
     return 2 if few >= 256 and images >= 8 else None
 
@@ -146,13 +146,13 @@ class WinogradConv2d(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to [N, K, H, W]."""
-        weight, m = self.weight, None
+        channels, m = (self.in_channels, self.out_channels), None
         plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         if plain and x.ndim == 4 and not torch.is_autocast_enabled("cpu"):
-            m = tile_size(len(x), (self.in_channels, self.out_channels), *x.shape[2:])
-        if m is None:
-            return super().forward(x.contiguous() if min(weight.shape[:2]) >= 256 else x)
-        y: Tensor = Convolution.apply(x, weight, m, torch.is_grad_enabled())
+            m = tile_size(len(x), channels, *x.shape[2:])
+        if m is None:  # the direct way is faster with many channels if they come first
+            return super().forward(x.contiguous() if min(channels) >= 256 else x)
+        y: Tensor = Convolution.apply(x, self.weight, m, torch.is_grad_enabled())
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
 
@@ -167,4 +167,4 @@ def _can(module: nn.Module) -> bool:
     if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
         return False
     window = (module.kernel_size, module.stride, module.padding, module.dilation)
-    return window == ((3, 3), (1, 1), (1, 1), (1, 1)) and min(module.weight.shape[:2]) >= 64
+    return window == ((3, 3), (1, 1), (1, 1), (1, 1)) and min(module.weight.shape[:2]) >= LEAST

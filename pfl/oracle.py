@@ -72,7 +72,7 @@ class Oracle:
         self.random = self.channels_last = False
         self.chain: Chain | None = None
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
-        # `loop` points a network's parameters at one client's model, so each thread needs its own.
+        # Both engines give a network's parameters other values, so each thread needs its own.
         self._main: OwnNetwork = (self.network, space.parameters_of(self.network))
         self._spare: list[OwnNetwork] = []
         self._of_thread: dict[int, OwnNetwork] = {}
@@ -221,11 +221,12 @@ class Oracle:
     def _vmapped(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses [A] and gradients [A, P], all clients in one call."""
 
+        network, _ = self._own(training=True)
+
         def weighted(w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-            outputs = functional_call(self.network, self.space.split(w), (inputs,))
+            outputs = functional_call(network, self.space.split(w), (inputs,))
             return (self.per_sample(outputs, targets) * weight).sum()
 
-        self.network.train()
         weights = batch.sample_weights(w.dtype)
         with torch.enable_grad(), self.precision():
             g, loss = vmap(grad_and_value(weighted))(
@@ -240,7 +241,7 @@ class Oracle:
         """
         if targets is None or targets.ndim != 1 or targets.is_floating_point():
             return False
-        return self.chain is not None and self.loss is default_loss
+        return self.loss is default_loss and self._chain_for(self.space.vector) is not None
 
     def _chained(
         self,
@@ -310,8 +311,8 @@ class Oracle:
             if self.chain is not None:
                 outputs = Models(self.chain, w).forward(batch.inputs)[0][-1]
                 return outputs[None] if len(w) == 1 else outputs
-            self.network.eval()
-            return vmap(lambda row, x: functional_call(self.network, self.space.split(row), (x,)))(
+            network, _ = self._own(training=False)
+            return vmap(lambda row, x: functional_call(network, self.space.split(row), (x,)))(
                 w, batch.inputs
             )
         rows = [
@@ -322,16 +323,21 @@ class Oracle:
 
     def _load(self, w: Tensor, buffers: Tensor | None, *, training: bool) -> OwnNetwork:
         """This thread's network, with the model w [P]."""
+        network, parameters = self._own(training=training)
+        self.space.point(parameters, w)
+        if buffers is not None and self.buffers.size:
+            with torch.no_grad():
+                self.buffers.write(network, buffers)
+        return network, parameters
+
+    def _own(self, *, training: bool) -> OwnNetwork:
+        """This thread's network and its parameters, which running it changes for a moment."""
         thread = threading.get_ident()
         if thread not in self._of_thread:
             self._of_thread[thread] = self._spare.pop() if self._spare else self._main
         network, parameters = self._of_thread[thread]
         if network.training != training:
             network.train(training)
-        self.space.point(parameters, w)
-        if buffers is not None and self.buffers.size:
-            with torch.no_grad():
-                self.buffers.write(network, buffers)
         return network, parameters
 
     def _laid_out(self, inputs: Tensor) -> Tensor:

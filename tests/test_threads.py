@@ -26,6 +26,11 @@ def dropout():
     return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
 
 
+def gelu():
+    """What no chain of ours is: its threads run PyTorch's vmap."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.GELU(), nn.Linear(600, 10))
+
+
 def groups_of(network, side):
     """An oracle, and (models, batch, buffers) of five groups of two clients."""
     space = ParameterSpace(network)
@@ -43,8 +48,8 @@ def groups_of(network, side):
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize(
     ("make", "side"),
-    [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8), (lambda: MLP(64), 8)],
-    ids=["LeNet5", "SmallCNN", "BatchNorm", "MLP"],
+    [(LeNet5, 28), (SmallCNN, 8), (batchnorm, 8), (lambda: MLP(64), 8), (gelu, 8)],
+    ids=["LeNet5", "SmallCNN", "BatchNorm", "MLP", "GELU"],
 )
 def test_threads_change_no_bit(make, side, threads):
     """Ten steps of every group, and where it ends; every thread has a network of its own."""
@@ -90,12 +95,12 @@ def test_a_single_group_runs_in_the_thread_that_asks():
     assert all(name.startswith("client") for name in names)
 
 
-def fit(root, make, threads, network):
+def fit(root, make, threads, network, precision=None):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
         data = DigitsDataModule(8, Dirichlet(1.0))
-        method = run(make(network()), data, 3, root=root, precision=None, clients_per_round=5)
+        method = run(make(network()), data, 3, root=root, precision=precision, clients_per_round=5)
         assert torch.get_num_threads() == threads and method.threads.count == 1
     finally:
         torch.set_num_threads(1)
@@ -111,8 +116,9 @@ def fit(root, make, threads, network):
         lambda: CNN(image_size=8),
         batchnorm,
         dropout,
+        gelu,
     ],
-    ids=["SmallCNN", "MLP", "CNN", "BatchNorm", "dropout"],
+    ids=["SmallCNN", "MLP", "CNN", "BatchNorm", "dropout", "GELU"],
 )
 def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
     """Up to the rounding of sums over groups; and the logged losses too."""
@@ -121,6 +127,13 @@ def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
     assert two.row.keys() == one.row.keys()
     for name, value in one.row.items():
         assert two.row[name] == pytest.approx(value, rel=1e-3, nan_ok=True), name
+
+
+@pytest.mark.parametrize("network", [lambda: MLP(64, (8,)), lambda: SmallCNN(width=4), gelu])
+def test_threads_in_16_bits(tmp_path, network):
+    """Where a chain's own layers, which are written for one precision, do not run."""
+    one, two = (fit(tmp_path, FedAvg, threads, network, "bf16-mixed") for threads in (1, 2))
+    torch.testing.assert_close(two.global_model, one.global_model, rtol=0, atol=1e-3)
 
 
 def test_two_runs_with_threads_are_equal_bit_for_bit(tmp_path):

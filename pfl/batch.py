@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -29,6 +30,11 @@ class Batch:
     counts: list[int]
     seeds: Callable[[int], int] = lambda row: 0
 
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The counts where the inputs are, int64 [A]."""
+        return torch.tensor(self.counts, device=self.inputs.device)
+
     @property
     def clients(self) -> int:
         """A, the number of rows."""
@@ -49,7 +55,7 @@ class Batch:
         width, device = self.inputs.shape[1], self.inputs.device
         if self.full:  # without a copy to the device
             return torch.full((self.clients, width), 1 / width, dtype=dtype, device=device)
-        return _weights(torch.tensor(self.counts, device=device), width, dtype)
+        return _weights(self.sizes, width, dtype)
 
 
 @dataclass
@@ -79,7 +85,14 @@ class Block:
         picks = torch.arange(len(inputs), device=inputs.device)
         counts = np.array([batch.counts])
         picks = picks.view(1, *batch.inputs.shape[:2])
-        return cls(inputs, targets, picks, counts, dtype, lambda step: batch.seeds)
+        block = cls(inputs, targets, picks, counts, dtype, lambda step: batch.seeds)
+        block.sizes = batch.sizes[None]
+        return block
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """The counts where the picks are, int64 [K, A]."""
+        return torch.from_numpy(self.counts).to(self.picks.device, non_blocking=True)
 
     @property
     def clients(self) -> int:
@@ -94,14 +107,16 @@ class Block:
             inputs = scaled(self.inputs.index_select(0, flat)).unflatten(0, index.shape)
             targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
             inputs, targets = cast(inputs, self.dtype), cast(targets, self.dtype)
-            yield Batch(inputs, targets, counts, self.seeds(k))
+            batch = Batch(inputs, targets, counts, self.seeds(k))
+            batch.sizes = self.sizes[k]  # or a GPU would be waited for in each step
+            yield batch
 
     def sample_weights(self) -> Tensor | None:
         """[K, A, B]: 1 / count where the sample is real, else 0; None if no batch is padded."""
-        width, device = self.picks.shape[2], self.picks.device
+        width = self.picks.shape[2]
         if (self.counts == width).all():
             return None
-        return _weights(torch.from_numpy(self.counts).to(device), width, self.dtype)
+        return _weights(self.sizes, width, self.dtype)
 
 
 def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:

@@ -220,7 +220,6 @@ class Oracle:
 
     def _vmapped(self, w: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Losses [A] and gradients [A, P], all clients in one call."""
-
         network, _ = self._own(training=True)
 
         def weighted(w: Tensor, inputs: Tensor, targets: Tensor, weight: Tensor) -> Tensor:

@@ -80,8 +80,8 @@ def shuffled(
     shuffles = np.vstack([owned[:, owner], first[owner] + nth])
     lengths = passes * owned[2]
     at = np.cumsum(lengths) - lengths + (epoch - first) * owned[2] + place
-    cuts = torch.from_numpy(np.stack([at, counts - 1])).to(indices.device)
-    drawn = torch.from_numpy(shuffles).to(indices.device)
+    cuts = torch.from_numpy(np.stack([at, counts - 1])).to(indices.device, non_blocking=True)
+    drawn = torch.from_numpy(shuffles).to(indices.device, non_blocking=True)
     return _shuffled(indices, drawn, cuts, base, int(lengths.sum()), size)
 
 

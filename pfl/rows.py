@@ -289,7 +289,7 @@ def _index(places: np.ndarray) -> Index:
 
 def _take(stored: Tensor, places: Index, device: torch.device) -> Tensor:
     """Rows of a block, on a device."""
-    if stored.is_cuda or device.type == "cpu" or isinstance(places, slice):
+    if stored.is_cuda or device.type != "cuda" or isinstance(places, slice):
         return stored[places].to(device, non_blocking=not stored.is_cuda)
     # Copied from pinned memory, the processor need not wait for the copy.
     rows = stored.new_empty(len(places), stored.shape[1], pin_memory=True)

@@ -20,6 +20,8 @@ def scripted(function: F) -> F:
         # lock of the interpreter.
         warnings.simplefilter("ignore")
         try:
+            # On GPUs it would compile kernels for new shapes, for which short runs would wait.
+            torch.jit.set_fusion_strategy([])
             return torch.jit.script(function)
         except (AttributeError, RuntimeError):
             return function

@@ -88,7 +88,7 @@ class FedACS(FederatedAlgorithm):
         similarity = cosine(self._models)
         places = torch.from_numpy(np.searchsorted(ids, cohort))
         self._weights = attention(similarity, self.quantile)[places]
-        self._rows = {int(i): row for row, i in enumerate(cohort)}
+        self._cohort = cohort
         if len(cohort):
             partners = self._weights.count_nonzero(1) - 1
             self.report("collaborators", float(partners.double().mean()))
@@ -102,7 +102,7 @@ class FedACS(FederatedAlgorithm):
         sent = clients.state["w"]
         if self.known == "all":
             clients.state["sent"] = sent
-        weights = self._weights[[self._rows[i] for i in clients.ids.tolist()]]
+        weights = self._weights[torch.from_numpy(np.searchsorted(self._cohort, clients.ids))]
         client, partner = weights.nonzero(as_tuple=True)
         self.record(
             "collaboration",

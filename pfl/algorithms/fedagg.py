@@ -129,7 +129,7 @@ class FedAgg(FederatedAlgorithm):
         rates = self._gram.new_full((L,), self.learning_rate(self.rounds))
         cM = self.balance * self._interaction(0)
         for _ in range(self.damping_steps - 1):
-            rates = torch.linalg.solve(torch.eye(L).to(cM) + cM, cM @ rates)
+            rates = torch.linalg.solve(cM.new_ones(L).diag() + cM, cM @ rates)
         return rates
 
     def _interaction(self, epoch: int) -> Tensor:
@@ -145,7 +145,7 @@ class FedAgg(FederatedAlgorithm):
         along = (moved @ self.gradients[epoch:].T).double()
         remaining = torch.arange(self.local_epochs - epoch, 0, -1, device=M.device)
         b = along * remaining - self._drift[epoch:]
-        rates = torch.linalg.solve(torch.eye(len(M)).to(M) + c * M, c * b.T)[0]
+        rates = torch.linalg.solve(M.new_ones(len(M)).diag() + c * M, c * b.T)[0]
         return rates.clamp(0, self.max_rate).to(moved)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:

@@ -38,7 +38,7 @@ class LPGD(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Proximal local SGD; sends the factors of v."""
-        ranks = self.space.full_ranks.repeat(len(clients), 1)
+        ranks = self.space.full_ranks.to(w.device).repeat(len(clients), 1)
 
         def prox(v: Tensor, lr: float) -> Tensor:
             v, rank = low_rank(self.space, v, self.low_rank_penalty * lr)

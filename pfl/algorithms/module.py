@@ -187,7 +187,7 @@ class FederatedModule(LightningModule):
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
-        self.space.bind(self.network)
+        self.to(device)  # Lightning would do it later, but the network is tried there here
         data = loop.client_data(device)
         owner = int(loop.datamodule.client_sizes.argmax())
         few = Clients(np.array([owner]), 0, data, dtype=self.space.vector.dtype)

@@ -144,3 +144,37 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
         found = algorithm.store.read("w", np.array([i]))[0]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+
+
+def test_16_bits_are_the_network_s_only(fit, digits):
+    """bf16-mixed: a client's model is that of a plain loop in float32 whose forward pass alone is
+    under autocast. vmap's products may round otherwise, by 2^-8 each, but are no float32 ones."""
+
+    def network():
+        torch.manual_seed(0)
+        return MLP(64, (8,))
+
+    def alone(i, enabled):
+        model, data = network(), FederatedLoop(digits)
+        data.setup()
+        own = torch.optim.SGD(model.parameters(), lr=0.05)
+        client = Clients(np.array([i]), 0, data.client_data(torch.device("cpu")))
+        for batch in client.batches(64, epochs=2):
+            own.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                outputs = model(batch.inputs[0])
+                loss = nn.functional.cross_entropy(outputs, batch.targets[0])
+            loss.backward()
+            own.step()
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    start = nn.utils.parameters_to_vector(network().parameters()).detach()
+    for engine, tolerance in (("loop", 1e-6), ("vmap", 0.02)):
+        algorithm = LocalTrain(network(), lr=0.05, local_epochs=2, batch_size=64, engine=engine)
+        fit(algorithm, digits, 1, evaluate=(), precision="bf16-mixed")
+        found = algorithm.store.read("w", np.arange(5))
+        assert found.dtype == torch.float32
+        for i in range(5):
+            wanted, exact = alone(i, True), alone(i, False)
+            assert (found[i] - wanted).norm() <= tolerance * (wanted - start).norm()
+            assert (found[i] - exact).norm() > 1e-4 * (wanted - start).norm()

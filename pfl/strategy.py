@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.overrides.distributed import _sync_module_states
@@ -108,6 +109,16 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(values, value)
     return values
+
+
+def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """One table of all processes' chunks, sorted by its columns from left to right."""
+    everyone = [chunk for process in gather(chunks) for chunk in process]
+    if not everyone:
+        return {}
+    table = {name: np.concatenate([chunk[name] for chunk in everyone]) for name in everyone[0]}
+    order = np.lexsort(list(table.values())[::-1])
+    return {name: column[order] for name, column in table.items()}
 
 
 def _several() -> bool:

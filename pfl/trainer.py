@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 
@@ -21,6 +22,7 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.checkpoint import StreamedCheckpointIO
+from pfl.errors import ConfigError
 
 
 class Trainer(pl.Trainer):
@@ -37,7 +39,12 @@ class Trainer(pl.Trainer):
         callbacks: As in Lightning. `RunRecorder`, `CollaborationMap`, `RoundProgress` and
             `RoundCheckpoint` are added where the list has none of their kind and the Trainer's
             `enable_...` arguments allow it.
+        accelerator: As in Lightning, but "auto" takes the CPU instead of an Apple GPU, which has no
+            float64.
         kwargs: Everything else that Lightning's Trainer takes.
+
+    Raises:
+        ConfigError: Where the accelerator is an Apple GPU.
     """
 
     def __init__(
@@ -48,6 +55,7 @@ class Trainer(pl.Trainer):
         default_root_dir: str | Path | None = "runs",
         logger: Logger | Iterable[Logger] | bool | None = False,
         callbacks: list[Callback] | Callback | None = None,
+        accelerator: str | Accelerator = "auto",
         devices: list[int] | str | int = 1,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
@@ -81,11 +89,15 @@ class Trainer(pl.Trainer):
         # has been reduced over processes already.
         warnings.filterwarnings("ignore", message=".*LeafSpec.*")
         warnings.filterwarnings("ignore", message=".*It is recommended to use .*sync_dist=True")
+        if accelerator == "auto" and MPSAccelerator.is_available():
+            accelerator = "cpu"
+            warnings.filterwarnings("ignore", message="GPU available but not used")
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
             logger=logger,
             callbacks=callbacks,
+            accelerator=accelerator,
             devices=devices,
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
@@ -96,6 +108,11 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+        if isinstance(self.accelerator, MPSAccelerator):
+            raise ConfigError(
+                f"trainer.accelerator: {accelerator!r} is an Apple GPU here, which has no float64 "
+                f"for sums over clients and samples; use cpu"
+            )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = StreamedCheckpointIO()
 

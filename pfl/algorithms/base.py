@@ -18,7 +18,7 @@ from pfl.errors import ConfigError, require
 from pfl.local import LocalOptimizer, OptimizerFactory, Step, check_elementwise
 from pfl.oracle import Engine
 from pfl.proximal import soft_threshold
-from pfl.strategy import add_up, gather
+from pfl.strategy import add_up, gather, gather_rows
 
 Plan = tuple[int | None, int, int | None, str]  # batch size, epochs, steps, purpose
 Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
@@ -358,7 +358,7 @@ class FederatedAlgorithm(FederatedModule):
             **self._reported,
         }
         self._log_round(self.row)
-        self.recorded = {name: _rows(gather(parts)) for name, parts in self._recorded.items()}
+        self.recorded = {name: gather_rows(parts) for name, parts in self._recorded.items()}
 
     def _log_round(self, row: dict[str, float]) -> None:
         """Give the round's numbers to callbacks and loggers, with all their digits.
@@ -396,13 +396,3 @@ class FederatedAlgorithm(FederatedModule):
 def _finite(values: Tensor) -> bool:
     """Whether all are; their sum tells it several times sooner, but may itself overflow."""
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())
-
-
-def _rows(parts: list[list[dict[str, np.ndarray]]]) -> dict[str, np.ndarray]:
-    """One table of all chunks' and processes' rows, sorted by its columns from left to right."""
-    chunks = [chunk for process in parts for chunk in process]
-    if not chunks:
-        return {}
-    table = {name: np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]}
-    order = np.lexsort(list(table.values())[::-1])
-    return {name: column[order] for name, column in table.items()}

@@ -12,8 +12,9 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop, Trainer, store
 from pfl.algorithms import FedACS, FedAgg, FedAvg, FedCLUP, FedPD, FedSLR
+from pfl.tiers import Tiers
 from tests.algorithms.methods import METHODS, small_network, small_world
 from tests.device import CPU, DEVICE, OtherDevice, on_device
 
@@ -120,6 +121,29 @@ def test_networks_and_options(tmp_path, name):
 
     few, many = waits(1), waits(3)
     assert in_every_step(few, many) == PER_EPOCH.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["FedPD, VR", "FedCLUP", "FedACS, quantile 1"])
+def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
+    """There is room for a row of 26 float64 on the device, two in memory; the rest is a file."""
+    made = []
+
+    class Small(Tiers):
+        def __init__(self, device, *others):
+            super().__init__(device, *others)
+            if self.device == DEVICE:
+                self.limit.update(device=26 * 8, memory=2 * 26 * 8)
+                made.append(self)
+
+    monkeypatch.setattr(store, "Tiers", Small)
+    monkeypatch.setattr(store.ClientStore, "prefetch", lambda *_: None)  # modes are a thread's own
+
+    def make():
+        return METHODS[name].make(small_network(), loss=HalfSquaredError(), lr=0.2, batch_size=2)
+
+    on_both(tmp_path, make, small_world(), clients_at_once=3)
+    assert all(tiers.used[tier] for tiers in made for tier in ("device", "memory", "file"))
+    assert made[0].used["device"] == 26 * 8
 
 
 # ---- the device itself --------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,11 +15,14 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.oracle import Oracle
 from pfl.strategy import gather
+from pfl.threads import GROUP_FLOATS
 
 if TYPE_CHECKING:
     from pfl.algorithms.module import FederatedModule
 
 POOL = 4096  # samples in one forward pass of one model
+
+Scores = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 class ClientScores(torchmetrics.Metric):
@@ -109,13 +113,12 @@ class Evaluation:
         """Score a chunk of clients with the models that the algorithm has."""
         if algorithm.has_global:
             self._global_numbers = algorithm.parameters_global()
-            self._score_global(self._metric(clients.split, "global"), algorithm, clients)
+            if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
+                self._score_own("global", algorithm, clients)
+            else:
+                self._score_global(self._metric(clients.split, "global"), algorithm, clients)
         if algorithm.has_personalized:
-            metric = self._metric(clients.split, "personalized")
-            w = algorithm.personalized(clients)
-            numbers = algorithm.parameters_personalized(clients, w)
-            self._numbers += [float(numbers.sum()), len(clients)]
-            score_rows(metric, algorithm.oracle, clients, w)
+            self._score_own("personalized", algorithm, clients)
 
     def finish(self) -> dict[str, float]:
         """All reported numbers, named `<split>/<kind>/<number>`; every process must call it."""
@@ -138,48 +141,91 @@ class Evaluation:
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
 
+    def _score_own(self, kind: str, algorithm: FederatedModule, clients: Clients) -> None:
+        """Every client's own model, or the global one with its own buffers, group by group."""
+        metric = self._metric(clients.split, kind)
+
+        def score(group: Clients) -> tuple[float, list[Scores]]:
+            with algorithm.in_full_precision():
+                if not group.state:  # it has one where the chunk was read ahead
+                    algorithm.attach(group)
+                if kind == "global":
+                    w, numbers = algorithm.global_model.expand(len(group), -1), 0.0
+                else:
+                    w = algorithm.personalized(group)
+                    numbers = float(algorithm.parameters_personalized(group, w).sum())
+                return numbers, list(row_scores(algorithm.oracle, group, w))
+
+        groups = clients.groups(_clients_at_once(algorithm, clients))
+        for group, (numbers, parts) in zip(
+            groups, algorithm.threads.map(score, groups), strict=True
+        ):
+            if kind == "personalized":
+                self._numbers += [numbers, len(group)]
+            for part in parts:
+                metric.update(*part)
+
     def _score_global(
         self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
     ) -> None:
-        oracle, w = algorithm.oracle, algorithm.global_model
-        if clients.buffers is not None and algorithm.buffer_policy == "local":
-            score_rows(metric, oracle, clients, w.expand(len(clients), -1))
-            return
         if not len(clients):
             return
-        buffers = None if clients.buffers is None else clients.buffers[0]
         if not clients.data.shared(clients.split):
-            _score_pooled(metric, oracle, clients, w, buffers)
+            _score_pooled(metric, algorithm, clients)
             return
         # The same samples for everyone and one model: one client's score is everyone's.
         if clients.split not in self._shared:
             probe = ClientScores(self.num_clients).to(self.device)
-            one = replace(clients, ids=clients.ids[:1])
-            _score_pooled(probe, oracle, one, w, buffers)
+            _score_pooled(probe, algorithm, replace(clients, ids=clients.ids[:1]))
             sums = (probe.loss_sum, probe.correct_sum, probe.count)
             self._shared[clients.split] = torch.stack([s.sum() for s in sums])
         everyone = self._shared[clients.split][:, None].expand(3, len(clients))
         metric.update(torch.from_numpy(clients.ids), *everyone)
 
 
-def score_rows(metric: ClientScores, oracle: Oracle, clients: Clients, w: Tensor) -> None:
-    """Every client's own model, w [C, P], on its own samples."""
+def row_scores(oracle: Oracle, clients: Clients, w: Tensor) -> Iterator[Scores]:
+    """What `ClientScores.update` takes, of every client's own model, w [C, P]."""
     ids = torch.from_numpy(clients.ids)
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct = oracle.evaluate(w[rows], batch, buffers)
-        metric.update(ids[rows], losses.sum(1), correct.sum(1), torch.tensor(batch.counts))
+        yield ids[rows], losses.sum(1), correct.sum(1), torch.tensor(batch.counts)
 
 
-def _score_pooled(
-    metric: ClientScores, oracle: Oracle, clients: Clients, w: Tensor, buffers: Tensor | None
-) -> None:
-    """One model, w [P], on the pooled samples of all these clients."""
-    for owners, index in clients.pooled(POOL):
-        inputs, targets = clients.data.gather(index, clients.dtype)
-        losses, correct = oracle.evaluate_one(w, inputs, targets, buffers)
+def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Clients) -> None:
+    """The global model on the pooled samples of all these clients, piece by piece."""
+    oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
+    buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
+
+    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor]:
+        with algorithm.in_full_precision():
+            inputs, targets = data.gather(piece[1], w.dtype)
+            return oracle.evaluate_one(w, inputs, targets, buffers)
+
+    pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
+    for (owners, _), scores in zip(pieces, algorithm.threads.map(score, pieces), strict=True):
         ids = torch.from_numpy(clients.ids[owners])
-        metric.update(ids, losses, correct, torch.ones(len(owners)))
+        metric.update(ids, *scores, torch.ones(len(owners)))
+
+
+def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+    """On a CPU each thread's share; less where models and samples take more than 32 MiB."""
+    if algorithm.device.type != "cpu" or not len(clients):
+        return max(1, len(clients))
+    inputs = clients.sizes.mean() * math.prod(clients.data.samples.input_shape)
+    share = -(-len(clients) // algorithm.threads.count)
+    return max(1, min(share, int(8 * GROUP_FLOATS / (algorithm.space.size + inputs))))
+
+
+def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+    """Of those that one model is evaluated on; on a CPU what the cache holds."""
+    if algorithm.device.type != "cpu":
+        return POOL
+    share = -(-int(clients.sizes.sum()) // algorithm.threads.count)
+    # Maps of convolutions, which take the engine `loop` on CPUs, are larger than their images.
+    larger = 2 if algorithm.oracle.engine == "loop" else 1
+    fit = GROUP_FLOATS // (larger * math.prod(clients.data.samples.input_shape))
+    return max(1, min(POOL, share, fit))
 
 
 def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from pfl.tiers import LARGEST, Block, Tiers
 
 # Bytes that are copied at a time: what lies between two copies then stays in the processor's cache.
-GROUP = 1 << 21
+GROUP = 1 << 19
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Part = dict[str, Any]

@@ -97,8 +97,7 @@ class ClientStore:
 
         Nothing can change by it: what is written before it is read is read again.
         """
-        slow = self.tiers.used["file"] + self.tiers.used["memory"] * self._on_gpu
-        if not (slow and len(ids)):
+        if not (self.slow and len(ids)):
             return
         for key in list(self._ahead)[: -len(self.names)]:  # nobody came for them
             del self._ahead[key]
@@ -108,6 +107,11 @@ class ClientStore:
             job = state.reader(ids, self.tiers.device)
             key = (name, ids.tobytes(), self.tiers.device)
             self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
+
+    @property
+    def slow(self) -> bool:
+        """Whether rows lie where reading them takes its time."""
+        return self.tiers.used["file"] + self.tiers.used["memory"] * self._on_gpu > 0
 
     def _read_ahead(self, job: Reader) -> Tensor:
         if not self._on_gpu:

@@ -11,6 +11,8 @@ import torch
 
 R = TypeVar("R")
 
+GROUP_FLOATS = 1 << 20  # of what a thread works on at a time: about what a CPU's cache holds
+
 
 class _Inside(threading.local):
     threads = False

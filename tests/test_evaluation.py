@@ -315,7 +315,7 @@ def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
     loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
     ids = np.array([4, 0, 6])
     clients = Clients(ids, 0, loop.client_data(torch.device("cpu")), "test")
-    algorithm._attach(clients)
+    algorithm.attach(clients)
     columns = predictions(algorithm, clients)
     start = 0
     for c in ids:
@@ -338,7 +338,7 @@ def test_predicted_values_of_a_regression(tmp_path):
     algorithm, module = FedAvg(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
     loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
     clients = Clients(np.array([1]), 0, loop.client_data(torch.device("cpu")), "test")
-    algorithm._attach(clients)
+    algorithm.attach(clients)
     columns = predictions(algorithm, clients)
     x, y = module.samples.gather(torch.from_numpy(module.partition.test[1]))
     with torch.no_grad():

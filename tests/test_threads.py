@@ -9,12 +9,11 @@ from torch import nn
 from datamodules import DigitsDataModule, Dirichlet
 from models import CNN, MLP, LeNet5, SmallCNN
 from pfl.algorithms import FedAvg, FedProx, FedSLR
-from pfl.algorithms.module import GROUP_FLOATS
 from pfl.batch import Batch, Block, default_loss
 from pfl.local import Step
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
-from pfl.threads import ClientThreads
+from pfl.threads import GROUP_FLOATS, ClientThreads
 from tests.problems import run
 
 

@@ -230,8 +230,7 @@ class FederatedAlgorithm(FederatedModule):
 
     def training_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """One chunk of the round's cohort; with the last one the server's step."""
-        # Only the oracle runs in the Trainer's precision: server algebra in bf16 would be noise.
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+        with self.in_full_precision():
             if clients.first:
                 self._begin_round(clients.round)
             # An empty chunk runs too where it is the first: it gives the shapes of the sums.
@@ -251,7 +250,7 @@ class FederatedAlgorithm(FederatedModule):
         self._message = self.download()
 
     def _train(self, clients: Clients) -> None:
-        self._attach(clients)
+        self.attach(clients)
         for group, (totals, down, up) in self._trained(clients):
             for name in self.store.names:
                 self.store.write(name, group.ids, group.state[name])
@@ -297,12 +296,12 @@ class FederatedAlgorithm(FederatedModule):
         )
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-        self._attach(group)
+        self.attach(group)
         return group.groups(self._group_limit)
 
     def _train_group(self, clients: Clients) -> Sent:
         """The weighted sums of what a group of clients sends, and the bytes down and up."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):  # a thread's own
+        with self.in_full_precision():
             sent = self.client_update(clients, self._message.values)
         messages = sent if isinstance(sent, dict) else {"w": sent}
         messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
@@ -359,19 +358,6 @@ class FederatedAlgorithm(FederatedModule):
         }
         self._log_round(self.row)
         self.recorded = {name: gather_rows(parts) for name, parts in self._recorded.items()}
-
-    def _log_round(self, row: dict[str, float]) -> None:
-        """Give the round's numbers to callbacks and loggers, with all their digits.
-
-        What `self.log` would do, which rounds them to float32 and takes 2 ms a round.
-        """
-        numbers = {name: float(value) for name, value in row.items()}
-        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
-        self.trainer.callback_metrics.update(tensors)
-        self.trainer.logged_metrics.update(tensors)
-        step = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning counts
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
     def _booked(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Of all processes: the counts, and the losses' sum and number of samples by name."""

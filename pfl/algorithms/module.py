@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -25,12 +26,11 @@ from pfl.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
 from pfl.store import ClientStore
 from pfl.strategy import gather
-from pfl.threads import ClientThreads
+from pfl.threads import GROUP_FLOATS, ClientThreads
 
 # Steps of smaller models take milliseconds: a second thread inside of them costs more than it
 # gives, many times more on a machine with other work to do.
 ONE_THREAD_PARAMETERS = 1 << 18
-GROUP_FLOATS = 1 << 20  # of the models that a CPU trains in lock step, about what its cache holds
 ONE_THREAD = ClientThreads(1)
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
 
@@ -133,8 +133,17 @@ class FederatedModule(LightningModule):
         count = -(-len(everyone) // (loop.clients_at_once or len(everyone)))
         for ids in loop.chunks(everyone, split, count, owned=True):
             clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
-            self._attach(clients)
+            self.attach(clients)
             yield clients
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Without autograd and autocast, both of which are each thread's own.
+
+        Only the oracle runs in the Trainer's precision: server algebra in bf16 would be noise.
+        """
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
 
     def parameters_global(self) -> int:
         """How many numbers the global model takes."""
@@ -152,15 +161,19 @@ class FederatedModule(LightningModule):
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Global and personalized scores of a chunk of clients."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            self._attach(clients)
+        with self.in_full_precision():
+            if self.store.slow:  # the chunk was read ahead, as a whole
+                self.attach(clients)
             self.evaluation.update(self, clients)
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores, once all clients are through."""
-        scores = self.evaluation.finish()
-        self.row = {**self.row, "round": self.rounds, **scores}
-        self._log({"round": self.rounds, **scores})
+        row = {"round": self.rounds, **self.evaluation.finish()}
+        self.row = {**self.row, **row}
+        if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self._log_round(row)
+        else:  # `validate` and `test` return what Lightning's own log has
+            self._log(row)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
@@ -168,8 +181,8 @@ class FederatedModule(LightningModule):
 
     def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
         """Predictions for each client's test samples by each kind of model that the method has."""
-        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
-            self._attach(clients)
+        with self.in_full_precision():
+            self.attach(clients)
             return predictions(self, clients)
 
     # ---- set-up and checkpoints ---------------------------------------------------------------
@@ -252,7 +265,7 @@ class FederatedModule(LightningModule):
             share = min(share, 1 if alone else max(1, GROUP_FLOATS // self.space.size))
         return max(1, min(share, self._group_limit))
 
-    def _attach(self, clients: Clients) -> None:
+    def attach(self, clients: Clients) -> None:
         """Give a chunk its clients' states and buffers."""
         clients.dtype = self.space.vector.dtype
         clients.state = {
@@ -285,6 +298,19 @@ class FederatedModule(LightningModule):
         ledger = Ledger(self._loop.num_clients)
         ledger.load_state_dict(*gather(self.ledger.state_dict()))
         return ledger
+
+    def _log_round(self, row: dict[str, float]) -> None:
+        """Give a round's numbers to callbacks and loggers, with all their digits.
+
+        What `self.log` would do, which rounds them to float32 and takes milliseconds a round.
+        """
+        numbers = {name: float(value) for name, value in row.items()}
+        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+        self.trainer.callback_metrics.update(tensors)
+        self.trainer.logged_metrics.update(tensors)
+        step = self.trainer.fit_loop.epoch_loop._batches_that_stepped  # as Lightning counts
+        for logger in self.trainer.loggers:
+            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, step)
 
     def _log(self, row: dict[str, float]) -> None:
         self.log_dict(

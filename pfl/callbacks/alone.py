@@ -6,13 +6,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
-import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
-from pfl.evaluation import ClientScores, score_rows
+from pfl.evaluation import ClientScores, row_scores
 from pfl.loop import FederatedLoop
 
 
@@ -51,7 +50,7 @@ class TrainAlone(Callback):
         """Train and score."""
         assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
-        with torch.no_grad(), torch.autocast(pl_module.device.type, enabled=False):
+        with pl_module.in_full_precision():
             self.scores = train_alone(pl_module, loop, self._initial, pl_module.rounds)
 
 
@@ -81,5 +80,6 @@ def train_alone(
                 store.write("buffers", clients.ids, clients.buffers)
     metric = ClientScores(loop.num_clients).to(algorithm.device)
     for clients in chunks(np.arange(loop.num_clients), rounds, "test"):
-        score_rows(metric, algorithm.oracle, clients, clients.state["w"])
+        for scores in row_scores(algorithm.oracle, clients, clients.state["w"]):
+            metric.update(*scores)
     return metric.compute()

@@ -63,7 +63,7 @@ class Optimality(Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         if pl_module.rounds % self.every and trainer.current_epoch + 1 != trainer.max_epochs:
             return
-        with torch.no_grad(), torch.autocast(pl_module.device.type, enabled=False):
+        with pl_module.in_full_precision():
             values = self._measure(pl_module)
         pl_module.row |= values
         pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 POOL = 4096  # samples in one forward pass of one model
 
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Of some clients what `ClientScores.update` takes: ids, losses, correct answers, counts."""
 
 
 class ClientScores(torchmetrics.Metric):
@@ -184,7 +185,7 @@ class Evaluation:
 
 
 def row_scores(oracle: Oracle, clients: Clients, w: Tensor) -> Iterator[Scores]:
-    """What `ClientScores.update` takes, of every client's own model, w [C, P]."""
+    """Of every client's own model, w [C, P], on its own samples."""
     ids = torch.from_numpy(clients.ids)
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]

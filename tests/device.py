@@ -158,6 +158,8 @@ class _Functions(TorchFunctionMode):
         asked = kwargs.get("device")
         if func in (torch.tensor, torch.as_tensor) and asked and torch.device(asked) == DEVICE:
             return func(*args, **{**kwargs, "device": CPU}).to(DEVICE)
+        if func is Tensor.new_tensor and args[0].is_meta:
+            return torch.tensor(args[1], dtype=args[0].dtype).to(DEVICE)
         if func == _SET_DATA and args[0].device != args[1].device:
             torch.utils.swap_tensors(args[0], torch.nn.Parameter(args[1]))
             return None

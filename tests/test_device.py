@@ -6,25 +6,28 @@
 from collections import Counter
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet
-from models import MLP, HalfSquaredError
+from datamodules import DigitsDataModule, Dirichlet, LeastSquares
+from models import MLP, HalfSquaredError, LinearRegression
 from pfl import FederatedLoop, Trainer, store
 from pfl.algorithms import FedACS, FedAgg, FedAvg, FedCLUP, FedPD, FedSLR
+from pfl.callbacks import Optimality, TrainAlone
 from pfl.tiers import Tiers
 from tests.algorithms.methods import METHODS, small_network, small_world
 from tests.device import CPU, DEVICE, OtherDevice, on_device
 
 
-def fit(root, algorithm, data, *, there, precision="64-true", **loop):
-    """Train and test for two rounds; the rows of metrics, and the test's scores."""
+def fit(root, algorithm, data, *, there, callbacks=(), **loop):
+    """Train for two rounds, and test where there are test samples; the rows of metrics."""
     where = {"strategy": on_device()} if there else {"accelerator": "cpu"}
     trainer = Trainer(
         max_epochs=2,
-        precision=precision,
+        precision="64-true",
+        callbacks=[make() for make in callbacks],
         default_root_dir=root,
         enable_progress_bar=False,
         enable_checkpointing=False,
@@ -32,21 +35,22 @@ def fit(root, algorithm, data, *, there, precision="64-true", **loop):
     )
     loop = FederatedLoop(data, evaluate=(), **loop)
     trainer.fit(algorithm, datamodule=loop)
-    (scores,) = trainer.test(algorithm, datamodule=loop, verbose=False)
-    return trainer.recorder.rows, scores
+    tested = data.partition.test.sizes.any()
+    scores = trainer.test(algorithm, datamodule=loop, verbose=False) if tested else []
+    return [*trainer.recorder.rows, *scores]
 
 
 def on_both(root, make, data, **arguments):
     """The same run on the CPU and on the other device; how often the latter was waited for."""
     torch.manual_seed(0)
     wanted = make()
-    rows, scores = fit(root, wanted, data, there=False, **arguments)
+    rows = fit(root, wanted, data, there=False, **arguments)
     with OtherDevice() as device:
         torch.manual_seed(0)
         found = make()
-        other_rows, other_scores = fit(root, found, data, there=True, **arguments)
+        other_rows = fit(root, found, data, there=True, **arguments)
     torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-12)
-    for one, other in zip([*rows, scores], [*other_rows, other_scores], strict=True):
+    for one, other in zip(rows, other_rows, strict=True):
         assert other == pytest.approx(one, rel=1e-9, nan_ok=True)
     return Counter(device.waits)
 
@@ -144,6 +148,28 @@ def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
     on_both(tmp_path, make, small_world(), clients_at_once=3)
     assert all(tiers.used[tier] for tiers in made for tier in ("device", "memory", "file"))
     assert made[0].used["device"] == 26 * 8
+
+
+def test_training_alone(tmp_path):
+    data, made = DigitsDataModule(5, Dirichlet(1.0)), []
+
+    def alone():
+        made.append(TrainAlone())
+        return made[-1]
+
+    on_both(tmp_path, lambda: FedSLR(mlp(), batch_size=64), data, callbacks=[alone])
+    wanted, found = (callback.scores for callback in made)
+    for name, values in wanted.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-9)
+
+
+def test_optimality(tmp_path):
+    data = LeastSquares(4, 12, 3)
+
+    def make():
+        return FedCLUP(LinearRegression(3), penalty=0.1, lr=0.01, batch_size=None)
+
+    on_both(tmp_path, make, data, callbacks=[Optimality])
 
 
 # ---- the device itself --------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def by_hand(workload: Workload, kinds: int) -> float:
     data, network = made.datamodule, workload.make().eval()
     own = [copy.deepcopy(network) for _ in range(workload.clients)]
     batches = [
-        data.samples.gather(torch.from_numpy(np.asarray(data.partition.test[c])))
+        data.samples.gather(torch.from_numpy(data.partition.test[c]))
         for c in range(workload.clients)
     ]
 

@@ -146,23 +146,21 @@ class Evaluation:
         """Every client's own model, or the global one with its own buffers, group by group."""
         metric = self._metric(clients.split, kind)
 
-        def score(group: Clients) -> tuple[float, list[Scores]]:
+        def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
                 if not group.state:  # it has one where the chunk was read ahead
                     algorithm.attach(group)
                 if kind == "global":
-                    w, numbers = algorithm.global_model.expand(len(group), -1), 0.0
+                    w, numbers = algorithm.global_model.expand(len(group), -1), [0.0, 0]
                 else:
                     w = algorithm.personalized(group)
-                    numbers = float(algorithm.parameters_personalized(group, w).sum())
+                    total = algorithm.parameters_personalized(group, w).sum()
+                    numbers = [float(total), len(group)]
                 return numbers, list(row_scores(algorithm.oracle, group, w))
 
         groups = clients.groups(_clients_at_once(algorithm, clients))
-        for group, (numbers, parts) in zip(
-            groups, algorithm.threads.map(score, groups), strict=True
-        ):
-            if kind == "personalized":
-                self._numbers += [numbers, len(group)]
+        for numbers, parts in algorithm.threads.map(score, groups):
+            self._numbers += numbers
             for part in parts:
                 metric.update(*part)
 

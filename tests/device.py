@@ -101,13 +101,12 @@ class OtherDevice(TorchDispatchMode):
         ours = [x for x in given if x.is_meta]
         others = [x for x in given if not x.is_meta]
         to = kwargs.get("device")
-        across = bool(ours and others) or (to is not None and bool(given))
         waits = kind in WAITS and bool(ours)
         if kind in COPIES:
             up = not ours if kind is aten._to_copy else args[0].is_meta
-            moved = across and (to is None or any(x.device != torch.device(to) for x in given))
+            ends = {x.device for x in given} | ({torch.device(to)} if to is not None else set())
             hurried = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
-            waits = moved and not (up and hurried)
+            waits = len(ends) > 1 and not (up and hurried)
         elif kind in INDEXED:
             masked = any(x.dtype in (torch.bool, torch.uint8) for x in given[1:])
             fills = kind is not aten.index and given[-1].ndim == 0

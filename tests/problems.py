@@ -15,6 +15,7 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
@@ -258,9 +259,13 @@ def run(
     root: Path,
     precision: Any = "64-true",
     callbacks: Sequence[pl.Callback] = (),
+    strategy: Strategy | None = None,
     **loop_args: Any,
 ) -> FederatedAlgorithm:
-    """Train with a quiet Trainer, which writes into the folder `root`, and return the algorithm."""
+    """Train with a quiet Trainer, which writes into the folder `root`, and return the algorithm.
+
+    On the CPU, or where the strategy says.
+    """
     datamodule = data.datamodule if isinstance(data, Problem) else data
     parts = datamodule.partition
     held_out = {"val": parts.val.sizes.any(), "test": parts.test.sizes.any()}
@@ -269,7 +274,8 @@ def run(
         max_epochs=rounds,
         limit_val_batches=None if evaluated else 0,
         precision=precision,
-        accelerator="cpu",
+        accelerator="auto" if strategy else "cpu",
+        strategy=strategy or "auto",
         callbacks=list(callbacks),
         default_root_dir=root,
         enable_progress_bar=False,

@@ -4,7 +4,6 @@
 """
 
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,30 +12,22 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet, LeastSquares
 from models import MLP, HalfSquaredError, LinearRegression
-from pfl import FederatedLoop, Trainer, store
+from pfl import store
 from pfl.algorithms import FedACS, FedAgg, FedAvg, FedCLUP, FedPD, FedSLR
 from pfl.callbacks import Optimality, TrainAlone
 from pfl.tiers import Tiers
 from tests.algorithms.methods import METHODS, small_network, small_world
 from tests.device import CPU, DEVICE, OtherDevice, on_device
+from tests.problems import run
 
 
-def fit(root, algorithm, data, *, there, callbacks=(), **loop):
+def fit(root, algorithm, data, callbacks=(), **arguments):
     """Train for two rounds, and test where there are test samples; the rows of metrics."""
-    where = {"strategy": on_device()} if there else {"accelerator": "cpu"}
-    trainer = Trainer(
-        max_epochs=2,
-        precision="64-true",
-        callbacks=[make() for make in callbacks],
-        default_root_dir=root,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        **where,
-    )
-    loop = FederatedLoop(data, evaluate=(), **loop)
-    trainer.fit(algorithm, datamodule=loop)
-    tested = data.partition.test.sizes.any()
-    scores = trainer.test(algorithm, datamodule=loop, verbose=False) if tested else []
+    made = [make() for make in callbacks]
+    run(algorithm, data, 2, root=root, callbacks=made, evaluate=(), **arguments)
+    trainer, scores = algorithm.trainer, []
+    if data.partition.test.sizes.any():
+        scores = trainer.test(algorithm, datamodule=trainer.datamodule, verbose=False)
     return [*trainer.recorder.rows, *scores]
 
 
@@ -44,11 +35,11 @@ def on_both(root, make, data, **arguments):
     """The same run on the CPU and on the other device; how often the latter was waited for."""
     torch.manual_seed(0)
     wanted = make()
-    rows = fit(root, wanted, data, there=False, **arguments)
+    rows = fit(root, wanted, data, **arguments)
     with OtherDevice() as device:
         torch.manual_seed(0)
         found = make()
-        other_rows = fit(root, found, data, there=True, **arguments)
+        other_rows = fit(root, found, data, strategy=on_device(), **arguments)
     torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-12)
     for one, other in zip(rows, other_rows, strict=True):
         assert other == pytest.approx(one, rel=1e-9, nan_ok=True)
@@ -85,7 +76,6 @@ def mlp(*layers):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), *layers, nn.Linear(6, 10))
 
 
-ADAM = partial(torch.optim.Adam)
 RUNS = {
     "chain": (lambda: MLP(64, (6,)), FedAvg, {}, {}),
     "vmap": (convolutions, FedAvg, {}, {}),
@@ -93,7 +83,7 @@ RUNS = {
     "BatchNorm": (lambda: convolutions(nn.BatchNorm2d(4)), FedAvg, {}, {}),
     "own BatchNorm": (lambda: convolutions(nn.BatchNorm2d(4)), FedAvg, {"buffers": "local"}, {}),
     "dropout": (lambda: mlp(nn.Dropout(0.5)), FedAvg, {}, {}),
-    "Adam": (mlp, FedAvg, {"optimizer": ADAM, "server_optimizer": ADAM}, {}),
+    "Adam": (mlp, FedAvg, dict.fromkeys(("optimizer", "server_optimizer"), torch.optim.Adam), {}),
     "weights of classes": (
         *(mlp, FedAvg, {"loss": nn.CrossEntropyLoss(weight=torch.arange(1.0, 11.0))}, {}),
     ),

@@ -3,6 +3,7 @@
 test_conformance.py asks that of every method; here are convolutions, optimizers and precision.
 """
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -103,6 +104,22 @@ OPTIMIZERS = {
 }
 
 
+def train_alone(model, own, digits, i, round=0, weight_decay=0.0, precision=nullcontext):
+    """Two local epochs of client i in a round, by a plain loop with an optimizer of its own."""
+    data, (first, *_) = FederatedLoop(digits), model.parameters()
+    data.setup()
+    samples = data.client_data(torch.device("cpu"))
+    alone = Clients(np.array([i]), round, samples, dtype=first.dtype)
+    for batch in alone.batches(64, epochs=2):
+        own.zero_grad()
+        with precision():
+            loss = nn.functional.cross_entropy(model(batch.inputs[0]), batch.targets[0])
+        loss.backward()
+        for parameter in model.parameters():
+            parameter.grad += weight_decay * parameter.detach()
+        own.step()
+
+
 @pytest.mark.parametrize("engine", ["loop", "vmap"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_client_trains_as_if_alone(fit, digits, name, engine):
@@ -126,21 +143,11 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
         engine=engine,
     )
     fit(algorithm, digits, rounds, evaluate=())
-    data = FederatedLoop(digits)
-    data.setup()
     for i in range(5):
         model = network()
         for round in range(rounds):
             own = optimizer(model.parameters(), lr=lr * 0.5**round)
-            alone = Clients(
-                np.array([i]), round, data.client_data(torch.device("cpu")), dtype=torch.float64
-            )
-            for batch in alone.batches(64, epochs=2):
-                own.zero_grad()
-                nn.functional.cross_entropy(model(batch.inputs[0]), batch.targets[0]).backward()
-                for parameter in model.parameters():
-                    parameter.grad += 0.01 * parameter.detach()
-                own.step()
+            train_alone(model, own, digits, i, round, weight_decay=0.01)
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
         found = algorithm.store.read("w", np.array([i]))[0]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
@@ -155,17 +162,10 @@ def test_16_bits_are_the_network_s_only(fit, digits):
         return MLP(64, (8,))
 
     def alone(i, enabled):
-        model, data = network(), FederatedLoop(digits)
-        data.setup()
+        model = network()
         own = torch.optim.SGD(model.parameters(), lr=0.05)
-        client = Clients(np.array([i]), 0, data.client_data(torch.device("cpu")))
-        for batch in client.batches(64, epochs=2):
-            own.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-                outputs = model(batch.inputs[0])
-                loss = nn.functional.cross_entropy(outputs, batch.targets[0])
-            loss.backward()
-            own.step()
+        precision = partial(torch.autocast, "cpu", torch.bfloat16, enabled=enabled)
+        train_alone(model, own, digits, i, precision=precision)
         return nn.utils.parameters_to_vector(model.parameters()).detach()
 
     start = nn.utils.parameters_to_vector(network().parameters()).detach()

@@ -175,13 +175,14 @@ def train(
 ) -> Tensor:
     """See `pfl.chain.Models.train`; w and v are what `parameters` and `into` are views of."""
     chosen: list[Tensor] = []
-    dtype, offset, shift = parameters[layers.first][0].dtype, step.offset, step.shift
+    dtype = parameters[layers.first][0].dtype
+    offset, scale, shift = step.offset, step.scale, step.shift
     if layers.flat:
         inputs = inputs.flatten(1)
     # What can be done for all batches at once is: with small models every call counts.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
-    scale = -step.lr if weights is not None else -step.lr / picks.size(-1)
+    rate = -step.lr if weights is not None else -step.lr / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
@@ -189,7 +190,10 @@ def train(
     stored = torch.empty(picks.size()[1:] + inputs.size()[1:], dtype=inputs.dtype, device=w.device)
     for k in range(picks.size(0)):
         if offset is not None:
-            torch.add(v, offset, out=w)
+            if scale is None:
+                torch.add(v, offset, out=w)
+            else:
+                torch.addcmul(offset, scale, v, out=w)
         x = torch.index_select(inputs, 0, picks[k], out=stored)
         if x.dtype == torch.uint8:  # as datamodules.samples.scaled
             x = x.to(torch.float32).div_(255)
@@ -203,7 +207,9 @@ def train(
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, layers, parameters, into, step.shrink, scale)
+        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate)
+        if step.decay > 0.0:
+            v.sub_(w, alpha=step.lr * step.decay)
         if shift is not None:
             v.add_(shift)
         if step.threshold > 0.0:

@@ -18,13 +18,17 @@ _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
 
 class Step(NamedTuple):
-    """A plain step of v [C, P]: v <- soft(shrink v - lr g + shift, threshold), g at v + offset.
+    """A plain step of v [C, P]: v <- soft(shrink v - lr (g + decay u) + shift, threshold).
+
+    g is the gradient at u = scale v + offset.
 
     Attributes:
         lr: Learning rate.
         shrink: Factor on v, such as 1 - lr * weight_decay.
         shift, offset: [C, P], or None for zero.
         threshold: Of `soft_threshold`.
+        scale: [C, 1], where there is an offset; or None for one.
+        decay: Only where there is an offset.
     """
 
     lr: float
@@ -32,14 +36,25 @@ class Step(NamedTuple):
     shift: Tensor | None = None
     offset: Tensor | None = None
     threshold: float = 0.0
+    scale: Tensor | None = None
+    decay: float = 0.0
 
     def rows(self, rows: slice) -> "Step":
         """The step of some rows of v."""
-        shift, offset = (None if t is None else t[rows] for t in (self.shift, self.offset))
-        return self._replace(shift=shift, offset=offset)
+        terms = (self.shift, self.offset, self.scale)
+        shift, offset, scale = (None if t is None else t[rows] for t in terms)
+        return self._replace(shift=shift, offset=offset, scale=scale)
 
-    def finish(self, v: Tensor) -> None:
+    def place(self, v: Tensor) -> Tensor:
+        """u: v itself where it is not elsewhere."""
+        if self.offset is None:
+            return v
+        return self.offset + (v if self.scale is None else self.scale * v)
+
+    def finish(self, v: Tensor, u: Tensor) -> None:
         """What comes after the gradient, in place."""
+        if self.decay > 0:
+            v.sub_(u, alpha=self.lr * self.decay)
         if self.shift is not None:
             v.add_(self.shift)
         if self.threshold > 0:

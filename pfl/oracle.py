@@ -140,7 +140,7 @@ class Oracle:
     def _descend(self, rows: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
         """One batch for the first rows of v; the batch may have fewer than they are."""
         rows, step = rows[: batch.clients], step.rows(slice(batch.clients))
-        w = rows if step.offset is None else rows + step.offset
+        w = step.place(rows)
 
         def move(c: int, places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
             if step.offset is not None:  # else they are views of the row already
@@ -155,7 +155,7 @@ class Oracle:
         else:
             loss, g = self._vmapped(w, batch)
             rows.mul_(step.shrink).sub_(g, alpha=step.lr)
-        step.finish(rows)
+        step.finish(rows, w)
         return loss
 
     @torch.no_grad()
@@ -285,7 +285,7 @@ class Oracle:
         means = []
         for model, part, place, own in parts:
             if own.offset is not None:
-                torch.add(place.w, own.offset, out=model.w)
+                model.w.copy_(own.place(place.w))
             kept = model.forward(part.inputs)
             with torch.enable_grad(), self.precision():
                 outputs = kept[0][-1].requires_grad_()
@@ -295,7 +295,7 @@ class Oracle:
                 loss = (losses.view_as(weights) * weights).sum(1)
                 (d,) = torch.autograd.grad(loss.sum(), outputs)
             model.backward(kept, d, place, own)
-            own.finish(place.w)
+            own.finish(place.w, model.w)
             means.append(loss.detach())
         return torch.cat(means)
 

@@ -29,7 +29,8 @@ STEPS = {
     "pull": lambda rows: Step(0.1, 0.7, shift=rows()),
     "elsewhere": lambda rows: Step(0.1, offset=rows()),
     "sparse": lambda rows: Step(0.1, threshold=0.02),
-    "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01),
+    "scaled": lambda rows: Step(0.1, offset=rows(), scale=rows()[:, :1]),
+    "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01, rows()[:, :1], 0.3),
 }
 
 
@@ -41,7 +42,7 @@ def soft(x, threshold):
 @pytest.mark.parametrize("loss", [default_loss, SOFT], ids=["cross entropy", "another"])
 @pytest.mark.parametrize("network", NETWORKS)
 def test_engines_take_the_step_of_the_formula(network, loss, step):
-    """v <- soft(shrink v - lr g(v + offset) + shift), client by client with autograd.
+    """v <- soft(shrink v - lr (g(u) + decay u) + shift), u = scale v + offset, with autograd.
 
     Five models, of which the last takes no step, and two batches of different width.
     """
@@ -63,12 +64,13 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
     function = SOFT if loss is SOFT else nn.functional.cross_entropy
     for batch in batches:
         for c, n in enumerate(batch.counts):
-            at = expected[c] + (0 if taken.offset is None else taken.offset[c])
+            at = expected[c] * (1 if taken.scale is None else taken.scale[c])
+            at = at + (0 if taken.offset is None else taken.offset[c])
             at.requires_grad_()
             outputs = torch.func.functional_call(made, space.split(at), (batch.inputs[c, :n],))
             losses.append(function(outputs, batch.targets[c, :n]))
             (g,) = torch.autograd.grad(losses[-1], at)
-            v = taken.shrink * expected[c] - taken.lr * g
+            v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
             v += 0 if taken.shift is None else taken.shift[c]
             expected[c] = soft(v, taken.threshold)
     for engine in ("loop", "vmap", "auto"):

@@ -193,7 +193,7 @@ class FederatedAlgorithm(FederatedModule):
         if prox is None and self.optimizer_factory is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + pull)
-            self._descend(clients, v, Step(lr, shrink, shift, offset, lr * sparsity), plan)
+            self.descend(clients, v, Step(lr, shrink, shift, offset, lr * sparsity), plan, name)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
         for batch in clients.batches(*plan):
@@ -210,21 +210,26 @@ class FederatedAlgorithm(FederatedModule):
             self.observe(name, loss, batch.counts)
         return v
 
-    def _descend(self, clients: Clients, v: Tensor, step: Step, plan: Plan) -> None:
-        """Plain local steps of v [C, P] in place, by several threads where none needs the lock."""
+    def descend(self, clients: Clients, v: Tensor, step: Step, plan: Plan, name: str) -> None:
+        """Plain local steps of v [C, P] in place, by several threads where none needs the lock.
+
+        Args:
+            plan: Arguments of `Clients.blocks`: batch size, epochs, steps, purpose.
+            name: The losses appear as `<name>/loss`.
+        """
         data = clients.data
         free = data.in_memory and self.oracle.scripted(data.samples.targets)
         parts = self.threads.workers(len(clients)) if free else 1
 
-        def descend(part: int) -> tuple[Tensor, list[int]]:
+        def some(part: int) -> tuple[Tensor, list[int]]:
             # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
             own = clients.rows(rows)
             with torch.no_grad():
                 return self.oracle.descend(v[rows], own.blocks(*plan), step.rows(rows), own.buffers)
 
-        for booked in self.threads.map(descend, range(parts)):
-            self.observe(plan[-1], *booked)
+        for booked in self.threads.map(some, range(parts)):
+            self.observe(name, *booked)
 
     # ---- the round ----------------------------------------------------------------------------
 

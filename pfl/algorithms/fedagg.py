@@ -17,6 +17,7 @@ from pfl.algorithms.module import Network
 from pfl.clients import Clients
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
+from pfl.local import Step
 
 
 class FedAgg(FederatedAlgorithm):
@@ -155,7 +156,9 @@ class FedAgg(FederatedAlgorithm):
         gradients, path, rates = v.new_zeros(C, L, P), [], v.new_zeros(C, L)
         for epoch in range(L):
             rates[:, epoch] = self._rates(v - w, epoch)
-            self._epoch(clients, v, rates[:, epoch, None], gradients[:, epoch], epoch)
+            own = rates[:, epoch, None]
+            gradients[:, epoch] = g = self._epoch(clients, v, own, epoch)
+            v -= own * (g if self.dynamics == "own" else self.gradients[epoch])
             path.append(v - w)
         self.record(
             "rates",
@@ -173,20 +176,16 @@ class FedAgg(FederatedAlgorithm):
             messages["path"] = Message(torch.cat(path, 1), floats, "uniform")
         return messages
 
-    def _epoch(
-        self, clients: Clients, v: Tensor, rate: Tensor, gradient: Tensor, epoch: int
-    ) -> None:
-        """Move v [C, P] by one epoch, and add its gradients up, [C, P]."""
-        for batch in clients.batches(self.batch_size, purpose=f"train/{epoch}"):
-            loss, g = self.oracle.gradient(v, batch, clients.buffers)
-            self.observe("train", loss, batch.counts)
-            rows = slice(0, batch.clients)
-            g = (g + self.weight_decay * v)[rows]
-            gradient[rows] += g
-            if self.dynamics == "own":
-                v[rows] -= rate[rows] * g
-        if self.dynamics == "aggregated":
-            v -= rate * self.gradients[epoch]
+    def _epoch(self, clients: Clients, v: Tensor, rate: Tensor, epoch: int) -> Tensor:
+        """The sum of the gradients of an epoch that starts at v, [C, P].
+
+        Minus this sum is what the steps change: the models are v + rate * it.
+        """
+        moved = torch.zeros_like(v)
+        scale = rate if self.dynamics == "own" else torch.zeros_like(rate)
+        step = Step(1.0, offset=v, scale=scale, decay=self.weight_decay)
+        self.descend(clients, moved, step, (self.batch_size, 1, None, f"train/{epoch}"), "train")
+        return -moved
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """The mean model and the new mean-field terms."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pfl.algorithms.module import FederatedModule
 
 POOL = 4096  # samples in one forward pass of one model
+POOL_ON_GPU = 1024  # which are enough to fill one, and its memory may not hold more
 
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]
 """Of some clients what `ClientScores.update` takes: ids, losses, correct answers, counts."""
@@ -158,8 +159,8 @@ class Evaluation:
                     numbers = [float(total), len(group)]
                 return numbers, list(row_scores(algorithm.oracle, group, w))
 
-        groups = clients.groups(_clients_at_once(algorithm, clients))
-        for numbers, parts in algorithm.threads.map(score, groups):
+        size = _clients_at_once(algorithm, clients)
+        for _, (numbers, parts) in algorithm.in_groups(clients, score, size, "evaluation"):
             self._numbers += numbers
             for part in parts:
                 metric.update(*part)
@@ -219,7 +220,7 @@ def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
 def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
     """Of those that one model is evaluated on; on a CPU what the cache holds."""
     if algorithm.device.type != "cpu":
-        return POOL
+        return POOL_ON_GPU
     share = -(-int(clients.sizes.sum()) // algorithm.threads.count)
     # Maps of convolutions, which take the engine `loop` on CPUs, are larger than their images.
     larger = 2 if algorithm.oracle.engine == "loop" else 1

@@ -73,9 +73,10 @@ class FederatedLoop(LightningDataModule):
         self.evaluate = tuple(evaluate)
         self._seed = seed
         self.trace = _read_trace(trace)
-        # The algorithm says both when it is set up: whether clients keep something between rounds,
+        # The algorithm says these when it is set up: whether clients keep something between rounds,
         # and what a round costs clients of some sizes, relative to each other.
         self.stateful = True
+        self.chunk_size = clients_at_once  # what the algorithm chooses where that is left open
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._data: ClientData | None = None
         self.store: ClientStore | None = None  # the algorithm's, once it has one
@@ -157,7 +158,19 @@ class FederatedLoop(LightningDataModule):
         """A new store for what clients remember, with this loop's share of the memory."""
         memory = None if self.state_memory is None else int(self.state_memory * 2**30)
         processes = self.trainer.num_devices if self.trainer else 1
-        return ClientStore(self.num_clients, device=device, memory=memory, processes=processes)
+        return ClientStore(
+            self.num_clients,
+            device=device,
+            memory=memory,
+            processes=processes,
+            sharing=self.sharing,
+        )
+
+    @property
+    def sharing(self) -> int:
+        """How many processes share a device."""
+        strategy = self.trainer.strategy if self.trainer else None
+        return getattr(strategy, "processes_per_device", 1)
 
     def describe(self) -> str:
         """The protocol in words: the data's, and who trains in a round."""
@@ -207,7 +220,7 @@ class FederatedLoop(LightningDataModule):
         sizes = self._split_sizes(split)[ids]
         order = np.argsort(-sizes, kind="stable")
         mine = ids[order]
-        at_once = self.clients_at_once or max(1, len(ids))
+        at_once = self.chunk_size or max(1, len(ids))
         if owned:
             mine = mine[mine % world == rank]
         elif world > 1:
@@ -261,7 +274,7 @@ class ChunkLoader:
         share = -(-clients // world)
         if loop.stateful:  # one process may own them all
             share = min(clients, -(-loop.num_clients // world))
-        return max(1, -(-share // (loop.clients_at_once or max(1, clients))))
+        return max(1, -(-share // (loop.chunk_size or max(1, clients))))
 
     def __iter__(self) -> Iterator[Clients]:
         # A generator: Lightning calls iter() before the round number is right after a resume.

@@ -7,10 +7,8 @@ import torch
 from pfl.batch import Batch
 from pfl.oracle import Oracle
 
-SHARE = 0.8  # of the free memory; the rest is for what libraries take as they go
 
-
-def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int) -> int:
+def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -> int:
     """As many as the free memory of the batch's GPU holds; at least 1.
 
     Measured with a gradient of two clients, since nobody knows what the layers of a network keep.
@@ -18,6 +16,7 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int) -> int:
     Args:
         batch: Of one client, as large as any.
         vectors: How many vectors of P values a client has besides: models, what it remembers.
+        share: Of the free memory, what is for clients.
     """
     device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
     inputs, targets = (
@@ -31,4 +30,4 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int) -> int:
     each = of_step + of_batch + vectors * w[0].nbytes
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     free = torch.cuda.mem_get_info(device)[0] + cached
-    return max(1, int(SHARE * free / each))
+    return max(1, int(share * free / each))

@@ -378,6 +378,10 @@ class Oracle:
         """
         inspect(self, inputs, targets, num_classes)
 
+    def let_go(self) -> None:
+        """Keep no model alive that was run."""
+        self.space.point(self._main[1], self.space.vector.data)
+
     def share_out(self, threads: int) -> None:
         """Let this many other threads ask at the same time; after `inspect`. 0 ends it."""
         self._of_thread = {threading.get_ident(): self._main}

@@ -254,13 +254,18 @@ class _Form:
         self, rows: int, found: list[tuple[int, np.ndarray, int, int]], device: torch.device
     ) -> Tensor:
         """Whole rows [rows, width], zero but for those found: (row, bytes, start, count)."""
-        pinned = device.type == "cuda"
-        whole = torch.zeros(rows, self.width, dtype=self.dtype, pin_memory=pinned)
-        out = whole.view(self.bits).numpy()
+        whole = torch.zeros(rows, self.width, dtype=self.dtype, device=device)
+        far, pinned = device.type != "cpu", device.type == "cuda"
         for row, raw, start, count in found:
             values, columns = self.view(raw, start, count)
-            out[row, columns] = values
-        return whole.to(device, non_blocking=True)
+            # One at a time on its way to a device: pinned memory is never given back.
+            one = (
+                torch.zeros(self.width, dtype=self.dtype, pin_memory=pinned) if far else whole[row]
+            )
+            one.view(self.bits).numpy()[columns] = values
+            if far:
+                whole[row].copy_(one, non_blocking=True)
+        return whole
 
 
 def unpacked(part: Part, width: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -37,10 +37,12 @@ class ClientStore:
         device: torch.device | str = "cpu",
         memory: int | None = None,
         processes: int = 1,
+        sharing: int = 1,
         directory: str | None = None,
     ) -> None:
         self.num_clients = num_clients
-        self.tiers = Tiers(device, memory, processes, directory)
+        self.tiers = Tiers(device, memory, processes, sharing, directory)
+        self.reads_ahead = True
         self._states: dict[str, Rows | SparseRows] = {}
         self._ahead: dict[tuple[str, bytes, torch.device], tuple[np.ndarray, Future[Tensor]]] = {}
 
@@ -97,7 +99,7 @@ class ClientStore:
 
         Nothing can change by it: what is written before it is read is read again.
         """
-        if not (self.slow and len(ids)):
+        if not (self.slow and self.reads_ahead and len(ids)):
             return
         for key in list(self._ahead)[: -len(self.names)]:  # nobody came for them
             del self._ahead[key]
@@ -107,6 +109,11 @@ class ClientStore:
             job = state.reader(ids, self.tiers.device)
             key = (name, ids.tobytes(), self.tiers.device)
             self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
+
+    def read_no_more_ahead(self) -> None:
+        """Do without the memory that it takes."""
+        self.reads_ahead = False
+        self._ahead.clear()
 
     @property
     def slow(self) -> bool:
@@ -127,7 +134,9 @@ class ClientStore:
 
     @cached_property
     def _worker(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="pfl-clients")
+        # A thread begins with the first GPU, of which using another stream would take memory.
+        begin = (torch.cuda.set_device, (self.tiers.device,)) if self._on_gpu else (None, ())
+        return ThreadPoolExecutor(1, "pfl-clients", *begin)
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:

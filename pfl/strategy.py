@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -107,8 +108,15 @@ def gather(value: Any) -> list[Any]:
     if not _several():
         return [value]
     values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
+    group = _by_gloo(torch.distributed.group.WORLD)
+    torch.distributed.all_gather_object(values, value, group=group)
     return values
+
+
+@lru_cache(maxsize=1)
+def _by_gloo(world: object) -> Any:
+    """All processes, through host memory: NCCL would put everything on the GPUs at once."""
+    return torch.distributed.new_group(backend="gloo")
 
 
 def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

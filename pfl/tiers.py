@@ -15,14 +15,16 @@ from pfl.errors import ConfigError
 Tier = Literal["device", "memory", "file"]
 # Bytes of a state's first block and of its largest: every block is twice the one before.
 SMALLEST, LARGEST = 1 << 20, 1 << 28
+DEVICE_SHARE = 0.25  # of a GPU's free memory
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Room for some rows, [n, width], all in one tier."""
+    """Room for some rows, [n, width], all in one tier, of which it takes some bytes."""
 
     tier: Tier
     rows: Tensor
+    nbytes: int
 
 
 class Tiers:
@@ -33,10 +35,11 @@ class Tiers:
     files, which the system's page cache keeps in memory as far as there is some to spare.
 
     Args:
-        device: Where the training happens; a GPU gives up to a quarter of what is free on it now.
+        device: Where the training happens; a GPU gives up to `DEVICE_SHARE` of what is free now.
         memory: Bytes that rows may take outside of files, on the device and in host memory
             together; None: what the device gives, and half of the host memory that is free now.
         processes: How many share this machine's memory.
+        sharing: How many of them share the device.
         directory: Of the files; None: the system's temporary folder (`TMPDIR`).
 
     Attributes:
@@ -49,12 +52,14 @@ class Tiers:
         device: torch.device | str = "cpu",
         memory: int | None = None,
         processes: int = 1,
+        sharing: int = 1,
         directory: str | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.directory = directory
         self._pinned = self.device.type == "cuda"
-        near = torch.cuda.mem_get_info(self.device)[0] // 4 if self._pinned else 0
+        free = torch.cuda.mem_get_info(self.device)[0] if self._pinned else 0
+        near = int(DEVICE_SHARE * free / sharing)
         if memory is None:
             far = _free_memory() // 2 // processes
         else:
@@ -75,18 +80,31 @@ class Tiers:
         row = width * dtype.itemsize
         wanted = max(least, min(most, min(SMALLEST << number, LARGEST) // row))
         for tier, limit in self.limit.items():
-            fit = (limit - self.used[tier]) // row
-            if fit >= least and not (host and tier == "device"):
+            left = limit - self.used[tier]
+            if tier == "memory" and self._pinned and left > 0:
+                left = 1 << (left.bit_length() - 1)  # PyTorch pins powers of two
+            fit = left // row
+            if fit < least or (host and tier == "device"):
+                continue
+            try:
                 rows = self._empty(tier, min(wanted, fit), width, dtype)
+            except RuntimeError:
+                if not self._pinned:
+                    raise
+                self.limit[tier] = self.used[tier]  # others were faster to take it
+            else:
                 break
         else:
             tier, rows = "file", self._mapped(wanted, width, dtype)
-        self.used[tier] += rows.nbytes
-        return Block(tier, rows)
+        taken = rows.nbytes
+        if tier == "memory" and self._pinned:
+            taken = 1 << (taken - 1).bit_length()
+        self.used[tier] += taken
+        return Block(tier, rows, taken)
 
     def free(self, block: Block) -> None:
         """Count a block's bytes as free again; its memory goes with the block."""
-        self.used[block.tier] -= block.rows.nbytes
+        self.used[block.tier] -= block.nbytes
 
     def _empty(self, tier: Tier, rows: int, width: int, dtype: torch.dtype) -> Tensor:
         if tier == "device":

@@ -4,6 +4,7 @@
 """
 
 from collections import Counter
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -151,6 +152,23 @@ def test_training_alone(tmp_path):
     wanted, found = (callback.scores for callback in made)
     for name, values in wanted.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-9)
+
+
+def test_a_device_that_does_not_hold_what_clients_remember(tmp_path):
+    """Of a chunk of seven clients: they are taken in smaller groups, to the same end."""
+
+    class Short(FedSLR):
+        attached: ClassVar[list[int]] = []
+
+        def attach(self, clients):
+            self.attached.append(len(clients))
+            if self.device == DEVICE and len(clients) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            super().attach(clients)
+
+    with pytest.warns(UserWarning, match="does not hold"):
+        on_both(tmp_path, lambda: Short(mlp(), batch_size=64), DigitsDataModule(7))
+    assert 7 in Short.attached[1:]
 
 
 def test_optimality(tmp_path):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, cast
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from pfl.algorithms.module import FederatedModule, Network
@@ -255,8 +254,10 @@ class FederatedAlgorithm(FederatedModule):
         self._message = self.download()
 
     def _train(self, clients: Clients) -> None:
-        self.attach(clients)
-        for group, (totals, down, up) in self._trained(clients):
+        if self.device.type == "cpu":  # a GPU may not hold all of them
+            self.attach(clients)
+        size = self._group_size(len(clients))
+        for group, (totals, down, up) in self.in_groups(clients, self._train_group, size):
             for name in self.store.names:
                 self.store.write(name, group.ids, group.state[name])
             for name, total in totals.items():
@@ -267,46 +268,24 @@ class FederatedAlgorithm(FederatedModule):
             booked = self.ledger.add(group.ids, down, up)
             self._counts += [group.sizes.sum(), len(group), *booked]
 
-    def _trained(self, clients: Clients) -> Iterator[tuple[Clients, Sent]]:
-        """Groups of the clients, each with what it sends; smaller ones where memory runs out."""
-        groups = clients.groups(self._group_size(len(clients)))
-        if self.threads.count > 1:
-            yield from zip(groups, self.threads.map(self._train_group, groups), strict=True)
-            return
-        while groups:
-            group = groups.pop(0)
-            observed = {name: len(entries) for name, entries in self._losses.items()}
-            recorded = {name: len(entries) for name, entries in self._recorded.items()}
-            try:
-                sent = self._train_group(group)
-            except torch.OutOfMemoryError:
-                if len(group) == 1:
-                    raise
-                for name, losses in self._losses.items():
-                    del losses[observed.get(name, 0) :]
-                for name, rows in self._recorded.items():
-                    del rows[recorded[name] :]
-                waiting = [*self._halves(group), *groups]
-                groups = [part for one in waiting for part in one.groups(self._group_limit)]
-            else:
-                yield group, sent
-
-    def _halves(self, group: Clients) -> list[Clients]:
-        """The group in two, with what they remember as it was; none is larger from now on."""
-        self._group_limit = -(-len(group) // 2)
-        rank_zero_warn(
-            f"The memory of {self.device} does not hold {len(group)} clients at a time; going on "
-            f"with {self._group_limit}",
-            category=UserWarning,
-        )
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.attach(group)
-        return group.groups(self._group_limit)
-
     def _train_group(self, clients: Clients) -> Sent:
+        """What `_sent` gives; where it fails nothing stays booked."""
+        before = {name: len(entries) for name, entries in self._losses.items()}
+        recorded = {name: len(entries) for name, entries in self._recorded.items()}
+        try:
+            return self._sent(clients)
+        except RuntimeError:
+            for name, losses in self._losses.items():
+                del losses[before.get(name, 0) :]
+            for name, rows in self._recorded.items():
+                del rows[recorded[name] :]
+            raise
+
+    def _sent(self, clients: Clients) -> Sent:
         """The weighted sums of what a group of clients sends, and the bytes down and up."""
         with self.in_full_precision():
+            if not clients.state:
+                self.attach(clients)
             sent = self.client_update(clients, self._message.values)
         messages = sent if isinstance(sent, dict) else {"w": sent}
         messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}

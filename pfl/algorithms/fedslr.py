@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -122,8 +123,11 @@ class FedSLR(FederatedAlgorithm):
             change = (self.global_model - mean["w"]) / step  # mean over S of γ_i's change
             self.gamma_mean += change * (self.participants / total)
         else:
-            rows = self.store.read("gamma", self.store.seen("gamma"), self.device)
-            self.gamma_mean.copy_(add_up(rows.sum(0)) / total)
+            seen, at_once = self.store.seen("gamma"), self._loop.chunk_size or total
+            gammas = torch.zeros_like(self.gamma_mean)
+            for ids in np.split(seen, range(at_once, len(seen), at_once)):
+                gammas += self.store.read("gamma", ids, self.device).sum(0)
+            self.gamma_mean.copy_(add_up(gammas) / total)
         x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))

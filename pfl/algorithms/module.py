@@ -6,11 +6,14 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
 from torch import Tensor, nn
 
 from models.classifier import Classifier
@@ -27,13 +30,16 @@ from pfl.parameters import ParameterSpace
 from pfl.store import ClientStore
 from pfl.strategy import gather
 from pfl.threads import GROUP_FLOATS, ClientThreads
+from pfl.tiers import DEVICE_SHARE
 
 # Steps of smaller models take milliseconds: a second thread inside of them costs more than it
 # gives, many times more on a machine with other work to do.
 ONE_THREAD_PARAMETERS = 1 << 18
 ONE_THREAD = ClientThreads(1)
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix where `clients_at_once` is left open: 256 MiB
+MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
 
+R = TypeVar("R")
 
 Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
@@ -80,7 +86,7 @@ class FederatedModule(LightningModule):
         self._loaded: dict[str, Any] | None = None
         self._threads = torch.get_num_threads()
         self.threads = ONE_THREAD
-        self._group_limit = sys.maxsize  # where memory was found to be short
+        self._limits = {"training": sys.maxsize, "evaluation": sys.maxsize}  # of groups
 
     # ---- models and what is remembered beside them --------------------------------------------
 
@@ -130,7 +136,7 @@ class FederatedModule(LightningModule):
     def every_client(self, split: Literal["train", "val", "test"]) -> Iterator[Clients]:
         """This process's share of all clients in chunks, with what they remember."""
         loop, everyone = self._loop, np.arange(self._loop.num_clients)
-        count = -(-len(everyone) // (loop.clients_at_once or len(everyone)))
+        count = -(-len(everyone) // (loop.chunk_size or len(everyone)))
         for ids in loop.chunks(everyone, split, count, owned=True):
             clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
             self.attach(clients)
@@ -162,7 +168,7 @@ class FederatedModule(LightningModule):
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Global and personalized scores of a chunk of clients."""
         with self.in_full_precision():
-            if self.store.slow:  # the chunk was read ahead, as a whole
+            if self.store.slow and self.device.type == "cpu":  # read ahead, as a whole
                 self.attach(clients)
             self.evaluation.update(self, clients)
 
@@ -204,17 +210,22 @@ class FederatedModule(LightningModule):
         data = loop.client_data(device)
         owner = int(loop.datamodule.client_sizes.argmax())
         few = Clients(np.array([owner]), 0, data, dtype=self.space.vector.dtype)
+        self.oracle.precision = trainer.precision_plugin.forward_context
         batch = next(few.batches(self._probe_size(loop)))
         self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
         local_buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
         loop.stateful = bool(self._client_states) or local_buffers
-        if loop.clients_at_once is None:
-            loop.clients_at_once = max(1, CHUNK_FLOATS // self.space.size)
-            if device.type == "cuda":
-                batch = next(few.batches(self.batch_size))
-                # Received, own and momentum; sent; and everything remembered, before and after.
-                vectors = 4 + 2 * len(self._client_states)
-                loop.clients_at_once = clients_that_fit(self.oracle, batch, vectors)
+        # The same for all processes, or they would not agree who trains whom.
+        loop.chunk_size = min(gather(loop.clients_at_once or self._clients_that_fit(few)))
+
+    def _clients_that_fit(self, one: Clients) -> int:
+        """How many clients are trained together, judged by one with many samples."""
+        if self.device.type != "cuda":
+            return max(1, CHUNK_FLOATS // self.space.size)
+        # Received, own and momentum; sent; and everything remembered, before, after and read ahead.
+        vectors = 4 + 3 * len(self._client_states)
+        share = MEMORY_SHARE * (1 - DEVICE_SHARE * bool(self._client_states)) / self._loop.sharing
+        return clients_that_fit(self.oracle, next(one.batches(self.batch_size)), vectors, share)
 
     def _probe_size(self, loop: FederatedLoop) -> int:
         """Two samples, or one where some client's last batch is that small (BatchNorm minds)."""
@@ -231,7 +242,6 @@ class FederatedModule(LightningModule):
             self.oracle.share_out(self._threads)
         if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)
-        self.oracle.precision = self.trainer.precision_plugin.forward_context
         total = self._loop.num_clients
         if not hasattr(self, "store") or self.store.num_clients != total:
             self.store, self.ledger = self._loop.client_store(self.device), Ledger(total)
@@ -263,7 +273,47 @@ class FederatedModule(LightningModule):
         if self.device.type == "cpu":
             alone = self.oracle.engine == "loop"
             share = min(share, 1 if alone else max(1, GROUP_FLOATS // self.space.size))
-        return max(1, min(share, self._group_limit))
+        return max(1, share)
+
+    def in_groups(
+        self,
+        clients: Clients,
+        work: Callable[[Clients], R],
+        size: int,
+        doing: Literal["training", "evaluation"] = "training",
+    ) -> Iterator[tuple[Clients, R]]:
+        """Groups of at most `size` clients, each with what `work` makes of it; by threads if any.
+
+        Where a GPU's memory does not hold a group, its halves take its place, without what `attach`
+        gave it, and no group is larger from then on.
+        """
+        groups = clients.groups(max(1, min(size, self._limits[doing])))
+        if self.threads.count > 1:
+            yield from zip(groups, self.threads.map(work, groups), strict=True)
+            return
+        while groups:
+            group = groups.pop(0)
+            try:
+                made = work(group)
+            except RuntimeError as error:
+                if len(group) == 1 or not is_oom_error(error):
+                    raise
+            else:
+                yield group, made
+                continue
+            # Here, since the error kept all that the attempt had made.
+            most = self._limits[doing] = -(-len(group) // 2)
+            rank_zero_warn(
+                f"The memory of {self.device} does not hold {len(group)} clients at a time in "
+                f"{doing}; going on with {most}",
+                category=UserWarning,
+            )
+            self.store.read_no_more_ahead()
+            self.oracle.let_go()
+            if self.device.type == "cuda":
+                garbage_collection_cuda()
+            again = replace(group, state={}, buffers=None)
+            groups = [part for one in (again, *groups) for part in one.groups(most)]
 
     def attach(self, clients: Clients) -> None:
         """Give a chunk its clients' states and buffers."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.clients import Clients
-from pfl.evaluation import ClientScores, row_scores
+from pfl.evaluation import ClientScores, Scores, row_scores
 from pfl.loop import FederatedLoop
 
 
@@ -65,21 +65,30 @@ def train_alone(
     data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round: int, split: str) -> list[Clients]:
-        parts = -(-len(ids) // (loop.clients_at_once or len(ids))) if len(ids) else 0
-        made = []
-        for chunk in loop.chunks(ids, split, max(1, parts), owned=True):
-            state = {name: store.read(name, chunk, algorithm.device) for name in store.names}
-            made.append(Clients(chunk, round, data, split, state=state, dtype=initial["w"].dtype))
-            made[-1].buffers = state.get("buffers")
-        return made
+        parts = -(-len(ids) // (loop.chunk_size or len(ids))) if len(ids) else 1
+        chunks = loop.chunks(ids, split, parts, owned=True)
+        return [Clients(c, round, data, split, dtype=initial["w"].dtype) for c in chunks]
+
+    def attach(clients: Clients) -> Tensor:
+        state = {name: store.read(name, clients.ids, algorithm.device) for name in store.names}
+        clients.buffers = state.get("buffers")
+        return state["w"]
+
+    def train(clients: Clients) -> Tensor:
+        return algorithm.local_sgd(clients, attach(clients))
+
+    def score(clients: Clients) -> list[Scores]:
+        return list(row_scores(algorithm.oracle, clients, attach(clients)))
 
     for round in range(rounds):
-        for clients in chunks(loop.cohort(round), round, "train"):
-            store.write("w", clients.ids, algorithm.local_sgd(clients, clients.state["w"]))
-            if clients.buffers is not None:
-                store.write("buffers", clients.ids, clients.buffers)
+        for chunk in chunks(loop.cohort(round), round, "train"):
+            for clients, w in algorithm.in_groups(chunk, train, len(chunk)):
+                store.write("w", clients.ids, w)
+                if clients.buffers is not None:
+                    store.write("buffers", clients.ids, clients.buffers)
     metric = ClientScores(loop.num_clients).to(algorithm.device)
-    for clients in chunks(np.arange(loop.num_clients), rounds, "test"):
-        for scores in row_scores(algorithm.oracle, clients, clients.state["w"]):
-            metric.update(*scores)
+    for chunk in chunks(np.arange(loop.num_clients), rounds, "test"):
+        for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
+            for scores in parts:
+                metric.update(*scores)
     return metric.compute()

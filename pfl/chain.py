@@ -62,12 +62,16 @@ class Chain:
                 return None
         if sum(len(spans[step]) for step in steps) != len(space.layers):  # shared ones
             return None
-        chain = cls(steps, spans)
-        if chain.batched:  # its samples are flat throughout
+        kinds = [KINDS[type(step)] for step in steps]
+        if "convolution" not in kinds:  # its samples are flat throughout
+            if "pooling" in kinds or (inputs.ndim > 2 and "flatten" not in kinds):
+                return None
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
             first: Any = chain.steps[chain.layers.first]
             return chain if first.in_features == inputs[0].numel() else None
-        return chain if inputs.ndim == 4 else None
+        images = kinds[: kinds.index("linear")] if "linear" in kinds else []
+        flat = not images or "flatten" in images
+        return cls(steps, spans) if inputs.ndim == 4 and flat else None
 
     def models(self, w: Tensor) -> list[Models]:
         """The network with the models w [C, P]: all at once, or one by one with convolutions."""
@@ -200,4 +204,8 @@ def _settings(step: nn.Module) -> list[int]:
 
 
 def _hooked(network: nn.Module) -> bool:
-    return any(m._forward_hooks or m._forward_pre_hooks for m in network.modules())
+    """Whether something else than its layers is run."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(
+        "forward" in vars(m) or any(getattr(m, kind) for kind in kinds) for m in network.modules()
+    )

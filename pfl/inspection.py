@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pfl.oracle import Oracle
 
 Engine = Literal["auto", "loop", "vmap"]
-MISFITS = (RuntimeError, ValueError, IndexError, TypeError)
+MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | None) -> None:
@@ -29,7 +29,8 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
     batch = Batch(inputs[None], targets[None], [len(inputs)])
     before = {n: b.clone() for n, b in oracle.network.named_buffers()}
     oracle.engine, oracle.channels_last, oracle.chain = "loop", False, None
-    if inputs.device.type == "cpu" and oracle.wanted != "vmap":
+    oracle.tiles = inputs.device.type == "cpu" and oracle.wanted != "vmap"
+    if oracle.tiles:
         install(oracle.network)
     with isolated(inputs.device):
         state = _random_state(inputs.device)
@@ -46,8 +47,7 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
         for name, buffer in oracle.network.named_buffers():
             buffer.copy_(before[name])
     oracle.buffers = BufferSpace(oracle.network, changed)
-    oracle.chain = _chain(oracle, inputs)
-    oracle.engine = _settle(oracle, w, batch)
+    _settle(oracle, w, batch)
 
 
 def _try(oracle: Oracle, w: Tensor, batch: Batch, num_classes: int | None) -> None:
@@ -60,9 +60,20 @@ def _try(oracle: Oracle, w: Tensor, batch: Batch, num_classes: int | None) -> No
             oracle.space.point(oracle.space.parameters_of(oracle.network), w[0])
             outputs = oracle.network(inputs)
     except MISFITS as error:
+        alone = (
+            ""
+            if len(inputs) > 1
+            else (
+                ", in a batch of one sample, as a client's last one is with this model.batch_size"
+            )
+        )
         raise ConfigError(
-            f"network: {name} cannot process inputs of shape {shape}: {_line(error)}"
+            f"network: {name} cannot process inputs of shape {shape}{alone}: {_line(error)}"
         ) from error
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"network: {name} returns a {type(outputs).__name__}; it must return one tensor"
+        )
     if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
@@ -103,44 +114,74 @@ def _channels_last(oracle: Oracle, w: Tensor, batch: Batch) -> bool:
     if w.device.type != "cpu" or not pays or batch.inputs[0].ndim != 4:
         return False
     oracle.channels_last = True
-    try:
-        oracle.gradient(w, batch)
+    inputs, targets = (x.repeat_interleave(2, 1) for x in (batch.inputs, batch.targets))
+    try:  # a single image may look as if it had either layout
+        oracle.gradient(w, Batch(inputs, targets, [2 * n for n in batch.counts]))
     except RuntimeError:  # a network that takes views of its feature maps
         return False
     return True
 
 
-def _chain(oracle: Oracle, inputs: Tensor) -> Chain | None:
-    """The network as a chain, where that is faster than the engines' general way."""
-    chain = None if oracle.wanted == "loop" else Chain.of(oracle.network, oracle.space, inputs)
-    if chain is None or chain.batched:
-        return chain
-    return chain if oracle.wanted == "auto" and inputs.device.type == "cpu" else None
-
-
-def _settle(oracle: Oracle, w: Tensor, batch: Batch) -> Engine:
-    """The engine that runs: what was asked for if it can, what pays if that was left open."""
-    wanted = oracle.wanted
+def _settle(oracle: Oracle, w: Tensor, batch: Batch) -> None:
+    """Choose engine and chain: what was asked for if it can, what pays if that was left open."""
+    wanted, network = oracle.wanted, oracle.network
     if wanted == "loop":
-        return "loop"
-    network, reason = type(oracle.network).__name__, None
-    if oracle.buffers.size:
-        reason = f"it keeps running statistics ({oracle.buffers.names[0]})"
-    elif oracle.random:
-        reason = "it draws random numbers (dropout)"
-    elif wanted == "auto" and w.device.type == "cpu" and _convolves(oracle.network):
-        return "loop"
-    else:
-        oracle.engine = "vmap"
-        try:
-            oracle.gradient(w, batch)
-        except RuntimeError as error:
-            reason = _line(error)
+        return
+    reason = _obstacle(oracle)
     if reason is None:
-        return "vmap"
-    if wanted == "auto":
-        return "loop"
-    raise ConfigError(f"engine: vmap cannot train {network}: {reason}; use engine: loop")
+        # A copy, since a network may change what it is given.
+        g = oracle.gradient(w, Batch(batch.inputs.clone(), batch.targets, batch.counts))[1]
+        slow = wanted == "auto" and w.device.type == "cpu" and _convolves(network)
+        ways: list[tuple[Engine, Chain | None]] = [("loop" if slow else "vmap", None)]
+        chain = Chain.of(network, oracle.space, batch.inputs[0])
+        if chain is not None and (chain.batched or slow):
+            ways.insert(0, ("vmap" if chain.batched else "loop", chain))
+        for oracle.engine, oracle.chain in ways:
+            reason = _fault(oracle, w, batch, g)
+            if reason is None:
+                return
+    if wanted == "vmap":
+        raise ConfigError(
+            f"engine: vmap cannot train {type(network).__name__}: {reason}; use engine: loop"
+        )
+    oracle.engine, oracle.chain = "loop", None
+
+
+def _obstacle(oracle: Oracle) -> str | None:
+    """Why only the engine `loop` can run a network, known without trying."""
+    if oracle.buffers.size:
+        return f"it keeps running statistics ({oracle.buffers.names[0]})"
+    if oracle.random:
+        return "it draws random numbers (dropout)"
+    modules = oracle.network.named_modules(remove_duplicate=False)
+    having = [module for _, module in modules if any(True for _ in module.parameters())]
+    if len(having) > len(set(having)):  # functional_call gives it back with other parameters
+        return "it uses a module with parameters twice"
+    return None
+
+
+def _fault(oracle: Oracle, w: Tensor, batch: Batch, g: Tensor) -> str | None:
+    """Why the chosen way does not give a gradient g [1, P] of the engine `loop`; None if it does.
+
+    Tried with a padded batch, which only `loop` never sees: by the last sample, turned round to be
+    another one.
+    """
+    other = batch.inputs[:, -1:].flip(*range(2, batch.inputs.ndim))
+    inputs = torch.cat([batch.inputs, other], 1)
+    targets = torch.cat([batch.targets, batch.targets[:, -1:]], 1)
+    padded = Batch(inputs, targets, batch.counts)
+    try:
+        with warnings.catch_warnings():
+            if oracle.wanted == "auto":  # vmap is slower than `loop` where it must make one
+                warnings.filterwarnings("error", "There is a performance drop", UserWarning)
+            found = oracle.gradient(w, padded)[1]
+            oracle.evaluate(w, batch)
+    except (*MISFITS, UserWarning) as error:
+        return _line(error)
+    with oracle.precision():
+        rounded = w.device.type != "cpu" or torch.is_autocast_enabled(w.device.type)
+    alike = (found - g).norm() <= (0.1 if rounded else 0.001) * g.norm() + 1e-6
+    return None if alike or not g.isfinite().all() else "samples of a batch change each other"
 
 
 def _convolves(network: nn.Module) -> bool:

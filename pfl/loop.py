@@ -138,6 +138,11 @@ class FederatedLoop(LightningDataModule):
                     f"client ids from 0 to {total - 1}"
                 )
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Leave the process as it was: after an error Lightning tears nothing down."""
+        if self.trainer is not None:
+            self.trainer.lightning_module.teardown("fit")
+
     @property
     def seed(self) -> int:
         """Of client sampling and of the order of samples."""

@@ -25,6 +25,7 @@ from pfl.inspection import Engine, inspect, name_of
 from pfl.local import TAKE_GRADIENT, Step
 from pfl.parameters import BufferSpace, ParameterSpace
 from pfl.randomness import isolated
+from pfl.winograd import install
 
 OwnNetwork = tuple[nn.Module, list[nn.Parameter]]
 
@@ -47,6 +48,7 @@ class Oracle:
         buffers: Those that training changes.
         random: Whether the network draws random numbers.
         channels_last: Whether images are laid out with their channels last.
+        tiles: Whether convolutions are computed by tiles where that is faster.
 
     Note:
         `inspect` must be called once with a few samples before anything else: it settles the
@@ -63,13 +65,14 @@ class Oracle:
         if engine not in ("auto", "loop", "vmap"):
             raise ConfigError(f"engine: {engine!r} is unknown; choose auto, loop or vmap")
         self.space = space
+        self._original = network
         self.network = copy.deepcopy(network)
         self.loss = copy.deepcopy(loss)
         if hasattr(self.loss, "reduction"):
             self.loss.reduction = "none"
         self.wanted, self.engine = engine, engine
         self.buffers = BufferSpace(self.network)
-        self.random = self.channels_last = False
+        self.random = self.channels_last = self.tiles = False
         self.chain: Chain | None = None
         self.precision: Callable[[], AbstractContextManager[None]] = nullcontext
         # Both engines give a network's parameters other values, so each thread needs its own.
@@ -385,5 +388,10 @@ class Oracle:
     def share_out(self, threads: int) -> None:
         """Let this many other threads ask at the same time; after `inspect`. 0 ends it."""
         self._of_thread = {threading.get_ident(): self._main}
-        networks = [copy.deepcopy(self.network) for _ in range(threads)]
+        # Copies of what was never run: a network may keep what it has computed.
+        networks = [copy.deepcopy(self._original) for _ in range(threads)]
+        for network in networks:
+            if self.tiles:
+                install(network)
+            network.to(self.space.vector)
         self._spare = [(network, self.space.parameters_of(network)) for network in networks]

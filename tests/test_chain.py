@@ -49,7 +49,6 @@ CHAINS = {
     "logistic": lambda: LogisticRegression(4, 3),
     "without bias": lambda: LogisticRegression(4, 3, bias=False),
     "MLP": lambda: MLP(4, (5, 6), 3),
-    "one layer": lambda: nn.Linear(4, 3),
     "nested": lambda: nn.Sequential(
         OrderedDict(
             flat=nn.Flatten(),
@@ -113,6 +112,26 @@ def test_other_networks_are_not(name):
     assert chain_of(OTHERS[name](), 2) is None
 
 
+def test_layers_that_flatten_nothing_are_one_for_vectors():
+    """Of a row of four values a linear layer makes a row, which a chain would not."""
+    network = nn.Linear(4, 3)
+    for shape, chained in (((2, 4), True), ((2, 1, 4), False)):
+        chain = Chain.of(network, ParameterSpace(network), torch.zeros(shape))
+        assert (chain is not None) == chained
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        [nn.MaxPool2d(1), nn.Flatten(), nn.Linear(4, 3)],
+        [nn.Conv2d(1, 2, 1), nn.Linear(2, 3), nn.Flatten()],
+    ],
+    ids=["pooling without convolutions", "a linear layer of maps"],
+)
+def test_layers_that_take_more_than_a_chain_knows(layers):
+    assert chain_of(nn.Sequential(*layers), 2) is None
+
+
 def test_images_without_channels_are_no_chain():
     network = nn.Sequential(nn.Conv2d(1, 3, 2), nn.Flatten(0), nn.Linear(3, 2))
     assert Chain.of(network, ParameterSpace(network), torch.zeros(1, 2, 2)) is None
@@ -159,7 +178,7 @@ def batch(targets, counts=(6, 6, 4, 1)):
 
 @pytest.mark.parametrize("loss", [default_loss, nn.CrossEntropyLoss(label_smoothing=0.2)])
 @pytest.mark.parametrize("targets", ["classes", "values"])
-@pytest.mark.parametrize("name", [name for name in CHAINS if name != "one layer"])
+@pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("counts", [(6, 6, 4, 1), (6,)])
 def test_gradients_and_steps_equal_those_of_the_plain_loop(counts, name, targets, loss):
     """Several models at once, and one alone; for rows that the batch does not have they are 0."""

@@ -187,6 +187,8 @@ class FederatedAlgorithm(FederatedModule):
         steps = self.local_steps if epochs is None else None
         plan = (self.batch_size, epochs or self.local_epochs, steps, name)
         offset = None if offset is None else offset.expand_as(v)
+        if not isinstance(center, Tensor) and center:
+            center = torch.full_like(v, center)
         drift = pull * center if pull else 0.0
         drift = drift if tilt is None else drift - tilt
         if prox is None and self.optimizer_factory is None:

@@ -6,6 +6,7 @@ Data", IEEE Transactions on Signal Processing, 2021.
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -192,7 +193,9 @@ class FedPD(FederatedAlgorithm):
             rows = slice(0, batch.clients)
             old = x.clone()
             x[rows] += share * (x0 - x - eta * (g + lam))[rows]
-            change = self._gradient(clients, x, batch) - self._gradient(clients, old, batch)
+            again = copy.copy(batch)
+            again.inputs = batch.inputs.clone()  # a network may change what it is given
+            change = self._gradient(clients, x, batch) - self._gradient(clients, old, again)
             g[rows] += change[rows]
         clients.state["g"] = g
         return x

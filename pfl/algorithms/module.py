@@ -68,6 +68,8 @@ class FederatedModule(LightningModule):
         engine: Engine,
     ) -> None:
         super().__init__()
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
         require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
         require("buffers", buffers, buffers in ("average", "local"), "average or local")
         self.automatic_optimization = False

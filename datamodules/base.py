@@ -191,6 +191,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         return int(targets.max()) + 1
 
     @property
+    def has_labels(self) -> bool:
+        """Whether every sample has one integer target, its class: what ``label_counts`` counts."""
+        targets = self.samples.targets
+        return targets is not None and not targets.is_floating_point() and targets.ndim == 1
+
+    @property
     def input_shape(self) -> torch.Size:
         """Shape of one input, without a batch axis."""
         return self.samples.input_shape
@@ -210,7 +216,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         if split not in ("train", "val", "test"):
             raise ConfigError(f"split={split!r} must be 'train', 'val' or 'test'")
         targets, classes = self._targets, self.num_classes
-        if classes is None or targets.ndim != 1:
+        if classes is None or not self.has_labels:
             raise ConfigError(
                 f"label_counts needs one integer label per sample, but the targets are "
                 f"{targets.dtype} of shape {targets.shape}"

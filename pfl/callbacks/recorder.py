@@ -282,7 +282,7 @@ class ClientTable:
         columns = {"client": ids}
         for split in ("train", "val", "test"):
             columns[f"{split}_samples"] = getattr(data.partition, split).sizes[clients]
-        if data.num_classes is not None:
+        if data.has_labels:
             counts = data.label_counts(clients=clients)
             columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
         columns |= {name: values[clients] for name, values in self.scores.items()}

@@ -31,7 +31,7 @@ class WandbRecord(Callback):
             logger.experiment.define_metric("*", step_metric="round", step_sync=True)
             loop = trainer.datamodule  # type: ignore[attr-defined]
             assert isinstance(loop, FederatedLoop)
-            if loop.datamodule.num_classes is not None:
+            if loop.datamodule.has_labels:
                 import wandb
 
                 from pfl.report.figures import partition_figure

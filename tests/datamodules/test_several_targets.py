@@ -1,0 +1,63 @@
+"""Integer targets with more than one label per sample, as of next-token prediction, in a run."""
+
+import json
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules import ArrayDataModule, TensorDataModule
+from pfl.algorithms import FedAvg
+from pfl.callbacks import wandb
+from tests.problems import run
+
+
+def test_labels_are_one_integer_per_sample():
+    x = torch.zeros(6, 2)
+    for targets, wanted in (
+        (torch.arange(6), True),
+        (torch.arange(6.0), False),
+        (torch.arange(12).reshape(6, 2), False),
+    ):
+        assert TensorDataModule(x, targets, num_clients=2).has_labels is wanted
+
+
+class Next(nn.Module):
+    """Scores of the next token: [B, T] to [B, classes, T]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Embedding(5, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.scores(tokens).transpose(1, 2)
+
+
+@pytest.fixture
+def logger(monkeypatch):
+    """What stands for the logger of W&B."""
+    logger = MagicMock()
+    monkeypatch.setattr(wandb, "_loggers", lambda trainer: [logger])
+    return logger
+
+
+def test_a_run_writes_its_summary(logger, tmp_path):
+    tokens = torch.randint(5, (40, 7), generator=torch.Generator().manual_seed(0)).numpy()
+    data = ArrayDataModule(tokens[:, :-1], tokens[:, 1:], num_clients=4)
+    torch.manual_seed(0)
+    run(
+        FedAvg(Next(), lr=0.1),
+        data,
+        2,
+        root=tmp_path,
+        precision="32-true",
+        callbacks=[wandb.WandbRecord()],
+    )
+    (path,) = tmp_path.glob("**/summary.json")
+    assert json.loads(path.read_text())["round"] == 2
+    (table,) = tmp_path.glob("**/clients.csv")
+    names = table.read_text().splitlines()[0].split(",")
+    assert "train_samples" in names and not [name for name in names if name.startswith("label_")]
+    sent = [call.args[0] for call in logger.experiment.log.call_args_list]
+    assert not [row for row in sent if "partition" in row] and "clients" in sent[-1]

@@ -93,8 +93,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._num_clients: int | None = None
         if num_clients is not None:
             self._num_clients = check_whole("num_clients", num_clients, 1)
-        self.batch_size = None if batch_size is None else check_whole("batch_size", batch_size, 1)
-        self.seed = 0 if seed is None else check_whole("seed", seed, 0)
+        # A method's settings have these names as well.
+        name = type(self).__name__
+        self.batch_size = batch_size
+        if batch_size is not None:
+            self.batch_size = check_whole("batch_size", batch_size, 1, name)
+        self.seed = 0 if seed is None else check_whole("seed", seed, 0, name)
         self.num_workers = check_whole("num_workers", num_workers, 0)
         self._samples: Samples | None = None
         self._partition: Partition | None = None

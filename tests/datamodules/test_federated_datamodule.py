@@ -331,6 +331,9 @@ def test_arguments_are_checked_at_once(one_line):
     ]:
         with one_line(f"{key}={value}", "whole number"):
             Small(**{"num_clients": 3, key: value})
+    for key, value in [("batch_size", 0), ("seed", -1)]:  # names that methods have, too
+        with one_line(f"{key}={value} of Small must be"):
+            Small(**{"num_clients": 3, key: value})
     with one_line("num_clients=None", "Natural()"):
         Small()
     with one_line("partition=", "Partitioner"):

@@ -76,7 +76,7 @@ class ArrayDataModule(FederatedDataModule):
 
     Integer targets are classes, float targets are regression. Inputs of type uint8 are images:
     they are kept as they are and scaled to float32 in [0, 1] batch by batch. Inputs and targets of
-    type float64 become float32.
+    type float64 (or wider) become float32.
 
     Args:
         inputs: Training inputs [N, ...].
@@ -174,13 +174,16 @@ def _from_arrays(source: str, arrays: dict[str, np.ndarray]) -> Loaded:
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:
-    """Turn an array into a tensor; float64 becomes float32."""
+    """Turn an array into a tensor; float64 and wider become float32."""
     if array.dtype.kind not in "biuf":
         raise ConfigError(f"{key} of type {array.dtype} must be numbers")
-    if array.dtype == np.float64:
-        array = array.astype(np.float32)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):  # what becomes infinite is refused with the other data
+            array = array.astype(np.float32)
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
+    # A file may come from a machine of the other byte order, which torch does not take.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.ascontiguousarray(array))
 
 

@@ -64,6 +64,15 @@ def test_arrays():
     assert regression.samples.targets.dtype == torch.float32
 
 
+@pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", "longdouble", ">i4", ">u2", "<u2"])
+def test_arrays_of_other_machines(kind, tmp_path):
+    np.savez(tmp_path / "mine.npz", inputs=X.astype(kind), targets=Y.astype(">i8"))
+    x, y = ArrayDataModule(file=tmp_path / "mine.npz", num_clients=4).samples.gather(
+        torch.arange(40)
+    )
+    assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
+
+
 def test_arrays_refuse(one_line, tmp_path):
     with one_line("targets is missing"):
         ArrayDataModule(X, num_clients=2)

@@ -15,7 +15,7 @@ from datamodules.samples import TensorSamples
 
 
 class TensorDataModule(FederatedDataModule):
-    """A data set given as tensors.
+    """A data set given as tensors, or as numpy arrays that are taken as they are.
 
     Integer targets are classes, float targets are regression. Inputs of type uint8 are images:
     they are kept as they are and scaled to float32 in [0, 1] batch by batch.
@@ -40,10 +40,10 @@ class TensorDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        inputs: Tensor,
-        targets: Tensor,
-        test_inputs: Tensor | None = None,
-        test_targets: Tensor | None = None,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray,
+        test_inputs: Tensor | np.ndarray | None = None,
+        test_targets: Tensor | np.ndarray | None = None,
         client_ids: np.ndarray | None = None,
         num_clients: int | None = None,
         partition: Partitioner | None = None,
@@ -188,10 +188,10 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
 
 
 def _loaded(
-    inputs: Tensor,
-    targets: Tensor,
-    test_inputs: Tensor | None = None,
-    test_targets: Tensor | None = None,
+    inputs: Tensor | np.ndarray,
+    targets: Tensor | np.ndarray,
+    test_inputs: Tensor | np.ndarray | None = None,
+    test_targets: Tensor | np.ndarray | None = None,
     client_ids: np.ndarray | None = None,
 ) -> Loaded:
     """Pair up tensors as samples."""

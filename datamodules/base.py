@@ -15,7 +15,7 @@ from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import IID, Natural, Partitioner
 from datamodules.protocols import Protocol, SplitOwn
 from datamodules.randomness import generator
-from datamodules.samples import Samples, concatenate
+from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
 
 T = TypeVar("T")
 
@@ -66,7 +66,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         seed: As given, or 0.
 
     Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) does not fit them.
+        ConfigError: An argument is out of range, or (when the data are loaded) does not fit them,
+            or data in memory hold NaN or infinite values.
     """
 
     def __init__(
@@ -112,8 +113,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._partition is not None:
             return
         loaded = self.load()
+        self._check_loaded(loaded)
         num_train = len(loaded.train)
-        self._check_official_test(loaded)
         samples = loaded.train
         if loaded.test is not None and len(loaded.test):
             samples = concatenate(loaded.train, loaded.test)
@@ -130,12 +131,30 @@ class FederatedDataModule(LightningDataModule, ABC):
         split_rng = generator(self.seed, "protocol")
         self._partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
 
-    def _check_official_test(self, loaded: Loaded) -> None:
+    def _check_loaded(self, loaded: Loaded) -> None:
+        """Check what ``load`` returned, which users write."""
+        name = type(self).__name__
+        if not isinstance(loaded, Loaded):
+            raise ConfigError(
+                f"load() of {name} returned {type(loaded).__name__}; it must return "
+                "datamodules.Loaded(train, test)"
+            )
+        for prefix, samples in {"": loaded.train, "test_": loaded.test}.items():
+            if prefix and samples is None:  # no official test set
+                continue
+            if not isinstance(samples, Samples):
+                raise ConfigError(
+                    f"load() of {name} returned a Loaded of {type(samples).__name__}; it must hold "
+                    "TensorSamples(inputs, targets), or DatasetSamples(dataset, targets)"
+                )
+            if isinstance(samples, TensorSamples):
+                check_finite(f"{prefix}inputs", samples.inputs)
+                check_finite(f"{prefix}targets", samples.targets)
         has_test = loaded.test is not None and len(loaded.test) > 0
         if self.protocol.needs_official_test and not has_test:
             raise ConfigError(
                 f"protocol={self.protocol!r} needs an official test set, but "
-                f"{type(self).__name__} has none; use SplitOwn"
+                f"{name} has none; use SplitOwn"
             )
 
     def _bind_ids(self, loaded: Loaded, num_train: int, pool: int) -> tuple[Partitioner, int]:

@@ -1,13 +1,21 @@
 """What a data set gives: inputs and targets that can be gathered by index."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
 from datamodules.errors import ConfigError
+
+_BLOCK = 1 << 20  # entries that are looked through at a time
+_ITEMS = (
+    "the data set's items must be pairs (input, target) of tensors, arrays or numbers, the "
+    "inputs all of one shape"
+)
 
 
 class Samples(ABC):
@@ -57,8 +65,8 @@ class TensorSamples(Samples):
     """Samples held in memory.
 
     Args:
-        inputs: Tensor [N, ...] of any type; uint8 is scaled to [0, 1] by ``gather``.
-        targets: Tensor [N] or [N, ...]; integers (and bool) become int64.
+        inputs: Tensor or array [N, ...] of any type; uint8 is scaled to [0, 1] by ``gather``.
+        targets: Tensor, array or list [N] or [N, ...]; integers (and bool) become int64.
 
     Raises:
         ConfigError: The numbers of inputs and targets differ, or there are none.
@@ -66,7 +74,10 @@ class TensorSamples(Samples):
 
     targets: Tensor
 
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(
+        self, inputs: Tensor | np.ndarray, targets: Tensor | np.ndarray | Sequence[float]
+    ) -> None:
+        inputs, targets = _as_tensor("inputs", inputs), _as_tensor("targets", targets)
         if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or not len(inputs):
             raise ConfigError(
                 f"inputs of shape {tuple(inputs.shape)} and targets of shape "
@@ -108,8 +119,8 @@ class DatasetSamples(Samples):
     Args:
         dataset: A map-style torch data set whose items are pairs (input, target) of tensors,
             arrays or numbers, all inputs of one shape.
-        targets: All targets [N], if known without reading every item. They are needed for
-            classification; None means regression.
+        targets: All targets, a tensor, array or list [N], if known without reading every item.
+            They are needed for classification; None means regression.
         device: Where ``gather`` puts what it returns.
 
     Raises:
@@ -119,11 +130,13 @@ class DatasetSamples(Samples):
     def __init__(
         self,
         dataset: Dataset,
-        targets: Tensor | None = None,
+        targets: Tensor | np.ndarray | Sequence[float] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self._length = len(dataset)  # type: ignore[arg-type]
-        if targets is not None and len(targets) != self._length:
+        if targets is not None:
+            targets = _as_tensor("targets", targets)
+        if targets is not None and targets.shape[:1] != (self._length,):
             raise ConfigError(
                 f"targets of shape {tuple(targets.shape)} do not fit a data set of "
                 f"{self._length} items"
@@ -139,10 +152,14 @@ class DatasetSamples(Samples):
         return self._length
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the items at ``index`` one by one; see ``Samples.gather``."""
+        """Read the items at ``index`` one by one; see ``Samples.gather``.
+
+        Raises:
+            ConfigError: The items are not pairs that can be stacked.
+        """
         # An empty index still needs the shape of an item.
         items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
-        inputs, targets = (_stack(column)[: index.numel()] for column in zip(*items, strict=True))
+        inputs, targets = (column[: index.numel()] for column in _stack(items))
         if not targets.is_floating_point():
             targets = targets.long()
         return (
@@ -197,6 +214,55 @@ def scaled(inputs: Tensor) -> Tensor:
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
-def _stack(column: tuple[Any, ...]) -> Tensor:
-    """Stack the inputs or the targets of several items."""
-    return torch.stack([torch.as_tensor(value) for value in column])
+def check_finite(key: str, values: Tensor) -> None:
+    """Raise ConfigError if floating ``values`` [N, ...] hold NaN or infinite numbers."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    # Block by block, as `isfinite` takes memory and time; a sum that is finite shows the same.
+    bad = 0
+    for block in values.split(max(1, _BLOCK // values[0].numel())):
+        if not block.sum(dtype=torch.float32).isfinite():
+            bad += int((~block.reshape(len(block), -1).isfinite().all(1)).sum())
+    if bad:
+        raise ConfigError(
+            f"{key} hold NaN or infinite values (as {str(values.dtype).removeprefix('torch.')}) in "
+            f"{bad} of {len(values)} samples; all must be finite"
+        )
+
+
+def _as_tensor(key: str, values: Any) -> Tensor:
+    """Turn an array or a list into a tensor."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{key} of type {type(values).__name__} must be a tensor, or numbers that "
+            f"torch.as_tensor takes: {_line(error)}"
+        ) from error
+
+
+def _stack(items: list[Any]) -> tuple[Tensor, Tensor]:
+    """Stack the inputs and the targets of several items."""
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise ConfigError(f"{_ITEMS}, but one is {_kind(item)}")
+    try:
+        inputs, targets = (
+            torch.stack([torch.as_tensor(value) for value in column])
+            for column in zip(*items, strict=True)
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{_ITEMS}, but one is {_kind(items[0])}: {_line(error)}") from error
+    return inputs, targets
+
+
+def _kind(item: Any) -> str:
+    """Say what an item consists of."""
+    name = type(item).__name__
+    if isinstance(item, tuple | list):
+        return f"a {name} of {', '.join(type(value).__name__ for value in item)}"
+    return f"of type {name}"
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
 import yaml
 from jsonargparse import ArgumentError
@@ -84,32 +88,54 @@ class FederatedCLI(LightningCLI):
             if not isinstance(content, dict) or "federated" not in content:
                 raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
-    def before_instantiate_classes(self) -> None:
-        """One seed for everything, where no other is given."""
-        config = self.config[self.subcommand]
-        data = config.data.init_args
-        if data.get("seed") is None:
-            data.seed = int(config.seed_everything)
+    def _set_seed(self) -> None:
+        with _about("seed_everything"):
+            super()._set_seed()
 
     def instantiate_classes(self) -> None:
         """Put the loop around the data, and give the recorder the configuration."""
-        super().instantiate_classes()
         config = self.config[self.subcommand]
+        # As the user gave it, before the seed is filled in: a saved configuration with another
+        # `seed_everything` is another run. null is a value here (batch_size: null).
+        given = self._parser(self.subcommand).dump(config, skip_unset=False)
+        data = config.data.init_args
+        if data.get("seed") is None:  # one seed for everything, where no other is given
+            data.seed = int(config.seed_everything)
+        super().instantiate_classes()
+        with _about("model.server_optimizer"):  # made once more by Lightning, but late
+            self.model.server_optimizer_factory([self.model.space.vector])
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
-        parser = self._parser(self.subcommand)
-        # null is a value here (batch_size: null).
-        self.trainer.recorder.config = parser.dump(config, skip_unset=False)
+        self.trainer.recorder.config = given
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """What Lightning's Trainer refuses becomes one line."""
+        with _about("trainer"):
+            return super().instantiate_trainer(**kwargs)
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """What a constructor refuses is the user's mistake, at this key unless it names one itself."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _check_yaml(args: list[str]) -> None:
     """Name the file and the line, which the parser does not."""
     words = [word for arg in args for word in arg.split("=", 1)]
-    for path in (value for key, value in pairwise(words) if key == "--config"):
+    for path in (value for key, value in pairwise(words) if key in ("--config", "-c")):
         if Path(path).is_file():
             try:
-                yaml.safe_load(Path(path).read_text())
-            except yaml.YAMLError as error:
+                content = yaml.safe_load(Path(path).read_text())
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
                 raise ConfigError(f"config: {path}: {error}") from error
+            if not isinstance(content, dict):
+                found = shorten(repr(content), 60)
+                raise ConfigError(f"config: {path}: {found}; it must have keys: model, data, ...")
 
 
 def main(args: list[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,7 +45,7 @@ class Trainer(pl.Trainer):
         kwargs: Everything else that Lightning's Trainer takes.
 
     Raises:
-        ConfigError: Where the accelerator is an Apple GPU.
+        ConfigError: Where the accelerator is an Apple GPU, or a part of a round is to be evaluated.
     """
 
     def __init__(
@@ -108,6 +109,17 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+        if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
+            raise ConfigError(
+                f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
+                f"least 1"
+            )
+        interval = self.val_check_interval
+        if isinstance(interval, int | float) and interval != 1:
+            raise ConfigError(
+                f"trainer.val_check_interval: {interval}; whole rounds are evaluated: give their "
+                f"number as check_val_every_n_epoch"
+            )
         if isinstance(self.accelerator, MPSAccelerator):
             raise ConfigError(
                 f"trainer.accelerator: {accelerator!r} is an Apple GPU here, which has no float64 "
@@ -137,9 +149,10 @@ class Trainer(pl.Trainer):
 
     def _choose_run_dir(self) -> Path:
         if self._continues is not None:
-            folder = Path(self._continues).resolve().parent
-            if folder.name == "checkpoints":
-                return folder.parent
+            folder = Path(self._continues).parent
+            if folder.resolve().name == "checkpoints":
+                # As the user writes it: Lightning warns where it is not what the checkpoint has.
+                return Path(os.path.normpath(folder / ".."))
         number = 1
         while (path := self.root / (self.name + (f"-{number}" if number > 1 else ""))).exists():
             number += 1

@@ -5,8 +5,12 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
+import sys
 from collections.abc import Sequence
+from textwrap import shorten
 from types import ModuleType
+
+from jsonargparse import ArgumentParser
 
 import datamodules
 import models
@@ -24,11 +28,13 @@ _PACKAGES: dict[str, ModuleType] = {
 }
 _NOISE = (
     "Does not validate against",
-    "Subtypes:",
     "Errors:",
     "Expected a <class 'NoneType'>",
     "Given value type:",
 )
+# Said of what is no file, no list or of another class, though something else may be wanted, too.
+_WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
+_FEW = 20  # names that a line has room for
 
 
 def one_line(error: Exception, known: Sequence[str] = ()) -> str:
@@ -41,55 +47,98 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
         known: All keys there are, for a guess at what an unknown one should have been.
     """
     keys: list[str] = []
-    owner, complaint, given = "", "", ""
+    owner = complaint = weak = types = given = ""
     for line in str(error).splitlines():
         line = line.strip().removeprefix("- ")
+        if complaint and not line.startswith("Given value:"):
+            continue  # other members of the same union
         if match := re.match(r'(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
             keys.append(match[1])
-            line = match[2]
+            line, types = match[2], ""
         elif match := re.match(r"Problem with given class_path '([^']+)':\s*(.*)", line):
-            owner = match[1].rpartition(".")[2]
-            line = match[2]
-        if line.startswith("Given value:"):
+            owner, line = match[1], match[2]
+        if line.startswith("Subtypes:"):
+            types = line.removeprefix("Subtypes:").strip()
+        elif line.startswith("Given value:"):
             given = given or line.removeprefix("Given value:").strip()
+        elif line.startswith(_WEAK):
+            weak = line
         elif line and not line.startswith(_NOISE):
-            complaint = complaint or line
+            complaint = line
+    complaint = complaint or weak
     if match := re.search(
-        r"does not accept option '([^']+)'|unrecognized arguments: --(\S+)", complaint
+        r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)", complaint
     ):
-        key = match[1] or match[2]
-        return f"{key}: there is no such key{_closest(key, list(known))}"
+        return _unknown_key(match[1] or match[2], known)
     if not complaint or complaint.startswith("Problems parsing"):
         return " ".join(str(error).split())
     where = ".".join(dict.fromkeys(keys))
-    text = _explain(complaint, owner, _PACKAGES.get(where.rpartition(".")[2]), given)
+    classes = _classes(_PACKAGES.get(where.rpartition(".")[2]), types)
+    text = _explain(complaint, owner, types, classes, given)
+    if not where and (match := re.match(r"Namespace\(class_path='[^']*?(\w+)'", given)):
+        where = "" if re.match(r"[\w.]+: ", text) else match[1]  # a constructor's own words
     return f"{where}: {text}" if where and not text.startswith(where) else text
 
 
-def _explain(complaint: str, owner: str, package: ModuleType | None, given: str) -> str:
+def _explain(complaint: str, owner: str, types: str, classes: list[str], given: str) -> str:
+    value = shorten(given, 100)
+    if complaint == "Option 'class_path' is not accepted":
+        return f"{value}; options of a class belong under init_args, beside class_path"
     if match := re.match(r"Option '([^']+)' is not accepted", complaint):
-        return f"{owner} has no option {match[1]!r}{_closest(match[1], _options(owner))}"
+        name = owner.rpartition(".")[2]
+        return f"{name} has no option {match[1]!r}{_closest(match[1], _options(owner))}"
     if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
-        return f"there is no class {match[1]!r}{_closest(match[1], _classes(package))}"
+        hint = _closest(match[1], classes) or "; give its full import path"
+        return f"there is no class {match[1]!r} here{hint}"
+    if match := re.match(r"Expected an instantiatable class, but (\S+) is abstract", complaint):
+        name = match[1].rpartition(".")[2]
+        return f"name a class first, {name} is abstract{_closest(name, classes)}"
+    if match := re.match(r"Import path ?(\S*) does not correspond to a subclass of", complaint):
+        return f"{match[1] or value}; it must be a subclass of {complaint.split()[-1]}"
     if match := re.match(r"Expected a (.+?)(?:\. Got value: (.*))?$", complaint):
-        wanted = re.sub(r"<class '([^']+)'>|typing\.Literal", r"\1", match[1]).strip()
-        return f"{match[2] or given}; it must be of type {wanted}".replace("type [", "[")
+        return f"{match[2] or value}; it must be {_type(types or match[1])}"
     return complaint
+
+
+def _type(text: str) -> str:
+    """Python's own words for a type, or a list of types, in a user's."""
+    text = re.sub(r"<class '([^']+)'>", r"\1", text).replace("typing.", "")
+    text = re.sub(r"(?:collections\.abc\.)?Sequence", "list", text).replace("NoneType", "null")
+    if "Literal[" in text:
+        return f"one of {re.sub(r'Literal|[][]', '', text)}"
+    text = text[1:-1] if text.startswith("[") else text
+    return f"of type {re.sub(', (?=null$)', ' or ', text)}"
+
+
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    group, _, rest = key.partition(".")
+    names = [name for name in known if not name.endswith("help")]
+    groups = sorted({name.partition(".")[0] for name in names})
+    if group not in groups:  # what stands under it is not looked at
+        return f"{group}: there is no such key{_closest(group, groups)}"
+    inside = [name.removeprefix(f"{group}.") for name in names if name.startswith(f"{group}.")]
+    return f"{key}: there is no such key{_closest(rest, inside)}"
 
 
 def _closest(name: str, known: list[str]) -> str:
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
-    return f"; known are {', '.join(known)}" if known else "; give its full import path"
+    return f"; known are {', '.join(known)}" if 0 < len(known) <= _FEW else ""
 
 
-def _classes(package: ModuleType | None) -> list[str]:
-    return list(package.__all__) if package else []
+def _classes(package: ModuleType | None, types: str) -> list[str]:
+    """The package's classes that are of one of these types, which are its base classes."""
+    named = inspect.getmembers(package, inspect.isclass) if package else []
+    return [
+        name
+        for name, cls in named
+        if any(f"{base.__module__}.{base.__qualname__}" in types for base in cls.__mro__[1:])
+    ]
 
 
 def _options(owner: str) -> list[str]:
-    """The constructor's arguments of one of our classes, its bases' among them."""
-    cls = next((getattr(p, owner) for p in _PACKAGES.values() if hasattr(p, owner)), object)
-    names = [n for base in inspect.getmro(cls) for n in inspect.signature(base).parameters]
-    return [n for n in dict.fromkeys(names) if n not in ("args", "kwargs", "self")]
+    """The arguments that the parser takes for a class, its bases' among them."""
+    module, _, name = owner.rpartition(".")
+    cls = getattr(sys.modules.get(module), name, None)
+    return ArgumentParser().add_class_arguments(cls) if isinstance(cls, type) else []

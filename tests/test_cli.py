@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 import yaml
+from lightning.pytorch.callbacks import Callback
 
 from pfl.algorithms import FedAvg
 from pfl.cli import FederatedCLI
@@ -98,6 +99,14 @@ def test_a_seed_of_zero_is_a_seed(parsed, tmp_path):
     assert parsed("--config", path, "--seed_everything=3").datamodule.datamodule.seed == 0
 
 
+def test_a_saved_config_can_be_run_with_another_seed(parsed, tmp_path):
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(parsed("--config", write(tmp_path / "a.yaml", SMALL)).trainer.recorder.config)
+    for seed in (SMALL["seed_everything"], 5):
+        loop = parsed("--config", saved, f"--seed_everything={seed}").datamodule
+        assert (loop.datamodule.seed, loop.seed) == (seed, seed)
+
+
 # ---- mistakes -----------------------------------------------------------------------------------
 
 NETWORK = "model.init_args.network"
@@ -172,6 +181,27 @@ MISTAKES = {
     "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
     "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
     "missing trace": ("loop.trace", "nowhere.json", ["loop.trace", "nowhere.json"]),
+    "a name for a dict": ("model", "FedAvgg", ["model", "'FedAvgg'", "'FedAvg'"]),
+    "unknown top dict": ("modell", {"class_path": "FedAvg"}, ["modell", "'model'"]),
+    "no init_args": ("model", {"class_path": "FedAvg", "lr": 0.3}, ["model", "lr", "init_args"]),
+    "no init_args within": (
+        NETWORK,
+        {"class_path": "MLP", "in_features": 64},
+        ["model.network", "in_features", "init_args"],
+    ),
+    "no init_args in a list": (
+        "trainer.callbacks",
+        [{"class_path": "RoundCheckpoint", "every_seconds": 1.0}],
+        ["trainer.callbacks", "every_seconds", "init_args"],
+    ),
+    "no options at all": (
+        "trainer.callbacks",
+        {"class_path": "RunFigure", "init_args": {"foo": 1}},
+        ["trainer.callbacks: RunFigure has no option 'foo'\n"],
+    ),
+    "network's number": (f"{NETWORK}.init_args.in_features", -1, ["MLP", "-1"]),
+    "evaluation interval": ("trainer.val_check_interval", 2, ["val_check_interval", "2"]),
+    "no evaluation": ("trainer.check_val_every_n_epoch", 0, ["check_val_every_n_epoch", "0", "1"]),
 }
 
 
@@ -180,6 +210,66 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
     key, value, words = MISTAKES[mistake]
     path = write(tmp_path / "mistake.yaml", changed(SMALL, key, value))
     assert_refused(tmp_path, words, "fit", "--config", path)
+
+
+OWN = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, features: int, width: int = 8):
+        super().__init__()
+
+class Other:
+    pass
+"""
+COHORT = "clients_at_once, clients_per_round, evaluate, sampling, "  # the first keys of loop
+LINES = {
+    "--model FedAvgg": ["model: there is no class 'FedAvgg'", "did you mean 'FedAvg'?"],
+    "--model.network MPL": ["model.network: there is no class 'MPL'", "did you mean 'MLP'?"],
+    "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
+    "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
+    "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet, IID,"],
+    "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, SharedTest, Spl"],
+    "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
+    "--data.protocol.test 0.1": ["data.protocol", "name a class first", "SharedTest, SplitOwn"],
+    "--model own.Nett": ["model", "own", "no attribute 'Nett'"],
+    "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
+    "--model.network broken.Net": ["model.network", "'nosuchmodule'"],
+    "--model.network own.Other": ["model.network", "own.Other", "Module"],
+    "--model.network own.Net": ["model.network", "required", "features"],
+    "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
+    "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
+    "--foo 1": ["foo", "there is no such key", "data, loop, model,", "trainer"],
+    "--trainer.foo 1": ["trainer.foo: there is no such key\n"],
+    "--trainer.max_epochss 1": ["trainer.max_epochss", "did you mean 'max_epochs'?"],
+    "--loop.foo 1": ["loop.foo", COHORT],
+    "--loop.evaluate val": ["loop.evaluate: val", "list"],
+    "--trainer.precision foo": ["trainer.precision: foo", "'bf16-mixed'", "'64-true'", "null"],
+    "--model.batch_size foo": ["model.batch_size: foo", "int or null"],
+    "--seed_everything -1": ["seed_everything: -1", "4294967295"],
+    "--seed_everything 99999999999999999": ["seed_everything: 99999999999999999"],
+    "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
+    "--trainer.strategy foo": ["trainer: ", "strategy='foo'"],
+    "--trainer.devices foo": ["trainer: ", "`devices`", "int > 0"],
+    "--trainer.barebones true": ["trainer: ", "barebones=True"],
+    "--model.server_optimizer torch.optim.Adam --model.server_optimizer.init_args.lr -1": [
+        "model.server_optimizer: ",
+        "-1",
+    ],
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    (folder / "broken.py").write_text("import nosuchmodule")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("own", "broken"):  # of another test's folder
+        sys.modules.pop(name, None)
+    config = write(tmp_path / "small.yaml", SMALL)
+    assert_refused(tmp_path, LINES[line], "fit", "--config", config, *line.split())
 
 
 def assert_refused(tmp_path, words, *args):
@@ -200,6 +290,35 @@ def test_config_files_that_cannot_be_read(tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text("trainer: {max_epochs: 2\nmodel: [")
     assert_refused(tmp_path, [str(broken), "line"], "fit", "--config", broken)
+    broken.write_bytes("# café".encode("latin1"))
+    for option in ("--config", "-c"):
+        assert_refused(tmp_path, ["config", str(broken), "utf-8"], "fit", option, broken)
+    for content, found in (("", "None"), ("- a", "['a']"), ("word", "'word'")):
+        broken.write_text(content)
+        words = ["config", f"{broken}: {found}", "model, data"]
+        assert_refused(tmp_path, words, "fit", "--config", broken)
+
+
+def test_a_folder_of_runs_that_cannot_be(tmp_path):
+    config = write(tmp_path / "small.yaml", SMALL)
+    for root in (config, config / "runs"):  # a file is there
+        status, out, err = call("fit", "--config", config, "--trainer.default_root_dir", root)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert f"trainer.default_root_dir: there can be no folder {root / 'small'}" in err
+
+
+class Wrong(Callback):
+    """A programming error."""
+
+    def on_train_batch_start(self, *_):
+        raise ValueError("wrong")
+
+
+def test_an_error_in_training_keeps_its_traceback(tmp_path):
+    config = write(tmp_path / "small.yaml", SMALL)
+    own = "--trainer.callbacks+=tests.test_cli.Wrong"
+    with pytest.raises(ValueError, match="wrong"):
+        call("fit", "--config", config, own, "--trainer.default_root_dir", tmp_path)
 
 
 def test_a_run_needs_model_and_data(tmp_path):

@@ -25,6 +25,7 @@ from datamodules import FederatedDataModule
 from pfl.algorithms.base import FederatedAlgorithm
 from pfl.callbacks.alone import TrainAlone
 from pfl.communication import Ledger
+from pfl.errors import ConfigError
 from pfl.evaluation import worst_tenth
 from pfl.loop import FederatedLoop
 from pfl.report.table import summary_table
@@ -88,7 +89,7 @@ class RunRecorder(Callback):
         self._names = []
         if not self._writes:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         if self.config is not None:
             (self.folder / "config.yaml").write_text(self.config)
         if self.rows:
@@ -96,6 +97,14 @@ class RunRecorder(Callback):
         for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
             _cut(self.folder / f"{table}.csv", len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
+
+    def _make_folder(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.default_root_dir: there can be no folder {self.folder}: {error.strerror}"
+            ) from error
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last round is always evaluated."""
@@ -154,6 +163,17 @@ class RunRecorder(Callback):
         self.rows = list(state_dict["rows"])
         self.seconds = state_dict["seconds"]
 
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuse to go on to a round that the checkpoint is past."""
+        rounds, wanted = checkpoint["federated"]["rounds"], trainer.max_epochs
+        if wanted is not None and 0 <= wanted < rounds:
+            raise ConfigError(
+                f"trainer.max_epochs: {wanted}; it must be at least {rounds}, the rounds that the "
+                f"checkpoint has been through"
+            )
+
     # ---- test and predict ---------------------------------------------------------------------
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -171,7 +191,7 @@ class RunRecorder(Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         table = ClientTable.of(pl_module, _loop(trainer))
         if self._writes:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make_folder()
             _write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
@@ -185,7 +205,7 @@ class RunRecorder(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Append a chunk's predictions to `predictions.csv`, a row a sample."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self._make_folder()
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"
         if outputs:

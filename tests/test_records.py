@@ -99,6 +99,8 @@ def test_compare_counts_gains_against_training_alone():
     del columns["test_personalized_accuracy"]
     found = compare(columns)
     assert (found["gained"], found["equal"], found["lost"]) == (0.0, 0.0, 1.0)
+    nobody = {name: np.full(5, np.nan) for name in columns}  # has test samples
+    assert compare(nobody) == {}
     del columns["test_alone_accuracy"]
     assert compare(columns) == {}
 
@@ -148,6 +150,18 @@ def test_rounds_without_validation_have_empty_cells(tmp_path):
     scores = [float(row["test_global_accuracy"]) for row in table(tmp_path / "run" / "clients.csv")]
     assert np.mean(scores) == pytest.approx(summary["test/global/accuracy"])
     assert trainer.recorder.rows[0].keys() < trainer.recorder.rows[1].keys()
+
+
+def test_the_round_that_reaches_max_steps_is_the_last(tmp_path):
+    fit(
+        *(tmp_path, FedAvg(MLP(64, [8])), digits()),
+        loop={"clients_at_once": 2},  # more chunks than rounds: a step is a round
+        max_steps=2,
+        check_val_every_n_epoch=5,
+    )
+    rows = table(tmp_path / "run" / "metrics.csv")
+    assert [row["round"] for row in rows] == ["1", "2"]
+    assert [row["test/global/accuracy"] != "" for row in rows] == [False, True]
 
 
 class Late(FedAvg):
@@ -307,6 +321,15 @@ def test_table_has_the_numbers():
     for words in ("893.92 GB", "999 B", "12,345", "50%", "25%"):
         assert words in text
     assert max(map(len, lines)) <= 80
+
+
+def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
+    data = regression(SplitOwn(test=0.0, validation=0.2))
+    fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line]
+    words = ("FedAvg, 3 rounds", "sent up ", "parameters: ", "everything else: ")
+    assert len(lines) == len(words)
+    assert all(line.startswith(word) for line, word in zip(lines, words, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,9 @@ class RunRecorder(Callback):
             ) from error
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last round is always evaluated."""
-        if trainer.current_epoch + 1 == trainer.max_epochs:
+        """The last round is always evaluated, unless time is what ends the run."""
+        rounds, steps = trainer.current_epoch + 1, trainer.global_step + 1  # the server's, one each
+        if rounds == trainer.max_epochs or steps == trainer.max_steps:
             trainer.check_val_every_n_epoch = 1
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -323,8 +324,8 @@ def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
     clients whose federated model (the personalized one where there is one) has a higher, the same
     or a lower test accuracy; for regression, a lower, the same or a higher loss.
     """
-    if "test_alone_accuracy" not in columns:
-        return {}
+    if "test_alone_accuracy" not in columns or np.isnan(columns["test_alone_loss"]).all():
+        return {}  # it was not measured, or nobody has test samples
     number, sign = "accuracy", 1
     if np.isnan(columns["test_alone_accuracy"]).all():
         number, sign = "loss", -1

@@ -9,16 +9,8 @@ ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("al
 
 def summary_table(summary: dict[str, Any]) -> str:
     """A run's summary in a few lines: scores, gain over training alone, bytes, parameters."""
-    number = "accuracy"
-    if not any(f"{prefix}accuracy" in summary for _, prefix in ROWS):
-        number = "loss"
     title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
-    head = f"  {'test ' + number:<16}{'mean':>9}{'std':>9}{'worst 10%':>11}"
-    lines = ["", title, head, "  " + "-" * (len(head) - 2)]
-    for name, prefix in ROWS:
-        if f"{prefix}{number}" in summary:
-            mean, std, worst = (summary[f"{prefix}{number}{x}"] for x in ("", "_std", "_worst10"))
-            lines.append(f"  {name:<16}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
+    lines = ["", title, *(_scores(summary, "accuracy") or _scores(summary, "loss"))]
     if "gained" in summary:
         lines.append(
             f"  against training alone {summary['gained']:.0%} of the clients gained, "
@@ -35,6 +27,17 @@ def summary_table(summary: dict[str, Any]) -> str:
         lines.append(f"  parameters: {', '.join(counts)}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(lines)
+
+
+def _scores(summary: dict[str, Any], number: str) -> list[str]:
+    """A headed row for each kind of model that was tested; nothing where none was."""
+    rows = []
+    for name, prefix in ROWS:
+        if f"{prefix}{number}" in summary:
+            mean, std, worst = (summary[f"{prefix}{number}{x}"] for x in ("", "_std", "_worst10"))
+            rows.append(f"  {name:<16}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
+    head = f"  {'test ' + number:<16}{'mean':>9}{'std':>9}{'worst 10%':>11}"
+    return [head, "  " + "-" * (len(head) - 2), *rows] if rows else []
 
 
 def size(count: float) -> str:

@@ -33,10 +33,10 @@ def test_an_apple_gpu_is_refused(tmp_path, apple, accelerator):
         Trainer(accelerator=accelerator, default_root_dir=tmp_path, enable_progress_bar=False)
 
 
-def fit(rounds, ckpt_path=None):
+def fit(rounds, ckpt_path=None, run=Trainer.fit):
     trainer = Trainer(max_epochs=rounds, accelerator="cpu", enable_progress_bar=False)
     data = FederatedLoop(DigitsDataModule(6))
-    trainer.fit(FedAvg(MLP(64, [4])), datamodule=data, ckpt_path=ckpt_path)
+    run(trainer, FedAvg(MLP(64, [4])), datamodule=data, ckpt_path=ckpt_path)
     return trainer
 
 
@@ -49,6 +49,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     for rounds in (0, 1):
         with refused(f"trainer.max_epochs: {rounds};", "at least 2"):
             fit(rounds, str(last))
+    assert fit(1, str(last), run=Trainer.test).run_dir == folder  # which goes through no round
     for rounds in (2, 3):
         resumed = fit(rounds, str(last))
         assert resumed.run_dir == folder and resumed.current_epoch == rounds

@@ -10,6 +10,7 @@ layers' products reach. Data, sampling and state are on the device; nothing is e
 
 import argparse
 import dataclasses
+import gc
 import statistics
 from collections.abc import Iterator
 from typing import Any
@@ -81,6 +82,8 @@ def measure(key: str, device: torch.device, precision: Any) -> dict[str, float]:
     work = products(network, workload.shape)
     on_gpu = device.type == "cuda"
     if on_gpu:
+        gc.collect()  # a Trainer is in cycles: the last case would count as memory of this one
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     algorithm = method(network, lr=RATE, local_epochs=workload.epochs, batch_size=batch)
     settings = {"accelerator": device.type, "precision": precision}
@@ -122,6 +125,7 @@ def main() -> None:
         parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(CASES)}")
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("there is no GPU here; --device cpu runs the same on the CPU")
+    torch.backends.cudnn.allow_tf32 = False  # as matrix products: 32-true is compared with float32
     for line in lines(args.workloads or list(CASES), torch.device(args.device)):
         print(line, flush=True)
 

@@ -27,7 +27,7 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
     oracle.to(inputs.device, oracle.space.vector.dtype)
     w = oracle.space.vector.detach().clone()[None]
     batch = Batch(inputs[None], targets[None], [len(inputs)])
-    before = {n: b.clone() for n, b in oracle.network.named_buffers()}
+    before = {n: (b, b._version, b.clone()) for n, b in oracle.network.named_buffers()}
     oracle.engine, oracle.channels_last, oracle.chain = "loop", False, None
     oracle.tiles = inputs.device.type == "cpu" and oracle.wanted != "vmap"
     if oracle.tiles:
@@ -41,13 +41,18 @@ def inspect(oracle: Oracle, inputs: Tensor, targets: Tensor, num_classes: int | 
         oracle.channels_last = _channels_last(oracle, w, batch)
     # All buffers of a module of which one changed: another may have kept its value by chance.
     now = dict(oracle.network.named_buffers())
-    moved = {n.rpartition(".")[0] for n, b in now.items() if not torch.equal(b, before[n])}
+    moved = {n.rpartition(".")[0] for n, b in now.items() if _changed(b, *before[n])}
     changed = [n for n in now if n.rpartition(".")[0] in moved]
     with torch.no_grad():
         for name, buffer in oracle.network.named_buffers():
-            buffer.copy_(before[name])
+            buffer.copy_(before[name][2])
     oracle.buffers = BufferSpace(oracle.network, changed)
     _settle(oracle, w, batch)
+
+
+def _changed(now: Tensor, before: Tensor, version: int, value: Tensor) -> bool:
+    """Whether a buffer was written, be it with its value; what C++ writes counts no version."""
+    return now is not before or now._version != version or not torch.equal(now, value)
 
 
 def _try(oracle: Oracle, w: Tensor, batch: Batch, num_classes: int | None) -> None:
@@ -163,10 +168,11 @@ def _obstacle(oracle: Oracle) -> str | None:
 def _fault(oracle: Oracle, w: Tensor, batch: Batch, g: Tensor) -> str | None:
     """Why the chosen way does not give a gradient g [1, P] of the engine `loop`; None if it does.
 
-    Tried with a padded batch, which only `loop` never sees: by the last sample, turned round to be
-    another one.
+    Tried with a padded batch, which only `loop` never sees: by the last sample, made another one.
     """
     other = batch.inputs[:, -1:].flip(*range(2, batch.inputs.ndim))
+    if other.is_floating_point():  # and no token
+        other = 2 * other + 1
     inputs = torch.cat([batch.inputs, other], 1)
     targets = torch.cat([batch.targets, batch.targets[:, -1:]], 1)
     padded = Batch(inputs, targets, batch.counts)

@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from datamodules import Natural, SharedTest, TensorDataModule
 from pfl.algorithms import FedPD, FedSLR, LocalTrain
+from pfl.batch import default_loss
 from pfl.errors import ConfigError
+from pfl.oracle import Oracle
+from pfl.parameters import ParameterSpace
 from tests.problems import run
 
 
@@ -150,6 +153,33 @@ def test_a_run(tmp_path, monkeypatch, name, threads):
         return FedSLR(NETWORKS[name](), lr=0.1, batch_size=size, engine=engine)
 
     both(make, world(name), tmp_path)
+
+
+class Averaging(nn.Module):
+    """Remembers what its positive inputs are on average."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.detach().relu().mean())
+        return self.head(x + self.mean)
+
+
+def looked_at(network, inputs):
+    oracle = Oracle(network, ParameterSpace(network), default_loss)
+    oracle.inspect(inputs, torch.tensor([0, 1]))
+    return oracle
+
+
+def test_what_the_first_samples_do_not_show():
+    """Statistics that they leave at 0, and a layer that cannot tell two equal ones apart."""
+    assert looked_at(Averaging(), -torch.ones(2, 6)).buffers.names == ["mean"]
+    equal = looked_at(VECTORS["BatchNorm without statistics"](), torch.ones(2, 6))
+    assert equal.engine == "loop"
 
 
 @pytest.mark.parametrize("name", VECTORS)

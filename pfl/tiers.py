@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -37,7 +40,8 @@ class Tiers:
     Args:
         device: Where the training happens; a GPU gives up to `DEVICE_SHARE` of what is free now.
         memory: Bytes that rows may take outside of files, on the device and in host memory
-            together; None: what the device gives, and half of the host memory that is free now.
+            together; None: what the device gives, and half of the host memory that is free now,
+            of the machine and of the container or job.
         processes: How many share this machine's memory.
         sharing: How many of them share the device.
         directory: Of the files; None: the system's temporary folder (`TMPDIR`).
@@ -134,8 +138,45 @@ class Tiers:
         return mapped.view(rows, width)
 
 
-def _free_memory() -> int:
+def _free_memory(root: Path = Path("/")) -> int:
+    """Bytes of host memory that this process may still take; what caches files counts as free.
+
+    Args:
+        root: Where `proc` and `sys` are.
+    """
+    return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
+
+
+def _free_on_machine(meminfo: Path) -> int:
+    if available := _entry(meminfo, "MemAvailable:"):
+        return 1024 * available
     # macOS does not say how much is free: count half of what there is.
     free = "SC_AVPHYS_PAGES" in os.sysconf_names
     pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _free_in_cgroups(root: Path) -> Iterator[int]:
+    """What is left in each control group of this process (a container, a job) that has a limit."""
+    top, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
+    for line in own.read_text().splitlines() if own.exists() else []:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            group, limit, usage, cache = top, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            group, cache = top / "memory", "total_inactive_file"
+            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group /= path.lstrip("/")
+        # A container may see itself at the top, under a path that only exists outside.
+        for folder in (group, *group.parents):
+            with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+                used = int((folder / usage).read_text()) - _entry(folder / "memory.stat", cache)
+                yield max(0, int((folder / limit).read_text()) - used)
+
+
+def _entry(table: Path, name: str) -> int:
+    """The number after a name; 0 where there is none."""
+    lines = table.read_text().splitlines() if table.exists() else []
+    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import zipfile
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from pfl.errors import ConfigError
-from pfl.store import merge_rows
-from pfl.strategy import gather
+from pfl.strategy import gather_parts
+from pfl.tiers import SMALLEST, mapped
 
 if TYPE_CHECKING:
     from pfl.algorithms.module import FederatedModule
@@ -22,14 +24,15 @@ def save(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
     """Tensors and plain values only, so that `torch.load(weights_only=True)` reads them.
 
     Rows live on the process that owns the client; the checkpoint has them all, so that a run can
-    go on with another number of processes. Every process must call this.
+    go on with another number of processes. Every process must call this; the first one, which
+    writes the file, has the rows.
     """
     return {
         **_identity(algorithm, partition),
         "rounds": algorithm.rounds,
         "samples_seen": algorithm.samples_seen,
         "bytes": [algorithm.bytes_down, algorithm.bytes_up],
-        "clients": merge_rows(gather(algorithm.store.state_dict())),
+        "clients": algorithm.store.state_dict(partial(gather_parts, empty=_empty)),
         "ledger": algorithm.client_bytes().state_dict(),
     }
 
@@ -66,6 +69,14 @@ def _identity(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
         "parameters": algorithm.space.size,
         "partition": partition,
     }
+
+
+def _empty(like: Tensor) -> Tensor:
+    """Room for rows of another process until they are written: in a file, where there are many."""
+    if like.nbytes < SMALLEST:
+        return torch.empty_like(like, device="cpu")
+    what = "a checkpoint of several processes: what the others' clients remember"
+    return mapped(like.numel(), like.dtype, what).view(like.shape)
 
 
 class StreamedCheckpointIO(TorchCheckpointIO):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.rows import Reader, Rows, SparseRows, unpacked
+from pfl.rows import Part, Reader, Rows, SparseRows, unpacked
 from pfl.tiers import Tiers
 
 State = dict[str, dict[str, Any]]
@@ -144,10 +144,14 @@ class ClientStore:
 
     # ---- checkpoints --------------------------------------------------------------------------
 
-    def state_dict(self) -> State:
-        """Rows and initial values, as tensors: the rows themselves, to be saved, not to be kept."""
+    def state_dict(self, collect: Callable[[Iterator[Part]], list[Part]] = list) -> State:
+        """Rows and initial values, as tensors: the rows themselves, to be saved, not to be kept.
+
+        Args:
+            collect: Makes a list of a state's parts: of this process's, or of those of all.
+        """
         return {
-            name: {"initial": state.initial, "parts": list(state.parts())}
+            name: {"initial": state.initial, "parts": collect(state.parts())}
             for name, state in self._states.items()
         }
 
@@ -168,14 +172,3 @@ class ClientStore:
                 for ids, rows in unpacked(part, len(state.initial)):
                     kept = keep(ids).bool()
                     state.write(ids[kept].numpy(), rows[kept])
-
-
-def merge_rows(states: list[State]) -> State:
-    """One `ClientStore.state_dict` out of those of several processes with different clients."""
-    return {
-        name: {
-            "initial": first["initial"],
-            "parts": [part for state in states for part in state[name]["parts"]],
-        }
-        for name, first in states[0].items()
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from torch import Tensor
 
 from pfl.errors import ConfigError
 from pfl.launch import Launcher
+from pfl.rows import Part
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -93,7 +96,7 @@ StrategyRegistry.register(
 )
 
 
-def add_up(values: torch.Tensor) -> torch.Tensor:
+def add_up(values: Tensor) -> Tensor:
     """The sum over processes, in place. Every process takes part, also one without clients.
 
     Lightning's `reduce` would let them wait for each other once more.
@@ -111,6 +114,49 @@ def gather(value: Any) -> list[Any]:
     group = _by_gloo(torch.distributed.group.WORLD)
     torch.distributed.all_gather_object(values, value, group=group)
     return values
+
+
+def gather_parts(parts: Iterator[Part], empty: Callable[[Tensor], Tensor]) -> list[Part]:
+    """All processes' parts, by rank, on the first process, and none on the others.
+
+    They travel one at a time: all of them may be more than fits into memory.
+
+    Args:
+        empty: Makes room for a received tensor like one without values.
+    """
+    if not _several():
+        return list(parts)
+    if torch.distributed.get_rank() > 0:
+        _send(parts)
+        return []
+    others = range(1, torch.distributed.get_world_size())
+    return [*parts, *(part for rank in others for part in _receive(rank, empty))]
+
+
+def _send(parts: Iterator[Part]) -> None:
+    group = _by_gloo(torch.distributed.group.WORLD)
+    for part in parts:
+        tensors = {name: value for name, value in part.items() if isinstance(value, Tensor)}
+        outline = part | {name: tensor.to("meta") for name, tensor in tensors.items()}
+        torch.distributed.send_object_list([outline], 0, group)
+        for tensor in tensors.values():
+            torch.distributed.send(tensor, 0, group)
+    torch.distributed.send_object_list([None], 0, group)
+
+
+def _receive(rank: int, empty: Callable[[Tensor], Tensor]) -> Iterator[Part]:
+    group = _by_gloo(torch.distributed.group.WORLD)
+    while True:
+        received: list[Any] = [None]
+        torch.distributed.recv_object_list(received, rank, group)
+        (part,) = received
+        if part is None:
+            return
+        for name, value in part.items():
+            if isinstance(value, Tensor):
+                part[name] = empty(value)
+                torch.distributed.recv(part[name], rank, group)
+        yield part
 
 
 @lru_cache(maxsize=1)

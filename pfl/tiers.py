@@ -116,26 +116,37 @@ class Tiers:
         return torch.empty(rows, width, dtype=dtype, pin_memory=self._pinned)
 
     def _mapped(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        size = rows * width * dtype.itemsize
-        folder = self.directory or tempfile.gettempdir()
+        limit = sum(self.limit.values()) / 2**30
+        what = f"loop.state_memory: what clients remember beyond {limit:.3g} GiB"
+        return mapped(rows * width, dtype, what, self.directory).view(rows, width)
+
+
+def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = None) -> Tensor:
+    """A tensor [size] in a file without a name, which the system need not keep in memory.
+
+    Args:
+        what: It is, in words.
+        directory: Of the file; None: the system's temporary folder (`TMPDIR`).
+
+    Raises:
+        ConfigError: There is no room.
+    """
+    folder, nbytes = directory or tempfile.gettempdir(), size * dtype.itemsize
+    try:
+        handle, path = tempfile.mkstemp(dir=folder, prefix="pfl-clients-")
         try:
-            handle, path = tempfile.mkstemp(dir=folder, prefix="pfl-clients-")
-            try:
-                # Not only sized: a write into a hole kills the process where the disk is full.
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(handle, 0, size)
-                mapped = torch.from_file(path, shared=True, size=rows * width, dtype=dtype)
-            finally:
-                os.close(handle)
-                os.unlink(path)  # the map keeps it, and nothing is left by a process that is killed
-        except OSError as error:
-            limit = sum(self.limit.values()) / 2**30
-            raise ConfigError(
-                f"loop.state_memory: what clients remember beyond {limit:.3g} GiB goes to files in "
-                f"{folder}, where {size / 2**20:.0f} MiB more cannot be had ({error.strerror}); "
-                f"set TMPDIR to a folder with more room"
-            ) from error
-        return mapped.view(rows, width)
+            # Not only sized: a write into a hole kills the process where the disk is full.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle, 0, nbytes)
+            return torch.from_file(path, shared=True, size=size, dtype=dtype)
+        finally:
+            os.close(handle)
+            os.unlink(path)  # the map keeps it, and nothing is left by a process that is killed
+    except OSError as error:
+        raise ConfigError(
+            f"{what} goes to files in {folder}, where {nbytes / 2**20:.0f} MiB more cannot be had "
+            f"({error.strerror}); set TMPDIR to a folder with more room"
+        ) from error
 
 
 def _free_memory(root: Path = Path("/")) -> int:

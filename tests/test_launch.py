@@ -16,7 +16,8 @@ from pfl.cli import main
 from pfl.launch import SAME, STARTED_BY, Launcher, ProcessLost
 
 ROOT = Path(__file__).parents[1]
-# One process kills itself in the middle of the third round; the others train for a minute.
+# One process kills itself in the middle of the third round, or when it is to be saved; the others
+# are busy for some time.
 DYING = """
 import os, signal, time
 from pathlib import Path
@@ -24,12 +25,21 @@ from pfl.algorithms import LocalTrain
 
 class Dying(LocalTrain):
     def client_update(self, clients, w):
-        if clients.round == 2 and "VICTIM" in os.environ:
+        if clients.round == 2:
+            self.now("training")
+        return super().client_update(clients, w)
+
+    def on_save_checkpoint(self, checkpoint):
+        if self.rounds == 3:
+            self.now("saving")
+        super().on_save_checkpoint(checkpoint)
+
+    def now(self, what):
+        if os.environ.get("WHEN") == what:
             Path(os.environ["PIDS"], str(os.getpid())).touch()
             if self.trainer.global_rank == int(os.environ["VICTIM"]):
                 os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(float(os.environ["BUSY"]))
-        return super().client_update(clients, w)
 """
 CONFIG = """
 trainer:
@@ -70,7 +80,7 @@ def arguments(folder, *more):
     return ["fit", "--config", config, "--trainer.default_root_dir", str(folder / "runs"), *more]
 
 
-def killed(folder, victim, busy, starter, more):
+def killed(folder, victim, when, busy, starter, more):
     """Run until it ends; its exit status, the lines about it, and the seconds after the kill."""
     done = subprocess.run(
         [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
@@ -79,6 +89,7 @@ def killed(folder, victim, busy, starter, more):
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
             "GLOO_SOCKET_IFNAME": "lo",
             "VICTIM": str(victim),
+            "WHEN": when,
             "BUSY": str(busy),
             "PIDS": str(folder / "pids"),
         },
@@ -113,18 +124,19 @@ def ends(pid):
 
 
 @pytest.mark.parametrize(
-    ("victim", "busy", "starter", "more", "status", "says"),
+    ("victim", "when", "busy", "starter", "more", "status", "says"),
     [
-        (1, 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
-        (0, 60, [], SHARED, -9, "process 0 was killed"),
-        (1, 0, TORCHRUN, TWO, 1, "the contact with another process was lost"),
+        (1, "training", 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
+        (0, "training", 60, [], SHARED, -9, "process 0 was killed"),
+        (1, "training", 0, TORCHRUN, TWO, 1, "the contact with another process was lost"),
+        (1, "saving", 0, [], TWO, 1, "process 1 was killed by SIGKILL"),
     ],
-    ids=["the second", "the first", "under torchrun"],
+    ids=["the second", "the first", "under torchrun", "while saving"],
 )
 def test_a_killed_process_ends_the_run_which_can_go_on(
-    folder, victim, busy, starter, more, status, says
+    folder, victim, when, busy, starter, more, status, says
 ):
-    returned, lines, seconds = killed(folder, victim, busy, starter, more)
+    returned, lines, seconds = killed(folder, victim, when, busy, starter, more)
     assert returned == status and seconds < 30
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"error: {says} in round 3 of 4; go on from the last checkpoint")

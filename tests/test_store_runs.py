@@ -1,16 +1,20 @@
 """What clients remember, in whole runs and in a process that may take little memory."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from datamodules import ConfigError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedSLR, LocalTrain
 from pfl.callbacks import RoundCheckpoint
+from pfl.checkpoint import StreamedCheckpointIO
+from pfl.rows import unpacked
 from tests.algorithms.methods import differing, everything
 from tests.problems import least_squares, run
 
@@ -107,8 +111,16 @@ def test_a_cohort_of_ten_thousand_clients(tmp_path):
         np.testing.assert_allclose(found[client], w, rtol=1e-10, atol=1e-12)
 
 
-SCRIPT = """
+LIMIT = """
 import resource
+
+def take_no_more_than_64_mib():
+    with open("/proc/self/status") as file:
+        (data,) = [int(line.split()[1]) * 1024 for line in file if line.startswith("VmData")]
+    limit = data + 64 * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+"""
+SCRIPT = """
 import numpy as np, torch
 from pfl.store import ClientStore
 
@@ -120,10 +132,7 @@ def keep(memory):
     return [kept.read("w", np.array([c]))[0, -1].item() for c in (0, 50, 99)]
 
 torch.set_num_threads(1)
-with open("/proc/self/status") as file:
-    (data,) = [int(line.split()[1]) * 1024 for line in file if line.startswith("VmData")]
-limit = data + 64 * 2**20
-resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+take_no_more_than_64_mib()
 try:
     keep(2**30)
 except RuntimeError as error:
@@ -132,8 +141,69 @@ print(keep(2**20))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="how much is taken is not known")
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="how much is taken is not known"
+)
+
+
+@LINUX
 def test_a_process_that_may_not_take_the_memory_keeps_its_rows_in_files():
     """100 MiB of rows where the system allows 64: in memory that fails, in files it does not."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", LIMIT + SCRIPT], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["True", "[0.0, 50.0, 99.0]"], done.stderr
+
+
+SAVING = """
+import sys
+from types import SimpleNamespace
+import numpy as np, torch
+from pfl.checkpoint import StreamedCheckpointIO, save
+from pfl.store import ClientStore
+
+torch.set_num_threads(1)
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3
+)
+store = ClientStore(3 * 127, memory=0)
+store.declare("w", torch.zeros(2**18))
+store.declare("p", torch.zeros(2**18), sparse=True)
+for client in range(rank, 3 * 127, 3):  # 1 MiB each; 127 of them fill blocks of 1, 2, 4, ... 64
+    store.write("w", np.array([client]), torch.full((1, 2**18), float(client)))
+    store.write("p", np.array([client]), torch.full((1, 2**18), float(client)) * (client < 3))
+algorithm = SimpleNamespace(
+    store=store, space=SimpleNamespace(size=1), rounds=1, samples_seen=1, bytes_down=1, bytes_up=1,
+    client_bytes=lambda: SimpleNamespace(state_dict=dict),
+)
+torch.distributed.barrier()
+take_no_more_than_64_mib()
+saved = save(algorithm, "a")
+if rank == 0:
+    StreamedCheckpointIO().save_checkpoint(saved, f"{folder}/last.ckpt")
+torch.distributed.barrier()
+"""
+
+
+@LINUX
+def test_a_checkpoint_of_several_processes_is_never_in_memory(tmp_path):
+    """127 MiB of rows in each of three processes, which may take 64 MiB more for saving them."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LIMIT + SAVING, str(rank), str(tmp_path)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert {path.name for path in tmp_path.iterdir()} <= {"last.ckpt", "meet"}
+    states = StreamedCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")["clients"]
+    for name, values in (("w", np.arange(3 * 127)), ("p", [0, 1, 2] + [0] * (3 * 127 - 3))):
+        pieces = [x for part in states[name]["parts"] for x in unpacked(part, 2**18)]
+        ids, rows = map(torch.cat, zip(*((i, r[:, [0, -1]]) for i, r in pieces), strict=True))
+        assert sorted(ids.tolist()) == list(range(3 * 127))
+        assert all(
+            row.tolist() == [values[client]] * 2 for client, row in zip(ids, rows, strict=True)
+        )

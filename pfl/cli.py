@@ -24,7 +24,7 @@ import models  # noqa: F401
 from datamodules import FederatedDataModule
 from pfl.algorithms import FederatedAlgorithm
 from pfl.errors import ConfigError
-from pfl.launch import ProcessLost
+from pfl.launch import Ended, ProcessLost, told_of_signals
 from pfl.loop import FederatedLoop
 from pfl.trainer import Trainer
 from pfl.usererrors import one_line
@@ -123,6 +123,10 @@ def _about(key: str) -> Iterator[None]:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{key}: {error}") from error
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        with told_of_signals(self.trainer):
+            super()._run_subcommand(subcommand)
+
 
 def _check_yaml(args: list[str]) -> None:
     """Name the file and the line, which the parser does not."""
@@ -139,17 +143,23 @@ def _check_yaml(args: list[str]) -> None:
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; a user's mistake is one line and exit status 2, a lost process 1."""
+    """Run the command line; the exit status.
+
+    A user's mistake is one line and status 2, a lost process 1, a signal 128 and its number.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     words = sys.argv[1:] if args is None else args
     try:
-        if words[:1] == ["reproduce"]:
-            from pfl.reproduce import command
+        with told_of_signals():
+            if words[:1] == ["reproduce"]:
+                from pfl.reproduce import command
 
-            command(words[1:])
-        else:
-            FederatedCLI(args)
+                command(words[1:])
+            else:
+                FederatedCLI(args)
+    except Ended as error:
+        return int(error.code or 1)
     except ProcessLost:  # the launcher has told why
         return 1
     except Exception as error:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 STARTED_BY = "PFL_STARTED_BY"  # environment variable: id of the process that started the others
 POLL = 0.2  # seconds between two looks at the others
@@ -24,6 +25,10 @@ SAME = 2.0  # seconds in which all processes meet an error that they all have
 
 class ProcessLost(RuntimeError):
     """Another process of the run is gone; the user has been told the message, one line."""
+
+
+class Ended(SystemExit):
+    """A signal has ended the run; the user has been told, and the status is a shell's."""
 
 
 class Launcher(_SubprocessScriptLauncher):
@@ -131,6 +136,31 @@ def _between_processes(error: RuntimeError) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
+@contextmanager
+def told_of_signals(trainer: Any = None) -> Iterator[None]:
+    """A signal that ends the run is one line and an exit status: Lightning says nothing.
+
+    Raises:
+        Ended: There was one.
+    """
+    try:
+        yield
+    except Ended:
+        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        if isinstance(error, SIGTERMException):
+            number = signal.SIGTERM
+        # Lightning makes an ordinary exit of it.
+        elif any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
+            number = signal.SIGINT
+        else:
+            raise
+        if trainer is None or trainer.is_global_zero:
+            line = _describe(f"ended by {number.name}", trainer)
+            print(f"error: {line}", file=sys.stderr, flush=True)
+        raise Ended(128 + number) from error
+
+
 def _describe(what: str, trainer: Any) -> str:
     """What happened, in which round, and how to go on."""
     if trainer is None or trainer.state.fn != "fit":
@@ -138,4 +168,7 @@ def _describe(what: str, trainer: Any) -> str:
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
     go_on = f"go on from the last checkpoint with --ckpt_path {path}" if path else "start again"
-    return f"{what} in round {trainer.current_epoch + 1} of {trainer.max_epochs}; {go_on}"
+    number, last = trainer.current_epoch + 1, trainer.max_epochs
+    if 0 < last < number:  # after the last one
+        number = last
+    return f"{what} in round {number} of {last}; {go_on}"

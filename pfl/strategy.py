@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.overrides.distributed import _sync_module_states
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from pfl.errors import ConfigError
@@ -72,12 +74,18 @@ class ClientParallelStrategy(DDPStrategy):
         _sync_module_states(self.model)
 
     def on_train_start(self) -> None:
-        """Let SIGTERM end a process that the first one has started."""
+        """Let signals end the run: the first process tells the user, and the others just end."""
         super().on_train_start()
-        # Lightning's handler waits there for a broadcast, into which the first process does not
-        # come: both would wait for ever.
-        if isinstance(self._launcher, Launcher) and self._launcher.is_child():
+        main = threading.current_thread() is threading.main_thread()
+        if not (main and isinstance(self._launcher, Launcher)):
+            return
+        # Lightning's handler waits for a broadcast, into which not all processes come: some would
+        # wait for ever.
+        if self._launcher.is_child():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        else:
+            signal.signal(signal.SIGTERM, _end)
 
     def on_exception(self, exception: BaseException) -> None:
         """An error in one process ends all of them."""
@@ -87,6 +95,11 @@ class ClientParallelStrategy(DDPStrategy):
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
         """Nothing: DDP's variants stay DDP's, and this one is registered below."""
+
+
+def _end(number: int, _: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)  # once is enough
+    raise SIGTERMException
 
 
 StrategyRegistry.register(

@@ -1,8 +1,9 @@
-"""A process that is killed in the middle of a round ends the run, which can go on."""
+"""A process that is killed, or a signal, ends the run with a line, and it can go on."""
 
 import csv
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -16,12 +17,15 @@ from pfl.cli import main
 from pfl.launch import SAME, STARTED_BY, Launcher, ProcessLost
 
 ROOT = Path(__file__).parents[1]
-# One process kills itself in the middle of the third round, or when it is to be saved; the others
-# are busy for some time.
+# One process sends a signal to itself, or to all, in the middle of the third round, or when it is
+# to be saved; the others are busy for some time.
 DYING = """
 import os, signal, time
 from pathlib import Path
 from pfl.algorithms import LocalTrain
+
+# Where pytest runs in the background, programs begin with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 class Dying(LocalTrain):
     def client_update(self, clients, w):
@@ -38,7 +42,8 @@ class Dying(LocalTrain):
         if os.environ.get("WHEN") == what:
             Path(os.environ["PIDS"], str(os.getpid())).touch()
             if self.trainer.global_rank == int(os.environ["VICTIM"]):
-                os.kill(os.getpid(), signal.SIGKILL)
+                to = 0 if "GROUP" in os.environ else os.getpid()
+                os.kill(to, int(os.environ["SIGNAL"]))
             time.sleep(float(os.environ["BUSY"]))
 """
 CONFIG = """
@@ -80,7 +85,7 @@ def arguments(folder, *more):
     return ["fit", "--config", config, "--trainer.default_root_dir", str(folder / "runs"), *more]
 
 
-def killed(folder, victim, when, busy, starter, more):
+def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **environment):
     """Run until it ends; its exit status, the lines about it, and the seconds after the kill."""
     done = subprocess.run(
         [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
@@ -90,12 +95,15 @@ def killed(folder, victim, when, busy, starter, more):
             "GLOO_SOCKET_IFNAME": "lo",
             "VICTIM": str(victim),
             "WHEN": when,
+            "SIGNAL": str(int(number)),
+            **environment,
             "BUSY": str(busy),
             "PIDS": str(folder / "pids"),
         },
         capture_output=True,  # until the last process is gone that could write
         text=True,
         timeout=300,
+        start_new_session=True,  # whose processes are one group
     )
     seconds = time.time() - max(path.stat().st_mtime for path in (folder / "pids").iterdir())
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -151,6 +159,28 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
         for row, other in zip(found, wanted, strict=True):
             assert row == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
     assert len(rows(run / "metrics.csv")) == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "environment", "status"),
+    [
+        (signal.SIGTERM, [], {}, 143),
+        (signal.SIGINT, [], {}, 130),
+        (signal.SIGTERM, TWO, {}, 143),
+        (signal.SIGINT, TWO, {"GROUP": ""}, 130),  # Ctrl-C
+    ],
+    ids=["SIGTERM", "SIGINT", "SIGTERM, two processes", "Ctrl-C, two processes"],
+)
+def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environment, status):
+    returned, lines, _ = killed(folder, 0, "training", 0, [], more, number, **environment)
+    assert returned == status
+    (line,) = lines
+    says = f"error: ended by {number.name} in round 3 of 4; go on from the last checkpoint with "
+    assert line.startswith(says + "--ckpt_path ")
+    checkpoint = torch.load(line.split()[-1], weights_only=True)
+    assert checkpoint["federated"]["rounds"] == 2
+    for path in (folder / "pids").iterdir():
+        assert ends(path.name)
 
 
 # ---- without processes --------------------------------------------------------------------------

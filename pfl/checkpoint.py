@@ -88,18 +88,24 @@ class StreamedCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
     ) -> None:
-        """Write the file under another name first: there is a whole one at any time."""
+        """Write the file under another name first: there is a whole one at any time.
+
+        Raises:
+            ConfigError: There is no room for it.
+        """
         path = os.fspath(path)
         if "://" in path:  # a remote store, of which Lightning knows more
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         try:
+            os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             torch.save(checkpoint, path + ".part")
             os.replace(path + ".part", path)
-        except BaseException:
-            with suppress(FileNotFoundError):
+        except BaseException as error:
+            with suppress(OSError):
                 os.remove(path + ".part")
+            if (reason := _of_the_disk(error)) is not None:
+                raise ConfigError(f"{path}: the checkpoint cannot be saved ({reason})") from error
             raise
 
     def load_checkpoint(
@@ -110,3 +116,14 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, map_location, weights_only)
         only = weights_only is not False
         return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
+
+
+def _of_the_disk(error: BaseException) -> str | None:
+    """Why a file could not be written; None where the error is something else."""
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    # PyTorch does not say what the system has said.
+    unwritten = ("unexpected pos", "iostream error", "PytorchStreamWriter failed", "be opened")
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in unwritten):
+        return "the disk is full, or does not take it"
+    return None

@@ -25,6 +25,7 @@ from pfl.callbacks import RoundCheckpoint, RunFigure, TrainAlone
 from pfl.checkpoint import StreamedCheckpointIO
 from pfl.cli import main
 from tests.algorithms.methods import differing, everything
+from tests.refusal import refused
 
 CLIENTS = 6
 FILES = ("metrics.csv", "clients.csv")
@@ -229,11 +230,28 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
         Path(where).write_bytes(b"half of it")
         raise OSError(28, "No space left on device")
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+    with monkeypatch.context() as patch, refused(str(path), "cannot be saved", "No space left"):
         patch.setattr(torch, "save", full)
         io.save_checkpoint({"round": 2}, path)
     assert io.load_checkpoint(path) == {"round": 1}
     assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_disk_that_is_full_is_told_by_pytorch_as_we_know_it(tmp_path):
+    (tmp_path / "last.ckpt.part").symlink_to("/dev/full")
+    with refused(str(tmp_path), "cannot be saved", "disk is full"):
+        StreamedCheckpointIO().save_checkpoint({"w": torch.ones(2**20)}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_that_are_not_of_the_disk_stay_what_they_are(tmp_path):
+    with pytest.raises(AttributeError, match="pickle"):
+        StreamedCheckpointIO().save_checkpoint({"w": lambda: 0}, tmp_path / "last.ckpt")
+    (tmp_path / "file").touch()
+    with refused(str(tmp_path), "Not a directory"):
+        StreamedCheckpointIO().save_checkpoint({}, tmp_path / "file" / "folder" / "last.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_checkpoint_of_plain_lightning_is_refused(tmp_path):

@@ -41,7 +41,8 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if it is time, or if this was the last round."""
-        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        ended = trainer.current_epoch + 1 == trainer.max_epochs
+        last = trainer.should_stop or ended or 0 <= trainer.max_steps <= trainer.global_step
         begun = time.monotonic()
         passed = begun - self._saved_at
         due = passed >= self.every_seconds or self._cost <= COST * passed

@@ -112,6 +112,10 @@ class FederatedCLI(LightningCLI):
         with _about("trainer"):
             return super().instantiate_trainer(**kwargs)
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        with told_of_signals(self.trainer):
+            super()._run_subcommand(subcommand)
+
 
 @contextmanager
 def _about(key: str) -> Iterator[None]:
@@ -122,10 +126,6 @@ def _about(key: str) -> Iterator[None]:
         raise
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{key}: {error}") from error
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        with told_of_signals(self.trainer):
-            super()._run_subcommand(subcommand)
 
 
 def _check_yaml(args: list[str]) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,6 +37,8 @@ class ClientParallelStrategy(DDPStrategy):
     """
 
     strategy_name = "client_parallel"
+    patience: ClassVar[timedelta | None] = None
+    """How long one process waits for another: `timeout` of the strategy in use."""
 
     def __init__(self, processes_per_device: int = 1, **kwargs: Any) -> None:
         if processes_per_device < 1:
@@ -60,6 +63,11 @@ class ClientParallelStrategy(DDPStrategy):
         if self.processes_per_device > 1:
             return self._process_group_backend or "gloo"
         return super()._get_process_group_backend()
+
+    def setup_distributed(self) -> None:
+        """Let the processes find each other."""
+        ClientParallelStrategy.patience = self._timeout
+        super().setup_distributed()
 
     def _configure_launcher(self) -> None:
         assert self.cluster_environment is not None
@@ -175,7 +183,8 @@ def _receive(rank: int, empty: Callable[[Tensor], Tensor]) -> Iterator[Part]:
 @lru_cache(maxsize=1)
 def _by_gloo(world: object) -> Any:
     """All processes, through host memory: NCCL would put everything on the GPUs at once."""
-    return torch.distributed.new_group(backend="gloo")
+    timeout = ClientParallelStrategy.patience
+    return torch.distributed.new_group(backend="gloo", timeout=timeout)
 
 
 def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

@@ -5,14 +5,16 @@ import io
 import os
 import sys
 from contextlib import redirect_stdout
+from datetime import timedelta
 
 import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
 
 from pfl import ClientParallelStrategy
 from pfl.rows import unpacked
-from pfl.strategy import gather
+from pfl.strategy import _by_gloo, gather
 from tests.algorithms.methods import METHODS
 from tests.commands import finish, table
 from tests.refusal import refused
@@ -224,3 +226,14 @@ def test_a_backend_of_ones_own_is_kept():
 def test_at_least_one_process_runs_on_a_device():
     with refused("trainer.strategy.processes_per_device: 0", "at least 1"):
         ClientParallelStrategy(0)
+
+
+def test_processes_wait_for_each_other_as_long_as_the_strategy_says(monkeypatch):
+    monkeypatch.setattr(ClientParallelStrategy, "patience", None)
+    monkeypatch.setattr(DDPStrategy, "setup_distributed", lambda self: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **arguments: arguments)
+    ClientParallelStrategy(timeout=timedelta(hours=3)).setup_distributed()
+    try:
+        assert _by_gloo("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
+    finally:
+        _by_gloo.cache_clear()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Callback, ProgressBar
@@ -30,7 +33,8 @@ class Trainer(pl.Trainer):
     """`lightning.pytorch.Trainer` for federated runs: one epoch is one round.
 
     A run writes into `<default_root_dir>/<name>/`, or `<name>-2/` and so on where that folder is
-    taken; a run that continues a checkpoint writes into the folder where the checkpoint lies.
+    taken, also by a run that starts at the same moment; a run that continues a checkpoint writes
+    into the folder where the checkpoint lies.
 
     Args:
         name: Of the run.
@@ -70,6 +74,7 @@ class Trainer(pl.Trainer):
         self.name = name
         self.root = Path(default_root_dir or "runs")
         self._run_dir: Path | None = None
+        self._made: list[Path] = []  # the run's folder, and those around it that were not there
         self._continues: str | Path | None = None
         if isinstance(logger, Iterable):
             logger = list(logger)
@@ -135,9 +140,14 @@ class Trainer(pl.Trainer):
 
     @property
     def run_dir(self) -> Path:
-        """The folder of this run; settled when it is first asked for, the same on every process."""
+        """The folder of this run; claimed when it is first asked for, the same on every process."""
         if self._run_dir is None:
-            self._run_dir = self.strategy.broadcast(self._choose_run_dir())
+            if self.world_size > 1 and not torch.distributed.is_initialized():
+                raise ConfigError(
+                    "trainer.run_dir: several processes agree on it when the run begins; ask then"
+                )
+            chosen = self._choose_run_dir() if self.is_global_zero else Path()
+            self._run_dir = self.strategy.broadcast(chosen)
             self._default_root_dir = str(self._run_dir)
         return self._run_dir
 
@@ -145,7 +155,10 @@ class Trainer(pl.Trainer):
         # The first place where Lightning has settled ckpt_path; its own property comes after
         # callbacks are set up, which is when the folder must be known.
         self._continues = ckpt_path
-        return super()._run(model, ckpt_path, *args, **kw)
+        try:
+            return super()._run(model, ckpt_path, *args, **kw)
+        finally:
+            self._leave_no_empty_folder()
 
     def _choose_run_dir(self) -> Path:
         if self._continues is not None:
@@ -153,10 +166,34 @@ class Trainer(pl.Trainer):
             if folder.resolve().name == "checkpoints":
                 # As the user writes it: Lightning warns where it is not what the checkpoint has.
                 return Path(os.path.normpath(folder / ".."))
-        number = 1
-        while (path := self.root / (self.name + (f"-{number}" if number > 1 else ""))).exists():
-            number += 1
+        return self._claim_run_dir()
+
+    def _claim_run_dir(self) -> Path:
+        """Make a folder that nobody else has, even if another run starts at the same moment."""
+        first = self.root / self.name
+        try:
+            missing = [folder for folder in first.parents if not folder.exists()]
+            first.parent.mkdir(parents=True, exist_ok=True)
+            for number in itertools.count(1):
+                path = self.root / (self.name + (f"-{number}" if number > 1 else ""))
+                with suppress(FileExistsError):
+                    path.mkdir()
+                    break
+        except OSError as error:
+            raise ConfigError(
+                f"trainer.default_root_dir: there can be no folder {first}: {error.strerror}"
+            ) from error
+        self._made = [path, *missing]
         return path
+
+    def _leave_no_empty_folder(self) -> None:
+        """Give the name back where nothing was written, as by a run that set-up refuses."""
+        made, self._made = self._made, []
+        with suppress(OSError):  # the first folder that is not empty ends this
+            for folder in made:
+                folder.rmdir()
+                if self.world_size == 1:  # else all processes would have to forget it together
+                    self._run_dir = None
 
 
 def _add(callbacks: list[Callback], kind: type[Callback]) -> None:

@@ -16,6 +16,12 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.strategies import (
+    DDPStrategy,
+    ParallelStrategy,
+    Strategy,
+    StrategyRegistry,
+)
 
 from pfl.callbacks import (
     CollaborationMap,
@@ -27,6 +33,7 @@ from pfl.callbacks import (
 )
 from pfl.checkpoint import StreamedCheckpointIO
 from pfl.errors import ConfigError
+from pfl.strategy import ClientParallelStrategy
 
 
 class Trainer(pl.Trainer):
@@ -46,10 +53,13 @@ class Trainer(pl.Trainer):
             `enable_...` arguments allow it.
         accelerator: As in Lightning, but "auto" takes the CPU instead of an Apple GPU, which has no
             float64.
+        strategy: As in Lightning, but "auto" takes `client_parallel` where several processes run.
+            A name of any other strategy of several processes is refused: it would wrap the model.
         kwargs: Everything else that Lightning's Trainer takes.
 
     Raises:
-        ConfigError: Where the accelerator is an Apple GPU, or a part of a round is to be evaluated.
+        ConfigError: Where the accelerator is an Apple GPU, the strategy wraps the model, or a part
+            of a round is to be evaluated.
     """
 
     def __init__(
@@ -62,6 +72,7 @@ class Trainer(pl.Trainer):
         callbacks: list[Callback] | Callback | None = None,
         accelerator: str | Accelerator = "auto",
         devices: list[int] | str | int = 1,
+        strategy: str | Strategy = "auto",
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
@@ -98,6 +109,7 @@ class Trainer(pl.Trainer):
         if accelerator == "auto" and MPSAccelerator.is_available():
             accelerator = "cpu"
             warnings.filterwarnings("ignore", message="GPU available but not used")
+        _check_strategy(strategy)
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
@@ -105,6 +117,7 @@ class Trainer(pl.Trainer):
             callbacks=callbacks,
             accelerator=accelerator,
             devices=devices,
+            strategy=strategy,
             enable_checkpointing=enable_checkpointing,
             enable_progress_bar=enable_progress_bar,
             enable_model_summary=enable_model_summary,
@@ -114,6 +127,8 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+        if strategy == "auto" and type(self.strategy) is DDPStrategy:
+            self._train_clients_in_parallel(self.strategy)
         if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
             raise ConfigError(
                 f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
@@ -132,6 +147,12 @@ class Trainer(pl.Trainer):
             )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = StreamedCheckpointIO()
+
+    def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
+        """Take the place of what Lightning has chosen, who knows how many processes will run."""
+        connector = self._accelerator_connector
+        connector.strategy = ClientParallelStrategy(start_method=chosen._start_method)
+        connector._lazy_init_strategy()
 
     @property
     def recorder(self) -> RunRecorder:
@@ -200,3 +221,14 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
     base = ProgressBar if kind is RoundProgress else kind
     if not any(isinstance(callback, base) for callback in callbacks):
         callbacks.append(kind())
+
+
+def _check_strategy(strategy: str | Strategy) -> None:
+    """An object is taken as it is: whoever makes one knows what it does."""
+    if isinstance(strategy, str) and strategy.lower() in StrategyRegistry:
+        kind = StrategyRegistry[strategy.lower()]["strategy"]
+        if issubclass(kind, ParallelStrategy) and not issubclass(kind, ClientParallelStrategy):
+            raise ConfigError(
+                f"trainer.strategy: {strategy!r} wraps or shards the model, which every process "
+                f"needs whole to train its clients; use client_parallel"
+            )

@@ -3,12 +3,15 @@
 from pathlib import Path
 
 import pytest
+import torch
 from lightning.fabric.accelerators import MPSAccelerator
-from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from datamodules import DigitsDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import ClientParallelStrategy, FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.errors import ConfigError
 from tests.refusal import refused
@@ -31,6 +34,73 @@ def test_an_apple_gpu_is_refused(tmp_path, apple, accelerator):
     message = f"trainer.accelerator: '{accelerator}' .* no float64 .*; use cpu"
     with pytest.raises(ConfigError, match=message):
         Trainer(accelerator=accelerator, default_root_dir=tmp_path, enable_progress_bar=False)
+
+
+# ---- strategies ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """A machine with three GPUs, as far as Lightning asks for them."""
+    monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: False))
+    monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
+    monkeypatch.setattr(CUDAAccelerator, "auto_device_count", staticmethod(lambda: 3))
+    monkeypatch.setattr(CUDAAccelerator, "parse_devices", staticmethod(parsed))
+    monkeypatch.setattr(accelerator_connector, "_select_auto_accelerator", lambda: "cuda")
+
+
+def parsed(devices):
+    """Indices of the GPUs that `devices` means."""
+    if isinstance(devices, list):
+        return devices
+    return list(range(3 if int(devices) == -1 else int(devices)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "processes"),
+    [
+        ({}, 1),
+        ({"devices": 2}, 2),
+        ({"devices": "2"}, 2),
+        ({"num_nodes": 2}, 1),  # on this machine
+        ({"devices": 2, "strategy": "client_parallel"}, 2),
+    ],
+)
+def test_several_processes_train_different_clients(tmp_path, arguments, processes):
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, **arguments)
+    several = len(arguments) > 0
+    assert type(trainer.strategy) is (ClientParallelStrategy if several else SingleDeviceStrategy)
+    assert (trainer.num_devices, trainer.num_nodes) == (processes, arguments.get("num_nodes", 1))
+    assert trainer.world_size == processes * trainer.num_nodes
+
+
+@pytest.mark.parametrize(
+    ("devices", "wanted"),
+    [(1, [0]), ([2], [2]), (2, [0, 1]), ([0, 2], [0, 2]), (-1, [0, 1, 2]), ("auto", [0, 1, 2])],
+)
+def test_several_gpus_train_different_clients(tmp_path, gpus, devices, wanted):
+    strategy = Trainer(devices=devices, default_root_dir=tmp_path).strategy
+    if len(wanted) == 1:
+        assert type(strategy) is SingleDeviceStrategy
+        assert strategy.root_device == torch.device("cuda", wanted[0])
+    else:
+        assert type(strategy) is ClientParallelStrategy
+        assert strategy.parallel_devices == [torch.device("cuda", index) for index in wanted]
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "DDP", "ddp_spawn", "fsdp", "deepspeed_stage_2"])
+def test_strategies_that_wrap_the_model_are_refused(tmp_path, strategy):
+    with refused(f"trainer.strategy: {strategy!r}", "use client_parallel"):
+        Trainer(strategy=strategy, devices=2, default_root_dir=tmp_path)
+
+
+def test_a_strategy_of_ones_own_is_kept(tmp_path):
+    own = DDPStrategy()
+    trainer = Trainer(strategy=own, devices=2, accelerator="cpu", default_root_dir=tmp_path)
+    assert trainer.strategy is own
+
+
+# ---- going on -----------------------------------------------------------------------------------
 
 
 def fit(rounds, ckpt_path=None, run=Trainer.fit):

@@ -1,16 +1,22 @@
 """Whose a run's folder is, and what is in it when a run is broken off or goes on."""
 
+import json
+
+import lightning.pytorch as pl
 import pytest
 
 from datamodules import DigitsDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
+from pfl.callbacks import recorder
+from tests.commands import table
 from tests.refusal import refused
 
 
 def trainer_in(root, **kwargs):
-    return Trainer(**{"accelerator": "cpu", "default_root_dir": root, **kwargs})
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "max_epochs": 3}
+    return Trainer(**{**arguments, "default_root_dir": root, **kwargs})
 
 
 def fit(trainer, algorithm=None, ckpt_path=None, **loop):
@@ -34,7 +40,7 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path, name):
 
 def test_a_refused_run_leaves_nothing(tmp_path):
     root = tmp_path / "new" / "runs"
-    trainer = trainer_in(root, max_epochs=1, precision="bf16-true", enable_progress_bar=False)
+    trainer = trainer_in(root, precision="bf16-true")
     with refused("trainer.precision"):
         fit(trainer)
     assert list(tmp_path.iterdir()) == []
@@ -52,3 +58,43 @@ def test_processes_that_have_not_met_have_no_folder(tmp_path):
     with refused("trainer.run_dir: several processes", "when the run begins"):
         _ = trainer.run_dir
     assert list(tmp_path.iterdir()) == []
+
+
+# ---- runs that break off ------------------------------------------------------------------------
+
+
+class Broken(RuntimeError):
+    pass
+
+
+class BreakInSecondEvaluation(pl.Callback):
+    def on_validation_batch_end(self, trainer, *args, **kwargs):
+        if trainer.current_epoch == 1:
+            raise Broken
+
+
+def test_what_breaks_an_evaluation_leaves_the_scores_of_the_last(tmp_path):
+    trainer = trainer_in(tmp_path, callbacks=BreakInSecondEvaluation())
+    with pytest.raises(Broken):
+        fit(trainer, clients_at_once=2)
+    summary = json.loads((trainer.run_dir / "summary.json").read_text())
+    rows = table(trainer.run_dir / "clients.csv")
+    scores = [float(row["test_global_accuracy"]) for row in rows]
+    assert summary["round"] == 1 and len(rows) == 6
+    assert sum(scores) / 6 == pytest.approx(summary["test/global/accuracy"])
+
+
+def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
+    class FullDisk(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            monkeypatch.setattr(recorder, "_write_csv", full("second"))
+            full("first")()
+
+    def full(message):
+        def write(*args, **kwargs):
+            raise OSError(28, message)
+
+        return write
+
+    with pytest.raises(OSError, match="first"):
+        fit(trainer_in(tmp_path, callbacks=[recorder.RunRecorder(), FullDisk()]))

@@ -82,6 +82,7 @@ class FederatedModule(LightningModule):
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self.samples_seen = 0.0
         self.evaluation: Evaluation
+        self._pass: Evaluation
         self.store: ClientStore
         self.ledger: Ledger
         self._client_states: dict[str, tuple[Callable[[], Tensor], bool]] = {}
@@ -164,19 +165,20 @@ class FederatedModule(LightningModule):
     # ---- evaluation ---------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        """Begin a pass over all clients."""
-        self.evaluation = Evaluation(self._loop.num_clients, self.device)
+        """Begin a pass over all clients; the last one counts until this one is through."""
+        self._pass = Evaluation(self._loop.num_clients, self.device)
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Global and personalized scores of a chunk of clients."""
         with self.in_full_precision():
             if self.store.slow and self.device.type == "cpu":  # read ahead, as a whole
                 self.attach(clients)
-            self.evaluation.update(self, clients)
+            self._pass.update(self, clients)
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores, once all clients are through."""
-        row = {"round": self.rounds, **self.evaluation.finish()}
+        row = {"round": self.rounds, **self._pass.finish()}
+        self.evaluation = self._pass
         self.row = {**self.row, **row}
         if self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self._log_round(row)

@@ -11,6 +11,7 @@ import platform
 import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -153,7 +154,8 @@ class RunRecorder(Callback):
         alone = trainer.num_devices == 1 and trainer.num_nodes == 1  # else others would hang
         fitting = trainer.state.fn == "fit"
         if self.rows and fitting and alone and isinstance(pl_module, FederatedAlgorithm):
-            self._write_result(trainer, pl_module)
+            with suppress(OSError):  # the disk may be full: the first error is the one to see
+                self._write_result(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         """Rows and time so far."""

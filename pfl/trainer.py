@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
-from lightning.pytorch.callbacks import Callback, ProgressBar
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -59,7 +59,7 @@ class Trainer(pl.Trainer):
 
     Raises:
         ConfigError: Where the accelerator is an Apple GPU, the strategy wraps the model, or a part
-            of a round is to be evaluated.
+            of a round is to be evaluated or saved.
     """
 
     def __init__(
@@ -110,6 +110,7 @@ class Trainer(pl.Trainer):
             accelerator = "cpu"
             warnings.filterwarnings("ignore", message="GPU available but not used")
         _check_strategy(strategy)
+        _check_checkpoints(callbacks)
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
@@ -231,4 +232,16 @@ def _check_strategy(strategy: str | Strategy) -> None:
             raise ConfigError(
                 f"trainer.strategy: {strategy!r} wraps or shards the model, which every process "
                 f"needs whole to train its clients; use client_parallel"
+            )
+
+
+def _check_checkpoints(callbacks: list[Callback]) -> None:
+    """Within a round there is nothing from which a run could go on."""
+    for callback in callbacks:
+        if isinstance(callback, ModelCheckpoint) and (
+            callback._every_n_train_steps or callback._train_time_interval is not None
+        ):
+            raise ConfigError(
+                "trainer.callbacks: ModelCheckpoint saves whole rounds; give every_n_epochs, not "
+                "every_n_train_steps or train_time_interval"
             )

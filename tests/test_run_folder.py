@@ -1,15 +1,18 @@
 """Whose a run's folder is, and what is in it when a run is broken off or goes on."""
 
 import json
+from datetime import timedelta
 
 import lightning.pytorch as pl
 import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules import DigitsDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.callbacks import recorder
+from pfl.callbacks import RunRecorder, files
 from tests.commands import table
 from tests.refusal import refused
 
@@ -20,6 +23,7 @@ def trainer_in(root, **kwargs):
 
 
 def fit(trainer, algorithm=None, ckpt_path=None, **loop):
+    torch.manual_seed(0)
     algorithm = algorithm or FedAvg(MLP(64, [4]))
     data = FederatedLoop(DigitsDataModule(6), **loop)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
@@ -87,7 +91,7 @@ def test_what_breaks_an_evaluation_leaves_the_scores_of_the_last(tmp_path):
 def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
     class FullDisk(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            monkeypatch.setattr(recorder, "_write_csv", full("second"))
+            monkeypatch.setattr(files, "write_csv", full("second"))
             full("first")()
 
     def full(message):
@@ -97,4 +101,35 @@ def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
         return write
 
     with pytest.raises(OSError, match="first"):
-        fit(trainer_in(tmp_path, callbacks=[recorder.RunRecorder(), FullDisk()]))
+        fit(trainer_in(tmp_path, callbacks=[RunRecorder(), FullDisk()]))
+
+
+# ---- checkpoints of one's own -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty")
+def test_a_round_that_is_saved_behind_its_evaluation_has_its_row(tmp_path):
+    """As Lightning does it by default where only some rounds are evaluated."""
+
+    def run(ckpt_path=None, **kwargs):
+        best = ModelCheckpoint(monitor="val/global/loss", save_top_k=-1, filename="{step}")
+        trainer = trainer_in(
+            tmp_path, max_epochs=5, check_val_every_n_epoch=2, callbacks=best, **kwargs
+        )
+        fit(trainer, ckpt_path=ckpt_path, clients_per_round=4, clients_at_once=2)
+        return trainer
+
+    whole = run()
+    text = (whole.run_dir / "metrics.csv").read_bytes()
+    resumed = run(str(whole.run_dir / "checkpoints" / "step=2.ckpt"))
+    assert resumed.run_dir == whole.run_dir
+    assert (resumed.run_dir / "metrics.csv").read_bytes() == text
+    assert resumed.recorder.rows == whole.recorder.rows and len(whole.recorder.rows) == 5
+
+
+@pytest.mark.parametrize(
+    "when", [{"every_n_train_steps": 1}, {"train_time_interval": timedelta(minutes=1)}], ids=str
+)
+def test_a_checkpoint_within_a_round_is_refused(tmp_path, when):
+    with refused("trainer.callbacks: ModelCheckpoint", "every_n_epochs"):
+        trainer_in(tmp_path, callbacks=ModelCheckpoint(**when))

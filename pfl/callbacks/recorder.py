@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.metadata
-import json
 import math
-import os
 import platform
 import resource
 import sys
@@ -24,6 +22,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from datamodules import FederatedDataModule
 from pfl.algorithms.base import FederatedAlgorithm
+from pfl.callbacks import files
 from pfl.callbacks.alone import TrainAlone
 from pfl.communication import Ledger
 from pfl.errors import ConfigError
@@ -32,7 +31,6 @@ from pfl.loop import FederatedLoop
 from pfl.report.table import summary_table
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
-CSV_ROWS = 1 << 12  # made, and turned into Python numbers, at a time: a million take hundreds of MB
 
 
 class RunRecorder(Callback):
@@ -96,7 +94,7 @@ class RunRecorder(Callback):
         if self.rows:
             self._rewrite_metrics()
         for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
-            _cut(self.folder / f"{table}.csv", len(self.rows))
+            files.cut(self.folder / f"{table}.csv", len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
 
     def _make_folder(self) -> None:
@@ -116,6 +114,8 @@ class RunRecorder(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
+        if self.rows and self.rows[-1]["round"] == pl_module.rounds:
+            return  # resumed behind the round's evaluation: its row came with the checkpoint
         row: dict[str, Any] = dict(pl_module.row)
         self.rows.append(row)
         self.seconds = time.monotonic() - self._begun
@@ -128,7 +128,7 @@ class RunRecorder(Callback):
             with (self.folder / "metrics.csv").open("a", newline="") as file:
                 csv.DictWriter(file, self._names).writerow(row)
         for table, columns in pl_module.recorded.items():
-            _append(self.folder / f"{table}.csv", pl_module.rounds, columns)
+            files.append(self.folder / f"{table}.csv", pl_module.rounds, columns)
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -160,6 +160,14 @@ class RunRecorder(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Rows and time so far."""
         return {"rows": self.rows, "seconds": self.seconds}
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Add the row of an evaluated round that ends after this; it is not evaluated again."""
+        if trainer.validating and trainer.state.fn == "fit":
+            assert isinstance(pl_module, FederatedAlgorithm)
+            checkpoint["callbacks"][self.state_key]["rows"] = [*self.rows, pl_module.row]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
@@ -195,7 +203,7 @@ class RunRecorder(Callback):
         table = ClientTable.of(pl_module, _loop(trainer))
         if self._writes:
             self._make_folder()
-            _write_json(self.folder / f"{name}.json", pl_module.row)
+            files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
     def on_predict_batch_end(
@@ -212,7 +220,7 @@ class RunRecorder(Callback):
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"
         if outputs:
-            _write_csv(path, outputs, append=batch_idx > 0)
+            files.write_csv(path, outputs, append=batch_idx > 0)
 
     # ---- the result ---------------------------------------------------------------------------
 
@@ -238,7 +246,7 @@ class RunRecorder(Callback):
         }
         if self._writes:
             self.table.write(self.folder / "clients.csv")
-            _write_json(self.folder / "summary.json", self.summary)
+            files.write_json(self.folder / "summary.json", self.summary)
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
@@ -314,9 +322,9 @@ class ClientTable:
 
     def write(self, path: Path) -> None:
         """Write all rows, block by block."""
-        for begin in range(0, self.data.num_clients, CSV_ROWS):
-            block = self.columns(slice(begin, begin + CSV_ROWS))
-            _write_csv(path, block, append=begin > 0)
+        for begin in range(0, self.data.num_clients, files.CSV_ROWS):
+            block = self.columns(slice(begin, begin + files.CSV_ROWS))
+            files.write_csv(path, block, append=begin > 0)
 
 
 def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -360,37 +368,3 @@ def versions() -> dict[str, str]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},
     }
-
-
-def _append(path: Path, round: int, columns: dict[str, np.ndarray]) -> None:
-    """Add a round's rows to a table, which begins with the names of the columns."""
-    if columns:
-        rounds = np.full(len(next(iter(columns.values()))), round)
-        _write_csv(path, {"round": rounds, **columns}, append=path.exists())
-
-
-def _cut(path: Path, rounds: int) -> None:
-    """Take out of a table what a resumed run will write again."""
-    if path.exists():
-        head, *rows = path.read_bytes().splitlines(keepends=True)
-        kept = [r for r in rows if r.endswith(b"\n") and int(r.split(b",", 1)[0]) <= rounds]
-        path.write_bytes(b"".join([head, *kept]))
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write at once or not at all: a run that is killed leaves no half file."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(content, indent=2, default=float) + "\n")
-    os.replace(part, path)
-
-
-def _write_csv(path: Path, columns: dict[str, np.ndarray], append: bool = False) -> None:
-    with path.open("a" if append else "w", newline="") as file:
-        writer = csv.writer(file)
-        if not append:
-            writer.writerow(columns)
-        rows = max((len(column) for column in columns.values()), default=0)
-        for begin in range(0, rows, CSV_ROWS):
-            block = slice(begin, begin + CSV_ROWS)
-            parts = (column[block].tolist() for column in columns.values())
-            writer.writerows(zip(*parts, strict=True))

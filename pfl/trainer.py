@@ -87,6 +87,7 @@ class Trainer(pl.Trainer):
         self._run_dir: Path | None = None
         self._made: list[Path] = []  # the run's folder, and those around it that were not there
         self._continues: str | Path | None = None
+        self._stop = False
         if isinstance(logger, Iterable):
             logger = list(logger)
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
@@ -161,6 +162,21 @@ class Trainer(pl.Trainer):
         return RunRecorder.of(self)
 
     @property
+    def should_stop(self) -> bool:
+        """Whether this round is the last; Lightning would leave it with some clients untrained."""
+        return self._stop and not self._within_round()
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        self._stop = stop or (self._stop and self._within_round())  # where it looks like False
+        if stop:  # as the last round always is
+            self.check_val_every_n_epoch = 1
+
+    def _within_round(self) -> bool:
+        progress = self.fit_loop.epoch_loop.batch_progress
+        return progress.current.ready > 0 and not progress.is_last_batch
+
+    @property
     def run_dir(self) -> Path:
         """The folder of this run; claimed when it is first asked for, the same on every process."""
         if self._run_dir is None:
@@ -177,6 +193,7 @@ class Trainer(pl.Trainer):
         # The first place where Lightning has settled ckpt_path; its own property comes after
         # callbacks are set up, which is when the folder must be known.
         self._continues = ckpt_path
+        self._stop = False
         try:
             return super()._run(model, ckpt_path, *args, **kw)
         finally:

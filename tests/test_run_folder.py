@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from datamodules import DigitsDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg
+from pfl.algorithms import FedAvg, FedSLR
 from pfl.callbacks import RunRecorder, files
 from tests.commands import table
 from tests.refusal import refused
@@ -22,9 +22,13 @@ def trainer_in(root, **kwargs):
     return Trainer(**{**arguments, "default_root_dir": root, **kwargs})
 
 
-def fit(trainer, algorithm=None, ckpt_path=None, **loop):
+def fresh(method=FedAvg):
     torch.manual_seed(0)
-    algorithm = algorithm or FedAvg(MLP(64, [4]))
+    return method(MLP(64, [4]))
+
+
+def fit(trainer, algorithm=None, ckpt_path=None, **loop):
+    algorithm = algorithm or fresh()
     data = FederatedLoop(DigitsDataModule(6), **loop)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
     return algorithm
@@ -102,6 +106,32 @@ def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
 
     with pytest.raises(OSError, match="first"):
         fit(trainer_in(tmp_path, callbacks=[RunRecorder(), FullDisk()]))
+
+
+class StopInThirdRound(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 2 and batch_idx == 0:
+            trainer.should_stop = True
+
+
+def test_a_run_that_is_stopped_within_a_round_finishes_it(tmp_path):
+    """And evaluates it, as the last one; then it goes on as if nothing had been."""
+
+    def run(callbacks=None, ckpt_path=None, **kwargs):
+        # Lightning's Timer, too, says of every chunk whether to stop.
+        trainer = trainer_in(tmp_path, callbacks=callbacks, max_time={"hours": 1}, **kwargs)
+        algorithm = fit(trainer, fresh(FedSLR), ckpt_path, clients_at_once=2)
+        return trainer.recorder.rows, trainer, algorithm
+
+    rows, trainer, _ = run(StopInThirdRound(), max_epochs=5, check_val_every_n_epoch=2)
+    assert [row["round"] for row in rows] == [1, 2, 3] and trainer.current_epoch == 3
+    assert ["test/global/loss" in row for row in rows] == [False, True, True]
+    last = trainer.run_dir / "checkpoints" / "last.ckpt"
+    rows, _, resumed = run(max_epochs=5, ckpt_path=last, check_val_every_n_epoch=2)
+    wanted, _, whole = run(max_epochs=5, check_val_every_n_epoch=2)
+    losses = [[row["train/loss"] for row in found] for found in (rows, wanted)]
+    assert len(rows) == 5 and losses[0] == losses[1]
+    assert torch.equal(resumed.global_model, whole.global_model)
 
 
 # ---- checkpoints of one's own -------------------------------------------------------------------

@@ -106,7 +106,7 @@ class RunRecorder(Callback):
             ) from error
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """The last round is always evaluated, unless time is what ends the run."""
+        """The last round that may be is evaluated; the Trainer sees to one that ends the run."""
         rounds, steps = trainer.current_epoch + 1, trainer.global_step + 1  # the server's, one each
         if rounds == trainer.max_epochs or steps == trainer.max_steps:
             trainer.check_val_every_n_epoch = 1

@@ -163,3 +163,20 @@ def test_a_round_that_is_saved_behind_its_evaluation_has_its_row(tmp_path):
 def test_a_checkpoint_within_a_round_is_refused(tmp_path, when):
     with refused("trainer.callbacks: ModelCheckpoint", "every_n_epochs"):
         trainer_in(tmp_path, callbacks=ModelCheckpoint(**when))
+
+
+# ---- methods that have been trained before ------------------------------------------------------
+
+
+def test_another_fit_of_a_trained_method_is_told(tmp_path):
+    first = trainer_in(tmp_path, max_epochs=2)
+    algorithm = fit(first)
+    with pytest.warns(UserWarning, match="through 2 rounds; .* those of round 1 on again"):
+        fit(trainer_in(tmp_path, max_epochs=1), algorithm)
+    # The same rounds go on without a word where the Trainer or a checkpoint knows of them.
+    last = first.run_dir / "checkpoints" / "last.ckpt"
+    second = trainer_in(tmp_path, max_epochs=3)
+    fit(second, algorithm, ckpt_path=last)
+    second.fit_loop.max_epochs = 4
+    fit(second, algorithm)
+    assert algorithm.rounds == 4

@@ -18,7 +18,7 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import FederatedDataModule
 from pfl.algorithms.base import FederatedAlgorithm
@@ -96,6 +96,17 @@ class RunRecorder(Callback):
         for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
             files.cut(self.folder / f"{table}.csv", len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Tell of a trained method that goes on without its Trainer or checkpoint."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:
+            rank_zero_warn(
+                f"The method has been through {pl_module.rounds} rounds; this run goes on with its "
+                f"models, but draws cohorts and orders from those of round "
+                f"{trainer.current_epoch + 1} on again. Give ckpt_path to continue a run",
+                category=UserWarning,
+            )
 
     def _make_folder(self) -> None:
         try:

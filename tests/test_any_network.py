@@ -143,10 +143,18 @@ def both(make, data, root, **settings):
     return method
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.fixture
+def threads():
+    """Says how many threads PyTorch has, which a run takes for its clients."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_run(tmp_path, monkeypatch, name, threads):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+def test_a_run(tmp_path, threads, name, number):
+    threads(number)
 
     def make(engine):
         size = 4 if "BatchNorm" in name else 5  # the second client's last batch has one sample
@@ -281,10 +289,8 @@ def test_a_class_in_the_place_of_a_network_is_refused():
         LocalTrain(nn.Linear)
 
 
-def test_an_error_leaves_the_process_as_it_was(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(torch, "set_num_threads", seen.append)
+def test_an_error_leaves_the_process_as_it_was(tmp_path, threads):
+    threads(2)
 
     class Wrong(LocalTrain):
         def server_update(self, mean):
@@ -293,4 +299,4 @@ def test_an_error_leaves_the_process_as_it_was(tmp_path, monkeypatch):
     method = Wrong(chain())
     with pytest.raises(ZeroDivisionError):
         run(method, world(""), 1, root=tmp_path)
-    assert seen[-1] == 2 and method.threads.count == 1
+    assert torch.get_num_threads() == 2 and method.threads.count == 1

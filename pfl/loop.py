@@ -177,6 +177,11 @@ class FederatedLoop(LightningDataModule):
         strategy = self.trainer.strategy if self.trainer else None
         return getattr(strategy, "processes_per_device", 1)
 
+    def __str__(self) -> str:
+        """Lightning's goes through the loaders, whose chunks only a run has."""
+        data, count = type(self.datamodule).__name__, self.clients_per_round
+        return f"{type(self).__name__}({data}, clients_per_round={count})"
+
     def describe(self) -> str:
         """The protocol in words: the data's, and who trains in a round."""
         if self.trace is not None:

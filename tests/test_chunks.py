@@ -114,3 +114,7 @@ def test_chunks_are_sorted_by_the_split_that_is_used():
     made.datamodule.partition.val.sizes[:] = [7, 1, 3]
     assert made.chunks(np.arange(3), "val", 1, owned=True)[0].tolist() == [0, 2, 1]
     assert made.chunks(np.arange(3), "train", 1, owned=True)[0].tolist() == [1, 2, 0]
+
+
+def test_a_loop_can_be_printed():
+    assert str(loop(clients_per_round=2)) == "FederatedLoop(TensorDataModule, clients_per_round=2)"

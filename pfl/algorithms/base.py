@@ -222,14 +222,14 @@ class FederatedAlgorithm(FederatedModule):
         free = data.in_memory and self.oracle.scripted(data.samples.targets)
         parts = self.threads.workers(len(clients)) if free else 1
 
-        def some(part: int) -> tuple[Tensor, list[int]]:
+        def train_part(part: int) -> tuple[Tensor, list[int]]:
             # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
             own = clients.rows(rows)
             with torch.no_grad():
                 return self.oracle.descend(v[rows], own.blocks(*plan), step.rows(rows), own.buffers)
 
-        for booked in self.threads.map(some, range(parts)):
+        for booked in self.threads.map(train_part, range(parts)):
             self.observe(name, *booked)
 
     # ---- the round ----------------------------------------------------------------------------

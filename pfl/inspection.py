@@ -170,7 +170,7 @@ def _fault(oracle: Oracle, w: Tensor, batch: Batch, g: Tensor) -> str | None:
 
     Tried with a padded batch, which only `loop` never sees: by the last sample, made another one.
     """
-    other = batch.inputs[:, -1:].flip(*range(2, batch.inputs.ndim))
+    other = batch.inputs[:, -1:].flip(tuple(range(2, batch.inputs.ndim)))
     if other.is_floating_point():  # and no token
         other = 2 * other + 1
     inputs = torch.cat([batch.inputs, other], 1)

@@ -223,6 +223,17 @@ def test_rows_of_one_axis_more(tmp_path):
     both(make, dealt(inputs.double(), targets.double()), tmp_path)
 
 
+def test_samples_of_a_single_token(tmp_path):
+    rng = torch.Generator().manual_seed(0)
+    inputs, targets = (torch.randint(n, (24,), generator=rng) for n in (7, 3))
+
+    def make(engine):
+        network = nn.Sequential(nn.Embedding(7, 5), nn.Linear(5, 3))
+        return LocalTrain(network, lr=0.1, batch_size=5, engine=engine)
+
+    assert both(make, dealt(inputs, targets), tmp_path).oracle.engine == "vmap"
+
+
 def test_a_loss_that_draws_follows_the_seed_of_the_run_only(tmp_path):
     class Noisy(nn.Module):
         def forward(self, outputs, targets):

@@ -34,7 +34,7 @@ bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab
 
 lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \
-	    --generate-hashes --no-emit-index-url --no-header pyproject.toml -o requirements.txt
+	    --generate-hashes --no-header pyproject.toml -o requirements.txt
 
 clean:  ## remove .venv, builds and caches; runs/ stays
 	rm -rf $(VENV) build dist benchmarks/.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,15 +1,18 @@
 """What the benchmarks share: times in turn, and rounds with nothing on but the CSV files."""
 
 import itertools
+import platform
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Hashable
 from contextlib import redirect_stdout
+from datetime import date
 from statistics import median
 from typing import Any, TypeVar
 
 import lightning.pytorch as pl
+import torch
 
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
@@ -45,7 +48,6 @@ def stamps_of(
                 "max_epochs": rounds,
                 "accelerator": "cpu",
                 "devices": processes,
-                "strategy": "auto" if processes == 1 else "client_parallel",
                 "default_root_dir": root,
                 "callbacks": [clock],
                 "enable_progress_bar": False,
@@ -57,6 +59,14 @@ def stamps_of(
         with redirect_stdout(sys.stderr):  # what a run says at its end
             trainer.fit(method, datamodule=loop)
     return clock.stamps
+
+
+def heading(turns: int) -> str:
+    """What was measured with, above a table."""
+    return (
+        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {platform.machine()}, "
+        f"{date.today()}; {turns} turns, medians\n"
+    )
 
 
 def seconds_of(stamps: list[float]) -> list[float]:

@@ -9,10 +9,8 @@ model on all of its test samples at once, loss and accuracy.
 """
 
 import copy
-import platform
 import statistics
 import sys
-from datetime import date
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.clock import medians, seconds_of, stamps_of
+from benchmarks.clock import heading, medians, seconds_of, stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
 from datamodules import SplitOwn
 from pfl import FederatedLoop
@@ -70,10 +68,7 @@ def by_hand(workload: Workload, kinds: int) -> float:
 
 
 def main() -> None:
-    print(
-        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {platform.machine()}, "
-        f"{date.today()}; {TURNS} turns, medians\n"
-    )
+    print(heading(TURNS))
     print(
         "| workload | method | round, ms | with evaluation, ms | evaluation, ms | by hand, ms | "
         "by hand / ours |\n|---|---|---|---|---|---|---|"

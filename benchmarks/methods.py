@@ -7,15 +7,11 @@ Methods take turns, and each run is compared with the FedAvg of its turn. Millis
 ten clients (FedPD trains all hundred in a round).
 """
 
-import platform
 import statistics
 import sys
-from datetime import date
 from typing import Any
 
-import torch
-
-from benchmarks.clock import seconds_of, stamps_of
+from benchmarks.clock import heading, seconds_of, stamps_of
 from benchmarks.workloads import BATCH, RATE, WORKLOADS, Workload
 from pfl import FederatedLoop, algorithms
 
@@ -46,10 +42,7 @@ def milliseconds(name: str, workload: Workload) -> float:
 
 
 def main() -> None:
-    print(
-        f"PyTorch {torch.__version__}, {torch.get_num_threads()} thread(s), {platform.machine()}, "
-        f"{date.today()}; {TURNS} turns, medians\n"
-    )
+    print(heading(TURNS))
     print(
         "| workload | method | ms a round of ten clients | to FedAvg (min - max) |\n"
         "|---|---|---|---|"

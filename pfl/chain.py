@@ -69,8 +69,7 @@ class Chain:
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
             first: Any = chain.steps[chain.layers.first]
             return chain if first.in_features == inputs[0].numel() else None
-        images = kinds[: kinds.index("linear")] if "linear" in kinds else []
-        flat = not images or "flatten" in images
+        flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
         return cls(steps, spans) if inputs.ndim == 4 and flat else None
 
     def models(self, w: Tensor) -> list[Models]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -76,7 +77,7 @@ class FederatedLoop(LightningDataModule):
         # The algorithm says these when it is set up: whether clients keep something between rounds,
         # and what a round costs clients of some sizes, relative to each other.
         self.stateful = True
-        self.chunk_size = clients_at_once  # what the algorithm chooses where that is left open
+        self.chunk_size = clients_at_once or sys.maxsize  # the algorithm chooses one if left open
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._data: ClientData | None = None
         self.store: ClientStore | None = None  # the algorithm's, once it has one
@@ -230,13 +231,12 @@ class FederatedLoop(LightningDataModule):
         sizes = self._split_sizes(split)[ids]
         order = np.argsort(-sizes, kind="stable")
         mine = ids[order]
-        at_once = self.chunk_size or max(1, len(ids))
         if owned:
             mine = mine[mine % world == rank]
         elif world > 1:
-            most = max(count * at_once, -(-len(ids) // world))
+            most = max(count * self.chunk_size, -(-len(ids) // world))
             mine = mine[deal(self.cost(sizes[order]), world, most) == rank]
-        needed = min(count, max(1, -(-len(mine) // at_once)))
+        needed = min(count, max(1, -(-len(mine) // self.chunk_size)))
         return np.array_split(mine, needed) + [mine[:0]] * (count - needed)
 
     def _split_sizes(self, split: str) -> np.ndarray:
@@ -284,7 +284,7 @@ class ChunkLoader:
         share = -(-clients // world)
         if loop.stateful:  # one process may own them all
             share = min(clients, -(-loop.num_clients // world))
-        return max(1, -(-share // (loop.chunk_size or max(1, clients))))
+        return max(1, -(-share // loop.chunk_size))
 
     def __iter__(self) -> Iterator[Clients]:
         # A generator: Lightning calls iter() before the round number is right after a resume.

@@ -255,16 +255,16 @@ class _Form:
     ) -> Tensor:
         """Whole rows [rows, width], zero but for those found: (row, bytes, start, count)."""
         whole = torch.zeros(rows, self.width, dtype=self.dtype, device=device)
-        far, pinned = device.type != "cpu", device.type == "cuda"
+        out = whole.view(self.bits).numpy() if device.type == "cpu" else None
         for row, raw, start, count in found:
             values, columns = self.view(raw, start, count)
+            if out is not None:
+                out[row, columns] = values
+                continue
             # One at a time on its way to a device: pinned memory is never given back.
-            one = (
-                torch.zeros(self.width, dtype=self.dtype, pin_memory=pinned) if far else whole[row]
-            )
+            one = torch.zeros(self.width, dtype=self.dtype, pin_memory=device.type == "cuda")
             one.view(self.bits).numpy()[columns] = values
-            if far:
-                whole[row].copy_(one, non_blocking=True)
+            whole[row].copy_(one, non_blocking=True)
         return whole
 
 

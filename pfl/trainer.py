@@ -31,6 +31,7 @@ from pfl.callbacks import (
     TrainAlone,
     WandbRecord,
 )
+from pfl.callbacks.files import making
 from pfl.checkpoint import StreamedCheckpointIO
 from pfl.errors import ConfigError
 from pfl.strategy import ClientParallelStrategy
@@ -210,7 +211,7 @@ class Trainer(pl.Trainer):
     def _claim_run_dir(self) -> Path:
         """Make a folder that nobody else has, even if another run starts at the same moment."""
         first = self.root / self.name
-        try:
+        with making(first):
             missing = [folder for folder in first.parents if not folder.exists()]
             first.parent.mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):
@@ -218,10 +219,6 @@ class Trainer(pl.Trainer):
                 with suppress(FileExistsError):
                     path.mkdir()
                     break
-        except OSError as error:
-            raise ConfigError(
-                f"trainer.default_root_dir: there can be no folder {first}: {error.strerror}"
-            ) from error
         self._made = [path, *missing]
         return path
 

@@ -125,8 +125,9 @@ def test_layers_that_flatten_nothing_are_one_for_vectors():
     [
         [nn.MaxPool2d(1), nn.Flatten(), nn.Linear(4, 3)],
         [nn.Conv2d(1, 2, 1), nn.Linear(2, 3), nn.Flatten()],
+        [nn.Linear(2, 2), nn.Conv2d(1, 2, 1), nn.Flatten()],
     ],
-    ids=["pooling without convolutions", "a linear layer of maps"],
+    ids=["pooling without convolutions", "a linear layer of maps", "one before all others"],
 )
 def test_layers_that_take_more_than_a_chain_knows(layers):
     assert chain_of(nn.Sequential(*layers), 2) is None

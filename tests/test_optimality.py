@@ -265,6 +265,20 @@ def test_rounds_in_between_are_left_out(tmp_path):
         assert written == expected
 
 
+class Stop(pl.Callback):
+    """In the third round."""
+
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = trainer.current_epoch == 2
+
+
+def test_the_last_round_of_a_run_that_stops_early_is_measured(tmp_path):
+    rows, algorithm = Rows(), FedAvg(LinearRegression(3).double(), **FULL)
+    callbacks = [Stop(), Optimality(every=2), rows]
+    run(algorithm, LeastSquares(3, 12, 3), 9, root=tmp_path, callbacks=callbacks)
+    assert [any(map(is_ours, row)) for row in rows.rows] == [False, True, True]
+
+
 @pytest.mark.parametrize("every", [0, -1])
 def test_every_must_be_positive(every):
     with refused(f"every: {every}", "at least 1"):

@@ -123,7 +123,7 @@ class FedSLR(FederatedAlgorithm):
             change = (self.global_model - mean["w"]) / step  # mean over S of γ_i's change
             self.gamma_mean += change * (self.participants / total)
         else:
-            seen, at_once = self.store.seen("gamma"), self._loop.chunk_size or total
+            seen, at_once = self.store.seen("gamma"), self._loop.chunk_size
             gammas = torch.zeros_like(self.gamma_mean)
             for ids in np.split(seen, range(at_once, len(seen), at_once)):
                 gammas += self.store.read("gamma", ids, self.device).sum(0)

@@ -139,7 +139,7 @@ class FederatedModule(LightningModule):
     def every_client(self, split: Literal["train", "val", "test"]) -> Iterator[Clients]:
         """This process's share of all clients in chunks, with what they remember."""
         loop, everyone = self._loop, np.arange(self._loop.num_clients)
-        count = -(-len(everyone) // (loop.chunk_size or len(everyone)))
+        count = -(-len(everyone) // loop.chunk_size)
         for ids in loop.chunks(everyone, split, count, owned=True):
             clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
             self.attach(clients)

@@ -65,8 +65,8 @@ def train_alone(
     data = loop.client_data(algorithm.device)
 
     def chunks(ids: np.ndarray, round: int, split: str) -> list[Clients]:
-        parts = -(-len(ids) // (loop.chunk_size or len(ids))) if len(ids) else 1
-        chunks = loop.chunks(ids, split, parts, owned=True)
+        count = max(1, -(-len(ids) // loop.chunk_size))
+        chunks = loop.chunks(ids, split, count, owned=True)
         return [Clients(c, round, data, split, dtype=initial["w"].dtype) for c in chunks]
 
     def attach(clients: Clients) -> Tensor:

@@ -41,8 +41,7 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Save if it is time, or if this was the last round."""
-        ended = trainer.current_epoch + 1 == trainer.max_epochs
-        last = trainer.should_stop or ended or 0 <= trainer.max_steps <= trainer.global_step
+        last = is_last(trainer)
         begun = time.monotonic()
         passed = begun - self._saved_at
         due = passed >= self.every_seconds or self._cost <= COST * passed
@@ -50,3 +49,9 @@ class RoundCheckpoint(ModelCheckpoint):
             super().on_train_epoch_end(trainer, pl_module)
             self._saved_at = time.monotonic()
             self._cost = self._saved_at - begun
+
+
+def is_last(trainer: pl.Trainer) -> bool:
+    """Whether the round that ends is the run's last."""
+    ended = trainer.current_epoch + 1 == trainer.max_epochs
+    return trainer.should_stop or ended or 0 <= trainer.max_steps <= trainer.global_step

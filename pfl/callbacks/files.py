@@ -5,12 +5,27 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pfl.errors import ConfigError
+
 CSV_ROWS = 1 << 12  # made, and turned into Python numbers, at a time: a million take hundreds of MB
+
+
+@contextmanager
+def making(folder: Path) -> Iterator[None]:
+    """Where a run's folder is made: what the system refuses is a mistake of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"trainer.default_root_dir: there can be no folder {folder}: {error.strerror}"
+        ) from error
 
 
 def append(path: Path, round: int, columns: dict[str, np.ndarray]) -> None:

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from pfl.algorithms.base import FederatedAlgorithm
+from pfl.callbacks.checkpoint import is_last
 from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.strategy import add_up
@@ -61,7 +62,7 @@ class Optimality(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Measure, and add to the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
-        if pl_module.rounds % self.every and trainer.current_epoch + 1 != trainer.max_epochs:
+        if pl_module.rounds % self.every and not is_last(trainer):
             return
         with pl_module.in_full_precision():
             values = self._measure(pl_module)

@@ -109,12 +109,8 @@ class RunRecorder(Callback):
             )
 
     def _make_folder(self) -> None:
-        try:
+        with files.making(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"trainer.default_root_dir: there can be no folder {self.folder}: {error.strerror}"
-            ) from error
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """The last round that may be is evaluated; the Trainer sees to one that ends the run."""

@@ -1,18 +1,19 @@
 """The list of all methods for the tests that every one of them must pass.
 
 A new method gets one entry in `METHODS`: how it is made, where it ends on quadratics, what a round
-costs, and which of its client states must never leave the client. Then test_conformance.py checks
-it, and tests/test_strategy.py runs it in two processes.
+costs, and which of its client states must never leave the client. Then test_conformance.py and
+test_continued.py check it, and tests/test_strategy.py runs it in two processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -269,3 +270,12 @@ def tables(algorithm: FederatedAlgorithm) -> dict[str, str]:
     assert isinstance(algorithm.trainer, Trainer)
     folder = algorithm.trainer.run_dir
     return {name: (folder / f"{name}.csv").read_text() for name in algorithm.tables}
+
+
+def learned(names: Iterable[str]) -> set[str]:
+    """Those that are models, or states of clients or the server."""
+    return {name for name in names if name.split()[0] in ("module", "client")}
+
+
+EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+BATCHES = dict(lr=0.2, local_epochs=2, batch_size=2)  # clients take 6, 2, 4 and 2 steps

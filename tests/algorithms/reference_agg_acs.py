@@ -6,6 +6,7 @@ numbers would notice.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -305,3 +306,17 @@ def fedacs(
             }
         )
     return history
+
+
+def table(algorithm: Any) -> dict[int, dict[tuple[int, int], float]]:
+    """`collaboration.csv`, as {round from 0: {(client, partner): weight}}, without zeros."""
+    found: dict[int, dict[tuple[int, int], float]] = {}
+    path = algorithm.trainer.run_dir / "collaboration.csv"
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            pair = int(row["client"]), int(row["partner"])
+            own = found.setdefault(int(row["round"]) - 1, {})
+            assert pair not in own
+            if float(row["weight"]):
+                own[pair] = float(row["weight"])
+    return found

@@ -11,24 +11,24 @@ import torch
 
 import pfl.algorithms
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm, FedSLR, LocalTrain
 from pfl.communication import Message
 from tests.algorithms import closed_forms as forms
 from tests.algorithms.methods import (
+    BATCHES,
+    EVERY_METHOD,
     METHODS,
     SIZES,
     differing,
     everything,
+    learned,
     small_network,
     small_world,
     tables,
 )
 
-EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 PERSONAL = {name: method for name, method in METHODS.items() if method.private}
 EVERYONE = range(len(SIZES))
-BATCHES = dict(lr=0.2, local_epochs=2, batch_size=2)  # clients take 6, 2, 4 and 2 steps
 FULL = dict(lr=0.2, local_epochs=2, batch_size=None)
 
 
@@ -62,11 +62,6 @@ def models(algorithm):
         for clients in algorithm.every_client("train"):
             w_i[clients.ids] = algorithm.personalized(clients).numpy()
     return w if algorithm.has_global else None, w_i
-
-
-def learned(names):
-    """Those that are models, or states of clients or the server."""
-    return {name for name in names if name.split()[0] in ("module", "client")}
 
 
 class Snapshots(pl.Callback):
@@ -244,42 +239,6 @@ def test_a_frozen_parameter_never_moves(train, method):
     assert_booked(method, wire, snapshots)
     for model in models(algorithm):
         assert model is None or not np.isclose(model, start).any()
-
-
-# ---- continued runs -----------------------------------------------------------------------------
-
-
-def begin(root, method, rounds, seed, ckpt_path=None):
-    """Train with checkpoints and evaluation; the algorithm."""
-    algorithm = method.make(small_network(seed), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
-    trainer = Trainer(
-        max_epochs=rounds,
-        precision="64-true",
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-    )
-    count = None if method.everyone else 2
-    loop = FederatedLoop(small_world(), clients_per_round=count)
-    trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
-    return algorithm
-
-
-@EVERY_METHOD
-def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, method):
-    """Bit for bit, although it resumes with another initial network: states and tables."""
-    wanted = begin(tmp_path / "straight", method, 4, 6)
-    early = begin(tmp_path / "parts", method, 2, 6)
-    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
-    torch.load(last, weights_only=True)
-    before = everything(early)
-    found = begin(tmp_path / "parts", method, 4, 7, last)
-    assert differing(everything(found), everything(wanted)) == set()
-    assert learned(differing(before, everything(found)))
-    files = ["metrics.csv", "clients.csv", *(f"{name}.csv" for name in found.tables)]
-    for file in files:
-        one, other = ((a.trainer.run_dir / file).read_bytes() for a in (found, wanted))
-        assert one == other, file
 
 
 # ---- what is sent -------------------------------------------------------------------------------

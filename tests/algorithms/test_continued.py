@@ -1,0 +1,48 @@
+"""Every method goes on from a checkpoint as if it had never stopped."""
+
+import torch
+
+from models import HalfSquaredError
+from pfl import FederatedLoop, Trainer
+from tests.algorithms.methods import (
+    BATCHES,
+    EVERY_METHOD,
+    differing,
+    everything,
+    learned,
+    small_network,
+    small_world,
+)
+
+
+def begin(root, method, rounds, seed, ckpt_path=None):
+    """Train with checkpoints and evaluation; the algorithm."""
+    algorithm = method.make(small_network(seed), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
+    trainer = Trainer(
+        max_epochs=rounds,
+        precision="64-true",
+        accelerator="cpu",
+        default_root_dir=root,
+        enable_progress_bar=False,
+    )
+    count = None if method.everyone else 2
+    loop = FederatedLoop(small_world(), clients_per_round=count)
+    trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
+    return algorithm
+
+
+@EVERY_METHOD
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, method):
+    """Bit for bit, although it resumes with another initial network: states and tables."""
+    wanted = begin(tmp_path / "straight", method, 4, 6)
+    early = begin(tmp_path / "parts", method, 2, 6)
+    last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
+    torch.load(last, weights_only=True)
+    before = everything(early)
+    found = begin(tmp_path / "parts", method, 4, 7, last)
+    assert differing(everything(found), everything(wanted)) == set()
+    assert learned(differing(before, everything(found)))
+    files = ["metrics.csv", "clients.csv", *(f"{name}.csv" for name in found.tables)]
+    for file in files:
+        one, other = ((a.trainer.run_dir / file).read_bytes() for a in (found, wanted))
+        assert one == other, file

@@ -59,7 +59,9 @@ def test_solution_of_coupled_least_squares(penalty):
         tie[:, :d], tie[:, (k + 1) * d : (k + 2) * d] = -np.eye(d), np.eye(d)
         rows += [block, np.sqrt(penalty) * tie]
         right += [y[k] / np.sqrt(n), np.zeros(d)]
-    expected = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right))[0].reshape(m + 1, d)
+    expected = np.linalg.lstsq(np.concatenate(rows), np.concatenate(right), rcond=None)[0].reshape(
+        m + 1, d
+    )
     w, own = dm.solve(penalty)
     np.testing.assert_allclose(w, expected[0], rtol=1e-7)
     np.testing.assert_allclose(own, expected[1:], rtol=1e-7)
@@ -73,10 +75,10 @@ def test_ends_of_least_squares():
     dm = LeastSquares(4, 9, 3)
     x, y = dm.train_arrays()
     w, own = dm.solve(math.inf)
-    expected = np.linalg.lstsq(x.reshape(-1, 3), y.ravel())[0]
+    expected = np.linalg.lstsq(x.reshape(-1, 3), y.ravel(), rcond=None)[0]
     np.testing.assert_allclose(own, np.tile(expected, (4, 1)), rtol=1e-10)
     np.testing.assert_allclose(w, expected, rtol=1e-10)
     w, own = dm.solve(0.0)
-    alone = np.stack([np.linalg.lstsq(x[k], y[k])[0] for k in range(4)])
+    alone = np.stack([np.linalg.lstsq(x[k], y[k], rcond=None)[0] for k in range(4)])
     np.testing.assert_allclose(own, alone, rtol=1e-10)
     np.testing.assert_allclose(w, alone.mean(0), rtol=1e-10)

@@ -175,6 +175,11 @@ def explain(error: Exception) -> str | None:
     """A user's mistake in one line; None where the error is something else."""
     if isinstance(error, ConfigError | MisconfigurationException):
         return " ".join(str(error).split())
+    wandb = sys.modules.get("wandb")  # slow to import, and most runs do without
+    if wandb is not None and isinstance(error, wandb.errors.UsageError):  # nobody is logged in
+        return (
+            f"trainer.logger: {' '.join(str(error).split())} Without: --trainer.logger.offline true"
+        )
     # What a constructor raises comes wrapped by the parser.
     if isinstance(error, ValueError) and str(error).startswith("Does not validate against"):
         return one_line(error)

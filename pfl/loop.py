@@ -49,7 +49,7 @@ class FederatedLoop(LightningDataModule):
         seed: Of client sampling and of the order of their samples; None: the datamodule's seed.
 
     Raises:
-        ConfigError: For values that cannot be.
+        ConfigError: For values that cannot be, and data that no clients own.
     """
 
     def __init__(
@@ -65,6 +65,11 @@ class FederatedLoop(LightningDataModule):
         seed: int | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(datamodule, FederatedDataModule):
+            raise ConfigError(
+                f"datamodule: {type(datamodule).__name__}; FederatedLoop takes a "
+                f"FederatedDataModule, whose samples clients own"
+            )
         self.datamodule = datamodule
         self.clients_per_round = clients_per_round
         self.sampling = sampling

@@ -8,7 +8,7 @@ import wandb
 import yaml
 from wandb.proto import wandb_internal_pb2
 
-from pfl.cli import main
+from pfl.cli import explain, main
 from tests.commands import ROOT, elsewhere
 
 CONFIGS = [
@@ -170,3 +170,12 @@ def test_summary_has_the_final_numbers(sent):
         assert summary[name] == wanted[name], name
     assert summary["best"]["round"] == wanted["best"]["round"]
     assert tables(summary)
+
+
+def test_where_nobody_is_logged_in_one_line_says_so():
+    error = wandb.errors.UsageError("No API key configured.\nUse `wandb login` to log in.")
+    line = explain(error)
+    assert line is not None and "\n" not in line
+    assert line.startswith("trainer.logger: No API key configured. Use `wandb login` to log in.")
+    assert line.endswith("--trainer.logger.offline true")
+    assert explain(RuntimeError("another")) is None

@@ -49,6 +49,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         trainer.fit(model, datamodule=dm.client(3))  # one client
         trainer.fit(model, datamodule=dm)  # all clients' data, pooled
 
+    Where it has arguments of its own, those of this class go on as ``**kwargs``, from which the
+    command line also knows their types::
+
+        def __init__(self, noise: float = 0.1, **kwargs):
+            super().__init__(**kwargs)
+
     Data are loaded and dealt when first needed. What is drawn depends on ``seed`` only.
 
     Args:

@@ -23,7 +23,7 @@ class Protocol(ABC):
     client's samples, by Sainte-Laguë's method.
 
     Args:
-        validation: Share of the client's own samples that is kept for validation, 0 to 1.
+        validation: Share of the client's own samples for its validation set, from 0 to below 1.
     """
 
     needs_official_test = True
@@ -74,8 +74,8 @@ class SplitOwn(Protocol):
     the training samples and every client splits the union, as PFLlib does.
 
     Args:
-        test: Share of a client's samples for its test set, 0 to 1.
-        validation: Share of a client's samples for its validation set, 0 to 1.
+        test: Share of a client's samples for its test set, from 0 to below 1.
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
         ConfigError: A share is out of range, or the two leave nothing to train on.
@@ -125,7 +125,7 @@ class MatchLabels(Protocol):
     Args:
         samples: Test samples per client; None takes the most that keep the ratio (classes which
             the official test set lacks are ignored).
-        validation: Share of a client's samples for its validation set, 0 to 1.
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
         ConfigError: An argument is out of range, or there is no official test set or the targets
@@ -215,7 +215,7 @@ class SharedTest(Protocol):
     """Every client is tested on the same, whole official test set (as in FedCLUP's table).
 
     Args:
-        validation: Share of a client's samples for its validation set, 0 to 1.
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
         ConfigError: The share is out of range, or there is no official test set.

@@ -63,7 +63,8 @@ def fit_and_test(data: lightning.LightningDataModule, dm: DigitsDataModule) -> f
 
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    for message in (".*does not have many workers.*", ".*LeafSpec.*"):  # no advice, and Lightning's
+        warnings.filterwarnings("ignore", message)
     dm = DigitsDataModule(num_clients=20, seed=1)
     print(dm.describe())
     print(f"client 3: test accuracy {fit_and_test(dm.client(3), dm):.3f}")

@@ -109,8 +109,6 @@ class FederatedCLI(LightningCLI):
         if data.get("seed") is None:  # one seed for everything, where no other is given
             data.seed = int(config.seed_everything)
         super().instantiate_classes()
-        with _about("model.server_optimizer"):  # made once more by Lightning, but late
-            self.model.server_optimizer_factory([self.model.space.vector])
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
         self.trainer.recorder.config = given
 

@@ -63,6 +63,8 @@ class Trainer(pl.Trainer):
             of a round is to be evaluated or saved.
     """
 
+    fast_dev_run: bool | int  # Lightning sets it
+
     def __init__(
         self,
         *,

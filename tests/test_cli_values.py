@@ -51,6 +51,11 @@ MISTAKES = {
         {"class_path": "torch.optim.lr_scheduler.StepLR"},
         ["model.optimizer: torch.optim.lr_scheduler.StepLR", "subclass of Optimizer\n"],
     ),
+    "a server optimizer that needs more": (
+        "model.init_args.server_optimizer",
+        {"class_path": "torch.optim.LBFGS"},
+        ["model.server_optimizer: ", "closure", "SGD, Adam"],
+    ),
     "empty loop": ("loop", None, ["loop: null; it must hold options, or be left out\n"]),
     "empty trainer": ("trainer", None, ["trainer: null; it must hold options, or be left out\n"]),
     "a number for the trainer": ("trainer", 5, ["trainer: 5; it must hold options"]),

@@ -67,10 +67,14 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """An unknown key is answered with the known one that looks most like it."""
-        _check_yaml(sys.argv[1:] if args is None else args)
+        words = sys.argv[1:] if args is None else args
+        _check_yaml(words)
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
+            if words[:1] and words[0].partition("=")[0] in ("--config", "-c"):
+                names = ", ".join(self._subcommand_parsers)
+                raise ConfigError(f"config: give it behind one of {names}") from error
             keys = {a.dest for p in self._subcommand_parsers.values() for a in p._actions}
             raise ConfigError(one_line(error, sorted(keys))) from error
         subcommand = self.config.subcommand

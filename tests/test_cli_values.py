@@ -71,6 +71,12 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
     assert_refused(tmp_path, words, "fit", "--config", path)
 
 
+def test_a_file_before_the_subcommand(tmp_path):
+    path = write(tmp_path / "a.yaml", SMALL)
+    for option in (["--config", path], [f"--config={path}"], ["-c", path]):
+        assert_refused(tmp_path, ["config: give it behind one of fit, val"], *option, "fit")
+
+
 def test_null_is_a_value_where_a_type_has_it(monkeypatch, tmp_path):
     monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
     config = changed(SMALL, "trainer.callbacks", None)

@@ -124,7 +124,7 @@ class ArrayDataModule(FederatedDataModule):
         given = {key: np.asarray(value) for key, value in arrays.items() if value is not None}
         if file is not None and given:
             raise ConfigError(f"file={str(file)!r} and {', '.join(given)} exclude one another")
-        self._file = None if file is None else Path(file)
+        self._file = None if file is None else Path(file).expanduser()
         self._loaded: Loaded | None = None
         if self._file is None:
             self._loaded = _from_arrays("the call", given)

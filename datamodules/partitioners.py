@@ -97,7 +97,9 @@ class LogNormal(Partitioner):
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Return the client of every sample."""
         check_min_size(self, len(targets) // num_clients, num_clients, self.min_size)
-        weights = rng.lognormal(sigma=self.sigma, size=num_clients)
+        normal = rng.standard_normal(num_clients)
+        with np.errstate(over="ignore"):  # relative to the largest, nothing else overflows
+            weights = np.exp(self.sigma * (normal - normal.max()))
         raised = np.zeros(num_clients, bool)  # clients that are lifted to min_size
         while True:
             free = np.where(raised, 0, weights)
@@ -133,8 +135,8 @@ class Natural(Partitioner):
             have no owner, are not dealt.
 
     Raises:
-        ConfigError: When dealing: there are no ids, their number does not fit, or there are more
-            clients than ids.
+        ConfigError: When dealing: there are no ids, some are missing, their number does not fit, or
+            there are more clients than ids.
     """
 
     def __init__(self, client_ids: Sequence[int | str] | np.ndarray | None = None) -> None:
@@ -148,6 +150,14 @@ class Natural(Partitioner):
             raise ConfigError(
                 f"client_ids of shape {self._client_ids.shape} must be one id per sample"
             )
+        if self._client_ids.dtype.kind in "fO":  # an array of objects may be text, as pandas has it
+            given = self._client_ids.tolist()
+            lacking = sum(name is None or name != name for name in given)
+            if lacking or len({isinstance(name, str) for name in given}) > 1:
+                raise ConfigError(
+                    f"client_ids hold None or NaN for {lacking} of {len(given)} samples; all must "
+                    "be numbers, or all text"
+                )
         return self._client_ids
 
     def with_ids(self, client_ids: np.ndarray | None) -> "Natural":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, check_whole
 from datamodules.partitioners import Partitioner
 from datamodules.protocols import Protocol
 from datamodules.randomness import generator
@@ -69,8 +69,8 @@ class ImageDataModule(FederatedDataModule):
         super().__init__(num_clients, partition, protocol, batch_size, seed, num_workers)
         self.root = Path(root).expanduser()
         self.train_samples = train_samples
-        if train_samples is not None and train_samples < 1:
-            raise ConfigError(f"train_samples={train_samples} must be at least 1, or null for all")
+        if train_samples is not None:
+            self.train_samples = check_whole("train_samples", train_samples)
 
     @property
     @abstractmethod

@@ -43,3 +43,14 @@ def pooled_size(network: str, image_size: int, padding: int) -> int:
             f"image_size={image_size} is too small for {network}; the least is {least}"
         )
     return size
+
+
+def group_norm(groups: int, channels: int) -> nn.GroupNorm:
+    """Return a GroupNorm.
+
+    Raises:
+        ValueError: ``groups`` does not divide ``channels``.
+    """
+    if groups < 1 or channels % groups:
+        raise ValueError(f"norm_groups={groups} must divide the {channels} channels of a layer")
+    return nn.GroupNorm(groups, channels)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from models.classifier import Classifier, pooled_size
+from models.classifier import Classifier, group_norm, pooled_size
 
 
 class CNN(Classifier):
@@ -27,7 +27,7 @@ class CNN(Classifier):
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``image_size`` is too small, or ``kernel_size`` is even.
+        ValueError: ``image_size`` is too small, or ``kernel_size`` is even or below 1.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class CNN(Classifier):
         kernel_size: int = 5,
         hidden: int = 512,
     ) -> None:
-        if kernel_size % 2 == 0:
+        if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"kernel_size={kernel_size} of CNN must be odd, such as 3 or 5")
         # Convolutions that keep the size leave the halving, whatever their kernels.
         side, padding = pooled_size("CNN", image_size, padding=2), kernel_size // 2
@@ -91,11 +91,11 @@ class SmallCNN(Classifier):
             raise ValueError(f"image_size={image_size} is too small for SmallCNN; the least is 4")
         body = OrderedDict(
             conv1=nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
-            norm1=nn.GroupNorm(norm_groups, width),
+            norm1=group_norm(norm_groups, width),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(width, 2 * width, kernel_size=3, padding=1, bias=False),
-            norm2=nn.GroupNorm(norm_groups, 2 * width),
+            norm2=group_norm(norm_groups, 2 * width),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.classifier import Classifier
+from models.classifier import Classifier, group_norm
 
 
 class ResNet18(Classifier):
@@ -44,7 +44,7 @@ class ResNet18(Classifier):
 
         def normalize(channels: int) -> nn.Module:
             if norm == "group":
-                return nn.GroupNorm(norm_groups, channels)
+                return group_norm(norm_groups, channels)
             return nn.BatchNorm2d(channels)
 
         body: OrderedDict[str, nn.Module] = OrderedDict()

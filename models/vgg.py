@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from models.classifier import Classifier
+from models.classifier import Classifier, group_norm
 
 # Configuration A of the paper: channels of each 3x3 convolution; 0 is a 2x2 max pooling.
 _LAYERS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
@@ -43,7 +43,7 @@ class VGG11(Classifier):
         norm_groups: int = 2,
     ) -> None:
         makers: dict[str, Callable[[int], nn.Module]] = {
-            "group": lambda channels: nn.GroupNorm(norm_groups, channels),
+            "group": lambda channels: group_norm(norm_groups, channels),
             "batch": nn.BatchNorm2d,
         }
         if norm != "none" and norm not in makers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import pickle
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -27,7 +26,7 @@ from pfl.errors import ConfigError
 from pfl.launch import Ended, ProcessLost, told_of_signals
 from pfl.loop import FederatedLoop
 from pfl.trainer import Trainer
-from pfl.usererrors import one_line
+from pfl.usererrors import check_nulls, one_line
 
 DESCRIPTION = (
     "Personalized federated learning. One more subcommand, `reproduce`, runs and draws a figure "
@@ -68,22 +67,34 @@ class FederatedCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """An unknown key is answered with the known one that looks most like it."""
-        _check_yaml(sys.argv[1:] if args is None else args)
+        words = sys.argv[1:] if args is None else args
+        _check_yaml(words)
         try:
             super().parse_arguments(parser, args)
         except ArgumentError as error:
+            if words[:1] and words[0].partition("=")[0] in ("--config", "-c"):
+                names = ", ".join(self._subcommand_parsers)
+                raise ConfigError(f"config: give it behind one of {names}") from error
             keys = {a.dest for p in self._subcommand_parsers.values() for a in p._actions}
             raise ConfigError(one_line(error, sorted(keys))) from error
+        subcommand = self.config.subcommand
+        config = self.config[subcommand]
+        _check_groups(config)
+        check_nulls(self._parser(subcommand), config)
+        if config.seed_everything is False:
+            raise ConfigError(
+                "seed_everything: false; it must be a whole number, which repeats the run"
+            )
 
     def _parse_ckpt_path(self) -> None:
         # Lightning reads the file here for hyperparameters, which our checkpoints do not have.
         path = self.config[self.config.subcommand].get("ckpt_path")
-        if path and not Path(path).is_file():
-            raise ConfigError(f"ckpt_path: {path} is not a file")
-        if path:
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"ckpt_path: {path or repr(path)} is not a file")
+        if path is not None:
             try:  # memory-mapped: this reads names, not tensors
                 content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-            except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            except Exception as error:  # whatever a damaged file leads to
                 raise ConfigError(f"ckpt_path: {path} is not a checkpoint") from error
             if not isinstance(content, dict) or "federated" not in content:
                 raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
@@ -102,14 +113,12 @@ class FederatedCLI(LightningCLI):
         if data.get("seed") is None:  # one seed for everything, where no other is given
             data.seed = int(config.seed_everything)
         super().instantiate_classes()
-        with _about("model.server_optimizer"):  # made once more by Lightning, but late
-            self.model.server_optimizer_factory([self.model.space.vector])
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
         self.trainer.recorder.config = given
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """What Lightning's Trainer refuses becomes one line."""
-        with _about("trainer"):
+        with _about("trainer", (ValueError, TypeError, RuntimeError, ImportError)):
             return super().instantiate_trainer(**kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -118,13 +127,19 @@ class FederatedCLI(LightningCLI):
 
 
 @contextmanager
-def _about(key: str) -> Iterator[None]:
-    """What a constructor refuses is the user's mistake, at this key unless it names one itself."""
+def _about(
+    key: str, kinds: tuple[type[Exception], ...] = (ValueError, TypeError)
+) -> Iterator[None]:
+    """What a constructor refuses is the user's mistake, at this key unless it names one itself.
+
+    Args:
+        kinds: Errors by which it refuses.
+    """
     try:
         yield
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:
+    except kinds as error:
         raise ConfigError(f"{key}: {error}") from error
 
 
@@ -140,6 +155,16 @@ def _check_yaml(args: list[str]) -> None:
             if not isinstance(content, dict):
                 found = shorten(repr(content), 60)
                 raise ConfigError(f"config: {path}: {found}; it must have keys: model, data, ...")
+            _check_groups(content)
+
+
+def _check_groups(content: dict[str, Any] | Namespace) -> None:
+    """What is no group would silently stand for the defaults, or for what another file says."""
+    for key in ("trainer", "loop"):
+        group = content.get(key, {})
+        if not isinstance(group, dict | Namespace):
+            found = "null" if group is None else shorten(repr(group), 60)
+            raise ConfigError(f"{key}: {found}; it must hold options, or be left out")
 
 
 def main(args: list[str] | None = None) -> int:
@@ -183,4 +208,6 @@ def explain(error: Exception) -> str | None:
     # What a constructor raises comes wrapped by the parser.
     if isinstance(error, ValueError) and str(error).startswith("Does not validate against"):
         return one_line(error)
+    if isinstance(error, RuntimeError) and str(error).startswith("Early stopping conditioned on"):
+        return f"trainer.callbacks: {' '.join(str(error).split())}"
     return None

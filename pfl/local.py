@@ -121,3 +121,16 @@ def check_elementwise(optimizer: Optimizer) -> Optimizer:
             f"other; use an elementwise one such as SGD, Adam, AdamW, Adagrad or RMSprop"
         )
     return optimizer
+
+
+def check_server_step(factory: OptimizerFactory) -> None:
+    """A ConfigError where the optimizer takes no step from a gradient alone."""
+    vector = torch.nn.Parameter(torch.zeros(2))
+    vector.grad = torch.zeros(2)
+    try:
+        factory([vector]).step()
+    except Exception as error:  # whatever it or its constructor raises
+        raise ConfigError(
+            f"model.server_optimizer: {' '.join(str(error).split())}; the server has a vector and "
+            f"its gradient, for one such as SGD, Adam or Adagrad"
+        ) from error

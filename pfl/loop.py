@@ -97,7 +97,7 @@ class FederatedLoop(LightningDataModule):
             )
         if clients_at_once is not None and clients_at_once < 1:
             raise ConfigError(f"loop.clients_at_once: {clients_at_once}; it must be at least 1")
-        if state_memory is not None and not state_memory >= 0:
+        if state_memory is not None and not 0 <= state_memory < float("inf"):
             raise ConfigError(
                 f"loop.state_memory: {state_memory}; it must be at least 0 (GiB), or null"
             )
@@ -339,7 +339,7 @@ def _read_trace(trace: str | Sequence[Sequence[int]] | None) -> Sequence[Sequenc
     if not isinstance(trace, str):
         return trace
     try:
-        rounds = json.loads(Path(trace).read_text())
+        rounds = json.loads(Path(trace).expanduser().read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"loop.trace: {trace} cannot be read as JSON: {error}") from error
     if not (isinstance(rounds, list) and all(isinstance(r, list) for r in rounds)):

@@ -49,6 +49,8 @@ from pfl.report.curves import Panel, read_panel
 
 Config = dict[str, Any]
 KEYS = ("title", "seeds", "common", "runs", "grid", "panels", "tables", "full", "base")
+KINDS: Config = {"grid": dict, "full": dict, "panels": list, "tables": list, "base": str}
+NAMES = {dict: "mapping", list: "list", str: "name"}
 QUIET = {
     "enable_progress_bar": False,
     "enable_checkpointing": False,
@@ -163,12 +165,16 @@ def _read(name: str) -> Config:
         raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
     try:
         content = yaml.safe_load(path.read_text())
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: it must have the keys {', '.join(KEYS)}")
     if unknown := [key for key in content if key not in KEYS]:
         raise ConfigError(f"{path}: there is no key {unknown[0]!r}; known are {', '.join(KEYS)}")
+    for key, kind in KINDS.items():
+        value = content.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{path}: {key}: {value!r}; it must be a {NAMES[kind]}")
     return _normal(content)
 
 
@@ -182,15 +188,29 @@ def _normal(content: Config) -> Config:
 
 
 def _each_run(runs: Config) -> Config:
+    for name, change in runs.items():
+        _check_change(f"runs.{name}", change or {})
     return {str(name): nest(change or {}) for name, change in runs.items()}
+
+
+def _check_change(where: str, change: Any) -> None:
+    if not isinstance(change, dict):
+        raise ConfigError(f"{where}: {change!r}; it must be keys and their values")
 
 
 def _axis(figure: str, key: str, values: Any) -> tuple[str, dict[Any, Config]]:
     """Name and values of an axis of the grid, and what each value changes."""
     if isinstance(values, list) and values:
+        if any(isinstance(value, list | dict) for value in values):
+            raise ConfigError(
+                f"{figure}: grid.{key}: {values!r}; such values need names: give changes by name"
+            )
         return key.rpartition(".")[2], {v: {**nest({key: v}), "runs": {}} for v in values}
     if isinstance(values, dict) and values:
         changes = {value: change or {} for value, change in values.items()}
+        for value, change in changes.items():
+            _check_change(f"{figure}: grid.{key}.{value}", change)
+            _check_change(f"{figure}: grid.{key}.{value}.runs", change.get("runs") or {})
         return key, {
             value: {**nest(change), "runs": _each_run(change.get("runs") or {})}
             for value, change in changes.items()
@@ -240,7 +260,12 @@ def execute(job: Job, root: Path) -> Config:
         if before["config"] == config:
             return {**before, "reused": True}
     shutil.rmtree(folder, ignore_errors=True)  # broken off, or of another configuration
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"reproduce: --out: there can be no folder {folder.parent}: {error.strerror}"
+        ) from error
     place = {"name": folder.name, "default_root_dir": str(folder.parent)}
     path = folder.with_name(f"{folder.name}.yaml")
     whole = merge(job.config, {"trainer": {**QUIET, **place}})

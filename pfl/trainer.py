@@ -63,6 +63,8 @@ class Trainer(pl.Trainer):
             of a round is to be evaluated or saved.
     """
 
+    fast_dev_run: bool | int  # Lightning sets it
+
     def __init__(
         self,
         *,
@@ -84,7 +86,7 @@ class Trainer(pl.Trainer):
         **kwargs: Any,
     ) -> None:
         self.name = name
-        self.root = Path(default_root_dir or "runs")
+        self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None
         self._made: list[Path] = []  # the run's folder, and those around it that were not there
         self._continues: str | Path | None = None
@@ -137,6 +139,7 @@ class Trainer(pl.Trainer):
                 f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
                 f"least 1"
             )
+        self._check_limits()
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(
@@ -150,6 +153,20 @@ class Trainer(pl.Trainer):
             )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = StreamedCheckpointIO()
+
+    def _check_limits(self) -> None:
+        """A round has as many batches as there are chunks of clients, which change no result."""
+        names = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
+        if self.fast_dev_run:  # a round of each kind
+            for name in names:
+                setattr(self, name, 1.0)
+        for name in (*names, "overfit_batches"):
+            value = getattr(self, name)
+            if value not in (0, 1.0) or (value == 1 and isinstance(value, int)):
+                raise ConfigError(
+                    f"trainer.{name}: {value}; whole rounds are trained and evaluated: leave it "
+                    f"out, or give loop.clients_per_round"
+                )
 
     def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
         """Take the place of what Lightning has chosen, who knows how many processes will run."""

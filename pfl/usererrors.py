@@ -8,13 +8,15 @@ import re
 import sys
 from collections.abc import Sequence
 from textwrap import shorten
-from types import ModuleType
+from types import ModuleType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 import datamodules
 import models
 from pfl import algorithms, callbacks
+from pfl.errors import ConfigError
 
 # Where to look for what belongs under a key of the configuration.
 _PACKAGES: dict[str, ModuleType] = {
@@ -34,6 +36,10 @@ _NOISE = (
 )
 # Said of what is no file, no list or of another class, though something else may be wanted, too.
 _WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
+# Said by Python where class_path or init_args is null.
+_NULL = r"'NoneType' object has no attribute 'keys'|argument of type 'NoneType' is not "
+# What it says first of a wrong optimizer.
+_FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
 _FEW = 20  # names that a line has room for
 
 
@@ -49,7 +55,9 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
     keys: list[str] = []
     owner = complaint = weak = types = given = ""
     for line in str(error).splitlines():
-        line = line.strip().removeprefix("- ")
+        line = re.sub(_FACTORY, "", line.strip().removeprefix("- "))
+        if match := re.search(r"\.? Got value: Namespace\(class_path='([^']+)'.*$", line):
+            owner, line = match[1], line[: match.start()]
         if complaint and not line.startswith("Given value:"):
             continue  # other members of the same union
         if match := re.match(r'(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
@@ -80,6 +88,36 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
     return f"{where}: {text}" if where and not text.startswith(where) else text
 
 
+def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> None:
+    """Null, which the parser takes anywhere, must be among the values of what it is given for.
+
+    Args:
+        within: Where `config` stands.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    for action in parser._actions:
+        hint = getattr(action, "_typehint", None)
+        if hint is None or action.dest.endswith(".help") or action.dest not in config:
+            continue
+        key, value = f"{within}{action.dest}", config[action.dest]
+        if value is None and action.default is not None and not _takes_null(hint):
+            raise ConfigError(f"{key}: null; it must be {_type(str(hint))}")
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, Namespace) and isinstance(item.get("init_args"), Namespace):
+                check_nulls(_parser(item.class_path), item.init_args, f"{key}.")
+
+
+def _takes_null(hint: Any) -> bool:
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(_takes_null, get_args(hint)))
+    if get_origin(hint) is Literal:
+        return None in get_args(hint)
+    # The parser has a type of its own, of this name, for arguments without one.
+    return hint in (None, type(None), Any) or str(hint) == "Untyped"
+
+
 def _explain(complaint: str, owner: str, types: str, classes: list[str], given: str) -> str:
     value = shorten(given, 100)
     if complaint == "Option 'class_path' is not accepted":
@@ -87,6 +125,12 @@ def _explain(complaint: str, owner: str, types: str, classes: list[str], given: 
     if match := re.match(r"Option '([^']+)' is not accepted", complaint):
         name = owner.rpartition(".")[2]
         return f"{name} has no option {match[1]!r}{_closest(match[1], _options(owner))}"
+    if match := re.match(r"Expected '(\S+)' to be a subclass of <class '(\S+)'>", complaint):
+        return f"{match[1]}; it must be a subclass of {match[2]}"
+    if match := re.match(r"Not a valid subclass of (\w+)", complaint):
+        return f"{value}; it must name a class of kind {match[1]}{_closest('', classes)}"
+    if re.search(_NULL, complaint):
+        return f"{value}; class_path must name a class, and init_args hold options or be left out"
     if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
         hint = _closest(match[1], classes) or "; give its full import path"
         return f"there is no class {match[1]!r} here{hint}"
@@ -104,6 +148,8 @@ def _type(text: str) -> str:
     """Python's own words for a type, or a list of types, in a user's."""
     text = re.sub(r"<class '([^']+)'>", r"\1", text).replace("typing.", "")
     text = re.sub(r"(?:collections\.abc\.)?Sequence", "list", text).replace("NoneType", "null")
+    if match := re.fullmatch(r"list\[Literal\[(.+)\]\]", text):
+        return f"a list of {match[1]}"
     if "Literal[" in text:
         return f"one of {re.sub(r'Literal|[][]', '', text)}"
     text = text[1:-1] if text.startswith("[") else text
@@ -139,6 +185,15 @@ def _classes(package: ModuleType | None, types: str) -> list[str]:
 
 def _options(owner: str) -> list[str]:
     """The arguments that the parser takes for a class, its bases' among them."""
+    options = (action.dest for action in _parser(owner)._actions)
+    return [name for name in options if not name.endswith("help")]
+
+
+def _parser(owner: str) -> ArgumentParser:
+    """A parser of the arguments of a class, given by its import path."""
     module, _, name = owner.rpartition(".")
     cls = getattr(sys.modules.get(module), name, None)
-    return ArgumentParser().add_class_arguments(cls) if isinstance(cls, type) else []
+    parser = ArgumentParser()
+    if isinstance(cls, type):
+        parser.add_class_arguments(cls, fail_untyped=False)
+    return parser

@@ -333,10 +333,15 @@ def test_files_that_are_no_checkpoints(tmp_path, subcommand):
     path = tmp_path / "some.ckpt"
     words = ["ckpt_path", str(path)]
     assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
+    assert_refused(tmp_path, ["ckpt_path: ''"], subcommand, "--config", config, "--ckpt_path=")
     path.write_text("This is no checkpoint.")
     assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
     torch.save({"something": torch.zeros(3)}, path)
     assert_refused(tmp_path, words[:1], subcommand, "--config", config, "--ckpt_path", path)
+    torch.save({"federated": list(range(5000))}, path)
+    for end in (path.stat().st_size // 2, -30):  # a copy that was broken off
+        path.write_bytes(path.read_bytes()[:end])
+        assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
 
 
 def test_unknown_subcommand(tmp_path):

@@ -103,6 +103,17 @@ def test_they_are_refused_before_anything_is_trained(name):
         FedAvg(LogisticRegression(4, 2), optimizer=getattr(torch.optim, name))
 
 
+@pytest.mark.parametrize("name", [n for n in MIXING if n != "Adafactor"])
+def test_a_server_optimizer_must_step_from_a_gradient(name):
+    with refused("model.server_optimizer: ", "SGD, Adam"):
+        FedAvg(LogisticRegression(4, 2), server_optimizer=getattr(torch.optim, name))
+
+
+def test_the_server_may_mix_the_entries_of_its_one_vector():
+    """Adafactor is no optimizer of clients; PyTorch has had it since 2.5."""
+    FedAvg(LogisticRegression(4, 2), server_optimizer=getattr(torch.optim, "Adafactor", None))
+
+
 def test_a_subclass_of_one_that_mixes_is_refused():
     class Tuned(torch.optim.LBFGS):
         pass

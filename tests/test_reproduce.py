@@ -133,6 +133,14 @@ BAD = {
     "runs": ({"runs": {}}, ["runs"]),
     "seeds": ({"seeds": "many"}, ["seeds", "many"]),
     "grid": ({"grid": {"data.n": 3}}, ["data.n", "3", "list"]),
+    "no grid": ({"grid": [1]}, ["grid: [1]", "mapping"]),
+    "grid of lists": ({"grid": {"hidden": [[8], [8, 8]]}}, ["grid.hidden: [[8], [8, 8]]", "name"]),
+    "grid change": ({"grid": {"size": {"small": 3}}}, ["grid.size.small: 3", "keys"]),
+    "grid run change": ({"grid": {"size": {"small": {"runs": 3}}}}, ["grid.size.small.runs: 3"]),
+    "run": ({"runs": {"FedAvg": 3}}, ["runs.FedAvg: 3", "keys and their values"]),
+    "no panels": ({"panels": 3}, ["panels: 3", "list"]),
+    "no full": ({"full": 3}, ["full: 3", "mapping"]),
+    "no base": ({"base": 3}, ["base: 3", "name"]),
     "grid runs": ({"grid": {"n": {1: {"runs": {"FedAgv": {}}}}}}, ["FedAgv", "FedAvg"]),
     "panel key": ({"panels": [{"y": "a", "colour": 1}]}, ["colour", "xlabel"]),
     "panel": ({"panels": [{"x": "round"}]}, ["y"]),
@@ -172,6 +180,11 @@ def test_unknown_figures_and_options_are_told_in_one_line():
     Path("broken.yaml").write_text("a: [1")
     status, _, err = call("broken.yaml")
     assert status == 2 and "broken.yaml" in err and err.count("\n") == 1
+    Path("broken.yaml").write_bytes("title: café".encode("latin1"))
+    status, _, err = call("broken.yaml")
+    assert status == 2 and "broken.yaml" in err and "utf-8" in err and err.count("\n") == 1
+    status, _, err = call("fedpd-figure2", "--out", "broken.yaml")  # a file
+    assert status == 2 and "--out" in err and "broken.yaml" in err and err.count("\n") == 1
 
 
 # ---- from the command to the files --------------------------------------------------------------

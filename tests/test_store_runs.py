@@ -89,7 +89,13 @@ def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "argument, value", [("state_memory", -1.0), ("state_memory", np.nan), ("state_dtype", "int8")]
+    "argument, value",
+    [
+        ("state_memory", -1.0),
+        ("state_memory", np.nan),
+        ("state_memory", np.inf),
+        ("state_dtype", "int8"),
+    ],
 )
 def test_values_that_cannot_be_are_refused(argument, value):
     with pytest.raises(ConfigError) as caught:

@@ -14,7 +14,7 @@ from pfl.algorithms.module import FederatedModule, Network
 from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.errors import ConfigError, require
-from pfl.local import LocalOptimizer, OptimizerFactory, Step, check_elementwise
+from pfl.local import LocalOptimizer, OptimizerFactory, Step, check_elementwise, check_server_step
 from pfl.oracle import Engine
 from pfl.proximal import soft_threshold
 from pfl.strategy import add_up, gather, gather_rows
@@ -83,6 +83,7 @@ class FederatedAlgorithm(FederatedModule):
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         if optimizer is not None:
             check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
+        check_server_step(self.server_optimizer_factory)
 
     # ---- what a method writes -----------------------------------------------------------------
 

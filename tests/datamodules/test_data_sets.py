@@ -100,6 +100,12 @@ def test_arrays_refuse(one_line, tmp_path):
         ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
 
 
+def test_home_is_known(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.savez(tmp_path / "mine.npz", inputs=X, targets=Y)
+    assert len(ArrayDataModule(file="~/mine.npz", num_clients=2).samples) == len(X)
+
+
 def from_yaml(text):
     """Build a data module the way a Lightning command line does."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)

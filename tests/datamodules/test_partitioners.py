@@ -107,6 +107,14 @@ def test_lognormal_sizes_are_proportional_above_the_minimum(sigma, min_size):
     assert (abs(owned.sizes - np.maximum(min_size, high * weights)) <= 1 + 1e-6).all()
 
 
+@pytest.mark.parametrize("sigma", [300.0, 1e5, 1e308])
+def test_lognormal_of_a_huge_sigma_gives_one_client_the_rest(sigma):
+    """The exponentials of these draws overflow, or differ by more than floats can hold."""
+    owned = LogNormal(sigma, min_size=4).assign(np.zeros(100), 5, np.random.default_rng(0))
+    largest = np.random.default_rng(0).standard_normal(5).argmax()
+    assert owned.sizes.tolist() == [100 - 4 * 4 if i == largest else 4 for i in range(5)]
+
+
 def test_lognormal_gives_the_minimum_to_all_if_there_is_nothing_else():
     owned = LogNormal(3.0, min_size=4).assign(np.zeros(20), 5, np.random.default_rng(0))
     assert owned.sizes.tolist() == [4] * 5
@@ -135,6 +143,21 @@ def test_natural_refuses(one_line):
         Natural().assign(np.zeros(4), 2, rng)
     with one_line("client_ids", "(2, 2)"):
         Natural(np.zeros((2, 2))).assign(np.zeros(4), 2, rng)
+
+
+@pytest.mark.parametrize(
+    "ids", [[1.0, np.nan, 2.0, np.nan], ["ann", None, "bob", None], ["ann", np.nan, None, "bob"]]
+)
+def test_natural_refuses_samples_of_unknown_clients(ids, one_line):
+    rule = Natural(np.array(ids, None if isinstance(ids[0], float) else object))
+    with one_line("client_ids hold None or NaN for 2 of 4 samples"):
+        rule.assign(np.zeros(4), 2, np.random.default_rng(0))
+
+
+def test_natural_refuses_numbers_beside_text(one_line):
+    with one_line("client_ids", "all must be numbers, or all text"):
+        Natural(np.array([1, "bob"], object)).count()
+    assert Natural(np.array(["ann", "bob", "ann"], object)).count() == 2
 
 
 def test_lognormal_refuses(one_line):

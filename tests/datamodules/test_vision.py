@@ -331,6 +331,8 @@ def test_some_of_the_training_samples(tmp_path, internet, one_line):
     assert build().describe().startswith("5 clients,")
     with one_line("train_samples=0", "at least 1"):
         build(train_samples=0)
+    with one_line("train_samples=1.5", "whole number"):
+        build(train_samples=1.5)
     with one_line("train_samples=41", "40", "MNIST"):
         build(train_samples=41).setup()
 

@@ -194,6 +194,8 @@ def test_cnn_of_fedclup_parameters():
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     with pytest.raises(ValueError, match=r"^kernel_size=4 of CNN must be odd, such as 3 or 5$"):
         CNN(kernel_size=4)
+    with pytest.raises(ValueError, match=r"^kernel_size=-1 of CNN must be odd"):
+        CNN(kernel_size=-1)
 
 
 def test_small_cnn_parameters():
@@ -266,6 +268,14 @@ def test_resnet18_starts_from_he_normal():
 def test_resnet18_refuses_an_unknown_norm(norm):
     with pytest.raises(ValueError, match=rf"^norm='{norm}' is unknown; choose 'group' or 'batch'$"):
         ResNet18(norm=norm)
+
+
+@pytest.mark.parametrize(("network", "channels"), [(SmallCNN, 16), (ResNet18, 64), (VGG11, 64)])
+@pytest.mark.parametrize("groups", [0, -2, 3])
+def test_groups_that_do_not_divide_the_channels_are_refused(network, channels, groups):
+    message = rf"^norm_groups={groups} must divide the {channels} channels of a layer$"
+    with pytest.raises(ValueError, match=message):
+        network(norm_groups=groups)
 
 
 @pytest.mark.parametrize(("norm", "per_channel"), [("none", 1), ("group", 2), ("batch", 2)])

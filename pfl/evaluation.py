@@ -108,7 +108,7 @@ class Evaluation:
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._numbers = np.zeros(2)  # sum over personalized models, and how many they are
-        self._global_numbers = 0
+        self._global_numbers: int | None = None
         self._shared: dict[str, Tensor] = {}
 
     def update(self, algorithm: FederatedModule, clients: Clients) -> None:
@@ -129,7 +129,7 @@ class Evaluation:
             self.scores[split, kind] = metric.compute()
             for name, value in summarize(self.scores[split, kind]).items():
                 row[f"{split}/{kind}/{name}"] = value
-        if self._global_numbers:
+        if self._global_numbers is not None:  # a sparse model may have none
             row["parameters/global"] = self._global_numbers
         if any(kind == "personalized" for _, kind in self._metrics):
             total, models = np.sum(gather(self._numbers), axis=0)

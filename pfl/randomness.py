@@ -18,13 +18,15 @@ from torch import Tensor
 from pfl.scripting import scripted
 
 
-def key(*parts: int | str) -> int:
+def key(*parts: int | np.integer | str) -> int:
     """A signed 64-bit key of integers and strings, the same on every machine and in every run."""
-    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    # NumPy writes its whole numbers in another way, and not in all versions the same.
+    plain = tuple(part.item() if isinstance(part, np.integer) else part for part in parts)
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
 
-def generator(*parts: int | str) -> np.random.Generator:
+def generator(*parts: int | np.integer | str) -> np.random.Generator:
     """A NumPy generator that is a pure function of `parts`."""
     return np.random.default_rng(key(*parts) % (1 << 64))
 

@@ -212,10 +212,20 @@ class Trainer(pl.Trainer):
         # callbacks are set up, which is when the folder must be known.
         self._continues = ckpt_path
         self._stop = False
+        self._check_unused(model)
         try:
             return super()._run(model, ckpt_path, *args, **kw)
         finally:
             self._leave_no_empty_folder()
+
+    def _check_unused(self, model: pl.LightningModule) -> None:
+        """Its count of rounds would be the new method's: cohorts and rates begin behind them."""
+        new = self._continues is None and getattr(model, "rounds", None) == 0
+        if self.state.fn == "fit" and new and self.current_epoch > 0:
+            raise ConfigError(
+                f"trainer: it has been through {self.current_epoch} rounds with another method; "
+                f"make a new one for {type(model).__name__}"
+            )
 
     def _choose_run_dir(self) -> Path:
         if self._continues is not None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from datamodules.partitioners import LogNormal
 from models import MLP
-from pfl.algorithms import FedAvg, LocalTrain
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.evaluation import ClientScores, Evaluation, predictions, summarize, worst_tenth
 from tests.networks import put
@@ -293,6 +293,21 @@ def test_large_numbers_of_parameters_are_exact(tmp_path):
     algorithm = Large(MLP(4, (5,), 3))
     run(algorithm, data(SplitOwn()), 2, root=tmp_path)
     assert algorithm.row["parameters/personalized"] == 2**24 + 1
+
+
+def test_a_model_of_zeros_takes_no_numbers(tmp_path):
+    """A penalty above all weights and gradients leaves nothing of the sparse model: 0, not a gap.
+
+    With w_0 = 0 and one local step the mean of w_i and the multipliers' are at most a few, and the
+    threshold is λ η_g = 1000.
+    """
+    network = MLP(4, (5,), 3)
+    nn.utils.vector_to_parameters(torch.zeros(43), network.parameters())
+    penalties = {"low_rank_penalty": 1000.0, "proximal_step": 1.0, "global_component": "sparse"}
+    algorithm = FedSLR(network, local_steps=1, **penalties)
+    run(algorithm, data(SplitOwn()), 1, root=tmp_path)
+    assert not algorithm.global_model.any()
+    assert algorithm.row["parameters/global"] == 0
 
 
 def test_an_evaluation_without_models_has_no_numbers():

@@ -41,6 +41,13 @@ def test_a_key_is_blake2b_of_the_parts(parts):
     assert key(*parts) == value - (1 << 64 if value >= 1 << 63 else 0)
 
 
+@pytest.mark.parametrize("kind", [np.int64, np.int32, np.uint8])
+def test_a_number_of_numpy_is_the_number(kind):
+    """A seed out of `np.arange` is that seed: other cohorts and orders would be another run."""
+    assert key(kind(3), "cohort", kind(7)) == key(3, "cohort", 7)
+    assert generator(kind(3), "cohort", 7).random() == generator(3, "cohort", 7).random()
+
+
 def test_keys_tell_parts_apart():
     parts = [(), (0,), (1,), ("0",), (0, 1), (1, 0), (0, "1"), ("0, 1",), (0, 0), ("",), (10,)]
     parts += [("a", "b"), ("ab",), ("a', 'b",)]

@@ -121,6 +121,7 @@ class FedCLUP(FederatedAlgorithm):
         self.max_penalty = math.inf if max_penalty is None else max_penalty
         if not isinstance(penalty, str):
             self._check_limit(penalty)
+        self._rounds_apart = 1  # from one evaluation to the next
         self.add_client_state("w", lambda: self.global_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
@@ -192,6 +193,13 @@ class FedCLUP(FederatedAlgorithm):
                     "model.penalty_schedule: plateau needs a validation loss; give data.protocol "
                     "a validation share, and loop.evaluate val"
                 )
+            if stage == "fit" and self.trainer.limit_val_batches == 0:
+                raise ConfigError(
+                    "trainer.limit_val_batches: 0; penalty_schedule: plateau needs a validation "
+                    "loss, give 1.0"
+                )
+        if stage == "fit":
+            self._rounds_apart = self.trainer.check_val_every_n_epoch or 1
         if self.penalty_schedule == "released" and (self.trainer.max_epochs or -1) < 0:
             raise ConfigError(
                 "model.penalty_schedule: released acts after half of the rounds; give "
@@ -244,6 +252,8 @@ class FedCLUP(FederatedAlgorithm):
             return
         if self.trainer.state.fn != "fit":
             return
+        if (self.trainer.current_epoch + 1) % self._rounds_apart:
+            return  # evaluated since the run ends here: it may go on, and be as if it had not
         loss = self.row["val/personalized/loss"]
         if last - loss < self.tolerance * abs(last):  # never at the first look, when last is NaN
             self.lam.fill_(min(self.growth * self.coupling, self.max_penalty))

@@ -30,6 +30,12 @@ class TrainAlone(Callback):
         self.scores: dict[str, np.ndarray] | None = None
         self._initial: dict[str, Tensor] | None = None
 
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Forget what another method began with; that of a resumed run comes after this."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        if stage == "fit" and pl_module.rounds == 0:
+            self._initial = self.scores = None
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the initial model."""
         assert isinstance(pl_module, FederatedAlgorithm)

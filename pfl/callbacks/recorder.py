@@ -75,7 +75,9 @@ class RunRecorder(Callback):
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Choose the folder."""
+        """Choose the folder, and forget another method's run; a resumed one's rows come later."""
+        if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
+            self.rows, self.summary, self.table, self.seconds = [], {}, None, 0.0
         self.folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self._writes = trainer.is_global_zero
         for callback in trainer.checkpoint_callbacks:  # else they lie where a logger has its files
@@ -160,7 +162,9 @@ class RunRecorder(Callback):
         """Nothing that was computed is lost."""
         alone = trainer.num_devices == 1 and trainer.num_nodes == 1  # else others would hang
         fitting = trainer.state.fn == "fit"
-        if self.rows and fitting and alone and isinstance(pl_module, FederatedAlgorithm):
+        if not (self.rows and fitting and alone and isinstance(pl_module, FederatedAlgorithm)):
+            return
+        if pl_module.rounds > 0:  # else the rows are not yet, or no longer, this method's
             with suppress(OSError):  # the disk may be full: the first error is the one to see
                 self._write_result(trainer, pl_module)
 

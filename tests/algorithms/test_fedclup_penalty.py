@@ -270,6 +270,14 @@ def test_the_plateau_rule_needs_validation(fit):
         fit(algorithm, problem, 3, evaluate=("test",))
 
 
+def test_the_plateau_rule_needs_a_trainer_that_validates(fit, tmp_path):
+    problem, _ = with_validation()
+    trainer = Trainer(limit_val_batches=0, default_root_dir=tmp_path, accelerator="cpu")
+    algorithm = FedCLUP(problem.network(0.0).float(), penalty_schedule="plateau", **FULL)
+    with refused("limit_val_batches", "plateau"):
+        trainer.fit(algorithm, datamodule=FederatedLoop(problem.datamodule))
+
+
 # ---- the released rule --------------------------------------------------------------------------
 
 
@@ -320,11 +328,12 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
 
 SCHEDULES = {
     "plateau": dict(penalty_schedule="plateau", patience=2, tolerance=0.05, growth=1.5),
+    "hasty": dict(penalty_schedule="plateau", patience=1, tolerance=10.0, growth=1.5),
     "released": dict(penalty_schedule="released"),
 }
 
 
-def train(root, schedule, *callbacks, start=0, ckpt_path=None):
+def train(root, schedule, *callbacks, start=0, ckpt_path=None, max_epochs=8, **trainer):
     """8 rounds of new objects, whose network begins at random (`start` is the seed)."""
     torch.manual_seed(start)
     algorithm, models = (
@@ -332,11 +341,12 @@ def train(root, schedule, *callbacks, start=0, ckpt_path=None):
         Models(),
     )
     trainer = Trainer(
-        max_epochs=8,
+        max_epochs=max_epochs,
         accelerator="cpu",
         default_root_dir=root,
         enable_progress_bar=False,
         callbacks=[RoundCheckpoint(every_seconds=0), models, *callbacks],
+        **trainer,
     )
     data = FederatedLoop(DigitsDataModule(6, Dirichlet(1.0)), clients_per_round=3)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
@@ -355,3 +365,17 @@ def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
         np.testing.assert_array_equal(rest[name], whole[name][done:], err_msg=name)
     assert torch.equal(found.lam, wanted.lam) and float(found.lam) != pytest.approx(0.1)
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "straight")
+
+
+def test_a_run_that_ends_between_two_evaluations_goes_on_as_one(tmp_path):
+    """Every second round is evaluated, and the last: of a run of three the third too. The plateau
+    rule, which would look at it, does not; of eight rounds it looks at 2, 4, 6 and 8 only."""
+    often = {"check_val_every_n_epoch": 2}
+    _, whole = train(tmp_path / "straight", "hasty", **often)
+    _, first = train(tmp_path / "parts", "hasty", max_epochs=3, **often)
+    last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
+    _, rest = train(tmp_path / "parts", "hasty", start=1, ckpt_path=last, **often)
+    # Below a tolerance of 10 every loss stalls: λ grows 0.1 * 1.5^k from the second look on.
+    np.testing.assert_allclose(whole["lam"], 0.1 * 1.5 ** np.array([0, 0, 0, 1, 1, 2, 2, 3]))
+    np.testing.assert_array_equal([*first["lam"], *rest["lam"]], whole["lam"])
+    np.testing.assert_array_equal(rest["w"], whole["w"][3:])

@@ -36,6 +36,8 @@ from pfl.checkpoint import StreamedCheckpointIO
 from pfl.errors import ConfigError
 from pfl.strategy import ClientParallelStrategy
 
+STAGES = ("train", "val", "test", "predict")
+
 
 class Trainer(pl.Trainer):
     """`lightning.pytorch.Trainer` for federated runs: one epoch is one round.
@@ -56,11 +58,11 @@ class Trainer(pl.Trainer):
             float64.
         strategy: As in Lightning, but "auto" takes `client_parallel` where several processes run.
             A name of any other strategy of several processes is refused: it would wrap the model.
-        kwargs: Everything else that Lightning's Trainer takes.
+        kwargs: Everything else that Lightning's Trainer takes. `fast_dev_run` is of whole rounds.
 
     Raises:
         ConfigError: Where the accelerator is an Apple GPU, the strategy wraps the model, or a part
-            of a round is to be evaluated or saved.
+            of a round is to be trained, evaluated or saved.
     """
 
     def __init__(
@@ -137,6 +139,7 @@ class Trainer(pl.Trainer):
                 f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
                 f"least 1"
             )
+        self._check_whole_rounds()
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(
@@ -150,6 +153,25 @@ class Trainer(pl.Trainer):
             )
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = StreamedCheckpointIO()
+
+    def _check_whole_rounds(self) -> None:
+        """A batch of Lightning's is a chunk of clients: some of them are no round, and no score."""
+        if debug := self.fast_dev_run:  # type: ignore[attr-defined]
+            self.fit_loop.max_epochs = int(debug)
+            for stage in STAGES:
+                setattr(self, f"limit_{stage}_batches", 1.0)
+        if (same := self.overfit_batches) > 0:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"trainer.overfit_batches: {same}; a batch is some clients of a round, which is "
+                f"trained whole: give fewer clients, by loop.trace"
+            )
+        for name in (f"limit_{stage}_batches" for stage in STAGES):
+            limit = getattr(self, name)
+            if limit != 0 and not (isinstance(limit, float) and limit == 1):
+                raise ConfigError(
+                    f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
+                    f"trained and evaluated whole: leave it open, or give 0 for none"
+                )
 
     def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
         """Take the place of what Lightning has chosen, who knows how many processes will run."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pfl.errors import ConfigError
@@ -35,6 +36,20 @@ def save(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
         "clients": algorithm.store.state_dict(partial(gather_parts, empty=_empty)),
         "ledger": algorithm.client_bytes().state_dict(),
     }
+
+
+def refuse_part_of_a_round(trainer: Trainer) -> None:
+    """Some of its clients have trained, and would do so again in a run that goes on from there.
+
+    Raises:
+        ConfigError: A round has begun, and is not over.
+    """
+    progress = trainer.fit_loop.epoch_progress.current
+    if progress.ready > progress.completed == trainer.global_step:  # a round is a step
+        raise ConfigError(
+            f"trainer.save_checkpoint: round {progress.ready} is not over, and no run could go on "
+            f"from here; save once it is, as in on_train_epoch_end"
+        )
 
 
 def check(algorithm: FederatedModule, saved: dict[str, Any] | None, partition: str) -> None:

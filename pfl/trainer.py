@@ -14,7 +14,12 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    Callback,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -280,4 +285,11 @@ def _check_checkpoints(callbacks: list[Callback]) -> None:
             raise ConfigError(
                 "trainer.callbacks: ModelCheckpoint saves whole rounds; give every_n_epochs, not "
                 "every_n_train_steps or train_time_interval"
+            )
+        if isinstance(callback, OnExceptionCheckpoint) or getattr(
+            callback, "save_on_exception", False
+        ):
+            raise ConfigError(
+                f"trainer.callbacks: {type(callback).__name__} saves where an error is met, which "
+                f"is within a round; RoundCheckpoint has saved the last whole one"
             )

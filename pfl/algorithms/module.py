@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.classifier import Classifier
 from pfl.batch import default_loss
-from pfl.checkpoint import check, restore, save
+from pfl.checkpoint import check, refuse_part_of_a_round, restore, save
 from pfl.clients import Clients
 from pfl.communication import Ledger
 from pfl.errors import ConfigError, require
@@ -332,6 +332,7 @@ class FederatedModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of."""
+        refuse_part_of_a_round(self.trainer)
         checkpoint["federated"] = save(self, self._loop.datamodule.partition.hash)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

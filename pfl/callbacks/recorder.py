@@ -221,6 +221,13 @@ class RunRecorder(Callback):
             files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take away what was predicted before, maybe by another number of processes."""
+        if trainer.local_rank == 0:
+            for path in self.folder.glob("predictions*.csv"):
+                path.unlink(missing_ok=True)
+        trainer.strategy.barrier()  # before anyone writes
+
     def on_predict_batch_end(
         self,
         trainer: pl.Trainer,

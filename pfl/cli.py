@@ -124,7 +124,7 @@ def _about(key: str) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, ImportError) as error:  # a package that is not there
         raise ConfigError(f"{key}: {error}") from error
 
 
@@ -175,6 +175,8 @@ def explain(error: Exception) -> str | None:
     """A user's mistake in one line; None where the error is something else."""
     if isinstance(error, ConfigError | MisconfigurationException):
         return " ".join(str(error).split())
+    if isinstance(error, RuntimeError) and str(error).startswith("Early stopping conditioned on"):
+        return f"trainer.callbacks: {' '.join(str(error).split())}"
     # What a constructor raises comes wrapped by the parser.
     if isinstance(error, ValueError) and str(error).startswith("Does not validate against"):
         return one_line(error)

@@ -15,7 +15,10 @@ import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
     Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
     ProgressBar,
@@ -42,6 +45,7 @@ from pfl.errors import ConfigError
 from pfl.strategy import ClientParallelStrategy
 
 STAGES = ("train", "val", "test", "predict")
+OF_BATCHES = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
 
 
 class Trainer(pl.Trainer):
@@ -119,7 +123,7 @@ class Trainer(pl.Trainer):
             accelerator = "cpu"
             warnings.filterwarnings("ignore", message="GPU available but not used")
         _check_strategy(strategy)
-        _check_checkpoints(callbacks)
+        _check_callbacks(callbacks)
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
@@ -276,9 +280,10 @@ def _check_strategy(strategy: str | Strategy) -> None:
             )
 
 
-def _check_checkpoints(callbacks: list[Callback]) -> None:
-    """Within a round there is nothing from which a run could go on."""
+def _check_callbacks(callbacks: list[Callback]) -> None:
+    """Within a round there is nothing from which a run could go on, and no batch of samples."""
     for callback in callbacks:
+        name = type(callback).__name__
         if isinstance(callback, ModelCheckpoint) and (
             callback._every_n_train_steps or callback._train_time_interval is not None
         ):
@@ -290,6 +295,11 @@ def _check_checkpoints(callbacks: list[Callback]) -> None:
             callback, "save_on_exception", False
         ):
             raise ConfigError(
-                f"trainer.callbacks: {type(callback).__name__} saves where an error is met, which "
-                f"is within a round; RoundCheckpoint has saved the last whole one"
+                f"trainer.callbacks: {name} saves where an error is met, which is within a round; "
+                f"RoundCheckpoint has saved the last whole one"
+            )
+        if isinstance(callback, OF_BATCHES):
+            raise ConfigError(
+                f"trainer.callbacks: {name} works on batches of samples, and the Trainer's are "
+                f"clients here; set model.lr and model.batch_size instead"
             )

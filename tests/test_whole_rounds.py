@@ -3,7 +3,13 @@
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
@@ -69,6 +75,14 @@ def test_some_chunks_of_a_round_are_refused(tmp_path, stage, limit):
 def test_the_same_chunks_in_all_rounds_are_refused(tmp_path, limit):
     with refused(f"trainer.overfit_batches: {limit};", "loop.trace"):
         trainer_in(tmp_path, overfit_batches=limit)
+
+
+@pytest.mark.parametrize(
+    "make", [BatchSizeFinder, LearningRateFinder, lambda: GradientAccumulationScheduler({0: 2})]
+)
+def test_callbacks_of_batches_of_samples_are_refused(tmp_path, make):
+    with refused(f"trainer.callbacks: {type(make()).__name__}", "batches of samples", "model.lr"):
+        trainer_in(tmp_path, make())
 
 
 # ---- checkpoints --------------------------------------------------------------------------------

@@ -166,7 +166,10 @@ class FederatedModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin a pass over all clients; the last one counts until this one is through."""
-        self._pass = Evaluation(self._loop.num_clients, self.device)
+        known, wanted = getattr(self, "_pass", None), (self._loop.num_clients, self.device)
+        if known is None or (known.num_clients, known.device) != wanted:
+            self._pass = Evaluation(*wanted)
+        self._pass.begin()
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Global and personalized scores of a chunk of clients."""

@@ -60,10 +60,12 @@ def check(algorithm: FederatedModule, saved: dict[str, Any] | None, partition: s
     """
     if saved is None:
         raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
-    for what, value in _identity(algorithm, partition).items():
-        if saved[what] != value:
+    found = {**saved, "client states": sorted(saved["clients"])}
+    wanted = {**_identity(algorithm, partition), "client states": sorted(algorithm.remembered)}
+    for what, value in wanted.items():
+        if found[what] != value:
             raise ConfigError(
-                f"ckpt_path: the checkpoint's {what} is {saved[what]}, this run's is {value}; "
+                f"ckpt_path: the checkpoint's {what} is {found[what]}, this run's is {value}; "
                 f"use the configuration that it was made with"
             )
 

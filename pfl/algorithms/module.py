@@ -120,6 +120,12 @@ class FederatedModule(LightningModule):
                 sparse,
             )
 
+    @property
+    def remembered(self) -> list[str]:
+        """Names of what clients keep between rounds; known once the network has been tried."""
+        buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
+        return [*self._client_states, *["buffers"] * buffers]
+
     def personalized(self, clients: Clients) -> Tensor:
         """The clients' personalized models [C, P], from `clients.state` and the global model."""
         raise NotImplementedError(f"{type(self).__name__} has no personalized models")
@@ -220,8 +226,7 @@ class FederatedModule(LightningModule):
         self.oracle.precision = trainer.precision_plugin.forward_context
         batch = next(few.batches(self._probe_size(loop)))
         self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
-        local_buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
-        loop.stateful = bool(self._client_states) or local_buffers
+        loop.stateful = bool(self.remembered)
         # The same for all processes, or they would not agree who trains whom.
         loop.chunk_size = min(gather(loop.clients_at_once or self._clients_that_fit(few)))
 
@@ -255,7 +260,7 @@ class FederatedModule(LightningModule):
             self.bytes_down = self.bytes_up = 0
             for name, (initial, sparse) in self._client_states.items():
                 self.store.declare(name, initial(), dtype=self._loop.state_dtype, sparse=sparse)
-            if self.oracle.buffers.size and self.buffer_policy == "local":
+            if "buffers" in self.remembered:
                 buffers = self.oracle.buffers.read(self.network, self.global_model)
                 self.store.declare("buffers", buffers)
         self._loop.store = self.store

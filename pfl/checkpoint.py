@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from lightning.pytorch import Trainer
 from torch import Tensor
 
 from pfl.errors import ConfigError
@@ -37,6 +38,20 @@ def save(algorithm: FederatedModule, partition: str) -> dict[str, Any]:
     }
 
 
+def refuse_part_of_a_round(trainer: Trainer) -> None:
+    """Some of its clients have trained, and would do so again in a run that goes on from there.
+
+    Raises:
+        ConfigError: A round has begun, and is not over.
+    """
+    progress = trainer.fit_loop.epoch_progress.current
+    if progress.ready > progress.completed == trainer.global_step:  # a round is a step
+        raise ConfigError(
+            f"trainer.save_checkpoint: round {progress.ready} is not over, and no run could go on "
+            f"from here; save once it is, as in on_train_epoch_end"
+        )
+
+
 def check(algorithm: FederatedModule, saved: dict[str, Any] | None, partition: str) -> None:
     """Refuse what another run has saved.
 
@@ -45,10 +60,12 @@ def check(algorithm: FederatedModule, saved: dict[str, Any] | None, partition: s
     """
     if saved is None:
         raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
-    for what, value in _identity(algorithm, partition).items():
-        if saved[what] != value:
+    found = {**saved, "client states": sorted(saved["clients"])}
+    wanted = {**_identity(algorithm, partition), "client states": sorted(algorithm.remembered)}
+    for what, value in wanted.items():
+        if found[what] != value:
             raise ConfigError(
-                f"ckpt_path: the checkpoint's {what} is {saved[what]}, this run's is {value}; "
+                f"ckpt_path: the checkpoint's {what} is {found[what]}, this run's is {value}; "
                 f"use the configuration that it was made with"
             )
 

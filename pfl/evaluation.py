@@ -96,17 +96,28 @@ def worst_tenth(values: np.ndarray) -> float:
 
 
 class Evaluation:
-    """One pass over all clients: collects scores of each split and kind of model.
+    """Passes over all clients: collects scores of each split and kind of model.
 
     Attributes:
-        scores: After `finish`: what `ClientScores.compute` gives, by (split, "global" or
-            "personalized").
+        scores: Of the last pass that was finished: what `ClientScores.compute` gives, by (split,
+            "global" or "personalized").
     """
 
     def __init__(self, num_clients: int, device: torch.device) -> None:
         self.num_clients, self.device = num_clients, device
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
+        self._used: dict[tuple[str, str], ClientScores] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a pass; the scores stay those of the last one until this one is finished.
+
+        It has the metrics of the one before: each refers to itself, so that their memory, some
+        numbers for every client, would stay taken for many rounds.
+        """
+        self._used |= self._metrics
+        self._metrics = {}
         self._numbers = np.zeros(2)  # sum over personalized models, and how many they are
         self._global_numbers: int | None = None
         self._shared: dict[str, Tensor] = {}
@@ -125,9 +136,9 @@ class Evaluation:
     def finish(self) -> dict[str, float]:
         """All reported numbers, named `<split>/<kind>/<number>`; every process must call it."""
         row: dict[str, float] = {}
-        for (split, kind), metric in self._metrics.items():
-            self.scores[split, kind] = metric.compute()
-            for name, value in summarize(self.scores[split, kind]).items():
+        self.scores = {key: metric.compute() for key, metric in self._metrics.items()}
+        for (split, kind), scores in self.scores.items():
+            for name, value in summarize(scores).items():
                 row[f"{split}/{kind}/{name}"] = value
         if self._global_numbers is not None:  # a sparse model may have none
             row["parameters/global"] = self._global_numbers
@@ -138,7 +149,10 @@ class Evaluation:
 
     def _metric(self, split: str, kind: str) -> ClientScores:
         if (split, kind) not in self._metrics:
-            metric = ClientScores(self.num_clients).to(self.device)
+            metric = self._used.pop((split, kind), None)
+            if metric is None:
+                metric = ClientScores(self.num_clients).to(self.device)
+            metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
@@ -174,13 +188,14 @@ class Evaluation:
             _score_pooled(metric, algorithm, clients)
             return
         # The same samples for everyone and one model: one client's score is everyone's.
+        ids = clients.ids
         if clients.split not in self._shared:
-            probe = ClientScores(self.num_clients).to(self.device)
-            _score_pooled(probe, algorithm, replace(clients, ids=clients.ids[:1]))
-            sums = (probe.loss_sum, probe.correct_sum, probe.count)
-            self._shared[clients.split] = torch.stack([s.sum() for s in sums])
-        everyone = self._shared[clients.split][:, None].expand(3, len(clients))
-        metric.update(torch.from_numpy(clients.ids), *everyone)
+            first, ids = ids[0], ids[1:]
+            _score_pooled(metric, algorithm, replace(clients, ids=clients.ids[:1]))
+            sums = (metric.loss_sum, metric.correct_sum, metric.count)
+            self._shared[clients.split] = torch.stack([s[first] for s in sums])
+        everyone = self._shared[clients.split][:, None].expand(3, len(ids))
+        metric.update(torch.from_numpy(ids), *everyone)
 
 
 def row_scores(oracle: Oracle, clients: Clients, w: Tensor) -> Iterator[Scores]:

@@ -14,7 +14,15 @@ import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, ProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+    ProgressBar,
+)
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import (
     DDPStrategy,
@@ -36,6 +44,9 @@ from pfl.checkpoint import StreamedCheckpointIO
 from pfl.errors import ConfigError
 from pfl.strategy import ClientParallelStrategy
 
+STAGES = ("train", "val", "test", "predict")
+OF_BATCHES = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
+
 
 class Trainer(pl.Trainer):
     """`lightning.pytorch.Trainer` for federated runs: one epoch is one round.
@@ -56,11 +67,11 @@ class Trainer(pl.Trainer):
             float64.
         strategy: As in Lightning, but "auto" takes `client_parallel` where several processes run.
             A name of any other strategy of several processes is refused: it would wrap the model.
-        kwargs: Everything else that Lightning's Trainer takes.
+        kwargs: Everything else that Lightning's Trainer takes. `fast_dev_run` is of whole rounds.
 
     Raises:
         ConfigError: Where the accelerator is an Apple GPU, the strategy wraps the model, or a part
-            of a round is to be evaluated or saved.
+            of a round is to be trained, evaluated or saved.
     """
 
     fast_dev_run: bool | int  # Lightning sets it
@@ -114,7 +125,7 @@ class Trainer(pl.Trainer):
             accelerator = "cpu"
             warnings.filterwarnings("ignore", message="GPU available but not used")
         _check_strategy(strategy)
-        _check_checkpoints(callbacks)
+        _check_callbacks(callbacks)
         super().__init__(
             max_epochs=max_epochs,
             default_root_dir=str(self.root),
@@ -139,7 +150,7 @@ class Trainer(pl.Trainer):
                 f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
                 f"least 1"
             )
-        self._check_limits()
+        self._check_whole_rounds()
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(
@@ -154,18 +165,23 @@ class Trainer(pl.Trainer):
         if type(self.strategy.checkpoint_io) is TorchCheckpointIO:
             self.strategy.checkpoint_io = StreamedCheckpointIO()
 
-    def _check_limits(self) -> None:
-        """A round has as many batches as there are chunks of clients, which change no result."""
-        names = [f"limit_{kind}_batches" for kind in ("train", "val", "test", "predict")]
-        if self.fast_dev_run:  # a round of each kind
-            for name in names:
-                setattr(self, name, 1.0)
-        for name in (*names, "overfit_batches"):
-            value = getattr(self, name)
-            if value not in (0, 1.0) or (value == 1 and isinstance(value, int)):
+    def _check_whole_rounds(self) -> None:
+        """A batch of Lightning's is a chunk of clients: some of them are no round, and no score."""
+        if debug := self.fast_dev_run:
+            self.fit_loop.max_epochs = int(debug)
+            for stage in STAGES:
+                setattr(self, f"limit_{stage}_batches", 1.0)
+        if (same := self.overfit_batches) > 0:  # type: ignore[attr-defined]
+            raise ConfigError(
+                f"trainer.overfit_batches: {same}; a batch is some clients of a round, which is "
+                f"trained whole: give fewer clients, by loop.trace"
+            )
+        for name in (f"limit_{stage}_batches" for stage in STAGES):
+            limit = getattr(self, name)
+            if limit != 0 and not (isinstance(limit, float) and limit == 1):
                 raise ConfigError(
-                    f"trainer.{name}: {value}; whole rounds are trained and evaluated: leave it "
-                    f"out, or give loop.clients_per_round"
+                    f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
+                    f"trained and evaluated whole: leave it open, or give 0 for none"
                 )
 
     def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
@@ -276,13 +292,26 @@ def _check_strategy(strategy: str | Strategy) -> None:
             )
 
 
-def _check_checkpoints(callbacks: list[Callback]) -> None:
-    """Within a round there is nothing from which a run could go on."""
+def _check_callbacks(callbacks: list[Callback]) -> None:
+    """Within a round there is nothing from which a run could go on, and no batch of samples."""
     for callback in callbacks:
+        name = type(callback).__name__
         if isinstance(callback, ModelCheckpoint) and (
             callback._every_n_train_steps or callback._train_time_interval is not None
         ):
             raise ConfigError(
                 "trainer.callbacks: ModelCheckpoint saves whole rounds; give every_n_epochs, not "
                 "every_n_train_steps or train_time_interval"
+            )
+        if isinstance(callback, OnExceptionCheckpoint) or getattr(
+            callback, "save_on_exception", False
+        ):
+            raise ConfigError(
+                f"trainer.callbacks: {name} saves where an error is met, which is within a round; "
+                f"RoundCheckpoint has saved the last whole one"
+            )
+        if isinstance(callback, OF_BATCHES):
+            raise ConfigError(
+                f"trainer.callbacks: {name} works on batches of samples, and the Trainer's are "
+                f"clients here; set model.lr and model.batch_size instead"
             )

@@ -251,6 +251,8 @@ LINES = {
     "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
     "--trainer.strategy foo": ["trainer: ", "strategy='foo'"],
     "--trainer.devices foo": ["trainer: ", "`devices`", "int > 0"],
+    "--trainer.precision transformer-engine": ["trainer: ", "transformer_engine", "pip install"],
+    "--trainer.callbacks+=LearningRateFinder": ["trainer.callbacks: LearningRateF", "model.lr"],
     "--trainer.barebones true": ["trainer: ", "barebones=True"],
     "--model.server_optimizer torch.optim.Adam --model.server_optimizer.init_args.lr -1": [
         "model.server_optimizer: ",
@@ -319,6 +321,16 @@ def test_an_error_in_training_keeps_its_traceback(tmp_path):
     own = "--trainer.callbacks+=tests.test_cli.Wrong"
     with pytest.raises(ValueError, match="wrong"):
         call("fit", "--config", config, own, "--trainer.default_root_dir", tmp_path)
+
+
+def test_a_number_that_no_round_has_stops_nothing_early(tmp_path):
+    """Which numbers there are is known after the first round."""
+    config = write(tmp_path / "small.yaml", SMALL)
+    stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc")
+    status, _, err = call("fit", "--config", config, *stop, "--trainer.default_root_dir", tmp_path)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("error: trainer.callbacks: ") and "`val/acc`" in err
+    assert "`test/global/accuracy`" in err  # among those there are
 
 
 def test_a_run_needs_model_and_data(tmp_path):

@@ -188,7 +188,10 @@ def test_evaluating_the_checkpoint_gives_the_numbers_of_the_last_round(run, subc
 
 
 def test_predict_writes_every_test_samples_predictions(run, data):
+    for rank in (0, 1):  # of an earlier model, and of two processes
+        (run[0] / f"predictions-{rank}.csv").write_text("client,sample,target,global\n")
     rows = table(evaluated(run, "predict") / "predictions.csv")
+    assert [path.name for path in run[0].glob("predictions*")] == ["predictions.csv"]
     clients = table(run[0] / "clients.csv")
     assert list(rows[0]) == ["client", "sample", "target", "global", "personalized"]
     owner, sample = column(rows, "client").astype(int), column(rows, "sample").astype(int)

@@ -20,7 +20,7 @@ from torch import nn
 from datamodules import ConfigError, DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, FedProx, FedSLR
+from pfl.algorithms import FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import RoundCheckpoint, RunFigure, TrainAlone
 from pfl.checkpoint import StreamedCheckpointIO
 from pfl.cli import main
@@ -210,6 +210,29 @@ def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, 
     assert {path: path.read_bytes() for path in saved.parents[1].rglob("*") if path.is_file()} == (
         before
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (
+            lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5),
+            lambda: FedPD(mlp()),
+        ),
+        (
+            lambda: FedAvg(batchnorm(), batch_size=None, buffers="local"),
+            lambda: FedAvg(batchnorm(), batch_size=None),
+        ),
+    ],
+    ids=["states", "buffers"],
+)
+def test_checkpoint_with_other_states_is_refused(tmp_path, make, other):
+    """Either way: nobody has what the others remember."""
+    for number, (first, second) in enumerate(((make, other), (other, make))):
+        fit(tmp_path / "saved", first, 1)
+        folder = "run" if number == 0 else "run-2"
+        path = tmp_path / "saved" / folder / "checkpoints" / "last.ckpt"
+        assert_refused(tmp_path, second, 0, path, ["client states"])
 
 
 def assert_refused(tmp_path, make, data_seed, path, words):

@@ -9,7 +9,7 @@ from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import accelerator_connector
 
-from datamodules import IID, DigitsDataModule
+from datamodules import DigitsDataModule
 from models import MLP
 from pfl import ClientParallelStrategy, FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
@@ -132,42 +132,6 @@ def test_a_run_is_found_from_within_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(folder)
     with pytest.warns(UserWarning, match="The dirpath has changed"):  # which is true
         assert fit(2, "last.ckpt").run_dir.resolve() == folder.parent
-
-
-# ---- whole rounds -------------------------------------------------------------------------------
-
-
-def chunks(path, **arguments):
-    """The rows of a run whose clients train and are evaluated one at a time."""
-    data = DigitsDataModule(num_clients=4, partition=IID())
-    options = {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": path}
-    trainer = Trainer(**options, **arguments)
-    torch.manual_seed(0)
-    trainer.fit(FedAvg(MLP(64, hidden=[4])), FederatedLoop(data, clients_at_once=1))
-    return trainer.recorder.rows
-
-
-@pytest.mark.parametrize("kind", ["limit_train", "limit_val", "limit_test", "limit_predict"])
-@pytest.mark.parametrize("value", [0.5, 1, 3])
-def test_a_part_of_a_round_is_refused(tmp_path, kind, value):
-    with refused(f"trainer.{kind}_batches: {value}", "whole rounds"):
-        Trainer(default_root_dir=tmp_path, **{f"{kind}_batches": value})
-
-
-@pytest.mark.parametrize("value", [0.5, 2])
-def test_overfitting_a_part_of_a_round_is_refused(tmp_path, value):
-    with refused("_batches: ", f"{value}", "whole rounds"):
-        Trainer(default_root_dir=tmp_path, overfit_batches=value)
-
-
-@pytest.mark.parametrize("runs", [True, 3])
-def test_a_fast_dev_run_is_one_whole_round(tmp_path, runs):
-    assert chunks(tmp_path, fast_dev_run=runs) == chunks(tmp_path, max_epochs=1)
-
-
-def test_sanity_checks_leave_no_trace(tmp_path):
-    checked = chunks(tmp_path, max_epochs=1, num_sanity_val_steps=3)
-    assert checked == chunks(tmp_path, max_epochs=1)
 
 
 def test_home_is_known(tmp_path, monkeypatch):

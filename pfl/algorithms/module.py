@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from models.classifier import Classifier
 from pfl.batch import default_loss
-from pfl.checkpoint import check, restore, save
+from pfl.checkpoint import check, refuse_part_of_a_round, restore, save
 from pfl.clients import Clients
 from pfl.communication import Ledger
 from pfl.errors import ConfigError, require
@@ -120,6 +120,12 @@ class FederatedModule(LightningModule):
                 sparse,
             )
 
+    @property
+    def remembered(self) -> list[str]:
+        """Names of what clients keep between rounds; known once the network has been tried."""
+        buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
+        return [*self._client_states, *["buffers"] * buffers]
+
     def personalized(self, clients: Clients) -> Tensor:
         """The clients' personalized models [C, P], from `clients.state` and the global model."""
         raise NotImplementedError(f"{type(self).__name__} has no personalized models")
@@ -166,7 +172,10 @@ class FederatedModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin a pass over all clients; the last one counts until this one is through."""
-        self._pass = Evaluation(self._loop.num_clients, self.device)
+        known, wanted = getattr(self, "_pass", None), (self._loop.num_clients, self.device)
+        if known is None or (known.num_clients, known.device) != wanted:
+            self._pass = Evaluation(*wanted)
+        self._pass.begin()
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Global and personalized scores of a chunk of clients."""
@@ -217,8 +226,7 @@ class FederatedModule(LightningModule):
         self.oracle.precision = trainer.precision_plugin.forward_context
         batch = next(few.batches(self._probe_size(loop)))
         self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
-        local_buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
-        loop.stateful = bool(self._client_states) or local_buffers
+        loop.stateful = bool(self.remembered)
         # The same for all processes, or they would not agree who trains whom.
         loop.chunk_size = min(gather(loop.clients_at_once or self._clients_that_fit(few)))
 
@@ -252,7 +260,7 @@ class FederatedModule(LightningModule):
             self.bytes_down = self.bytes_up = 0
             for name, (initial, sparse) in self._client_states.items():
                 self.store.declare(name, initial(), dtype=self._loop.state_dtype, sparse=sparse)
-            if self.oracle.buffers.size and self.buffer_policy == "local":
+            if "buffers" in self.remembered:
                 buffers = self.oracle.buffers.read(self.network, self.global_model)
                 self.store.declare("buffers", buffers)
         self._loop.store = self.store
@@ -332,6 +340,7 @@ class FederatedModule(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what Lightning does not know of."""
+        refuse_part_of_a_round(self.trainer)
         checkpoint["federated"] = save(self, self._loop.datamodule.partition.hash)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

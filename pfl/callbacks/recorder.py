@@ -58,6 +58,7 @@ class RunRecorder(Callback):
         self.table: ClientTable | None = None
         self.seconds = 0.0
         self._names: list[str] = []
+        self._tabled = 0  # the last round whose tables are written
         self._begun = time.monotonic()
         self.folder = Path()
         self._writes = True
@@ -87,7 +88,7 @@ class RunRecorder(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write what is known before the first round."""
         self._begun = time.monotonic() - self.seconds
-        self._names = []
+        self._names, self._tabled = [], len(self.rows)
         if not self._writes:
             return
         self._make_folder()
@@ -136,8 +137,13 @@ class RunRecorder(Callback):
         else:
             with (self.folder / "metrics.csv").open("a", newline="") as file:
                 csv.DictWriter(file, self._names).writerow(row)
-        for table, columns in pl_module.recorded.items():
-            files.append(self.folder / f"{table}.csv", pl_module.rounds, columns)
+        self._write_tables(pl_module)
+
+    def _write_tables(self, algorithm: FederatedAlgorithm) -> None:
+        if self._writes and self._tabled < algorithm.rounds:
+            for table, columns in algorithm.recorded.items():
+                files.append(self.folder / f"{table}.csv", algorithm.rounds, columns)
+            self._tabled = algorithm.rounds
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -175,10 +181,12 @@ class RunRecorder(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Add the row of an evaluated round that ends after this; it is not evaluated again."""
-        if trainer.validating and trainer.state.fn == "fit":
-            assert isinstance(pl_module, FederatedAlgorithm)
+        """Add the row of a trained round that ends after this; it is not gone through again."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        booked = self.rows[-1]["round"] if self.rows else 0
+        if trainer.state.fn == "fit" and booked < pl_module.rounds == pl_module.row.get("round"):
             checkpoint["callbacks"][self.state_key]["rows"] = [*self.rows, pl_module.row]
+            self._write_tables(pl_module)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
@@ -216,6 +224,13 @@ class RunRecorder(Callback):
             self._make_folder()
             files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
+
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take away what was predicted before, maybe by another number of processes."""
+        if trainer.local_rank == 0:
+            for path in self.folder.glob("predictions*.csv"):
+                path.unlink(missing_ok=True)
+        trainer.strategy.barrier()  # before anyone writes
 
     def on_predict_batch_end(
         self,

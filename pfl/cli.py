@@ -51,7 +51,11 @@ class FederatedCLI(LightningCLI):
             save_config_callback=None,  # RunRecorder writes it into the run's folder
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False, "description": DESCRIPTION},
+            parser_kwargs={
+                "exit_on_error": False,
+                "description": DESCRIPTION,
+                "prog": "python -m pfl",
+            },
             args=args,
         )
 

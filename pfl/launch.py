@@ -169,6 +169,6 @@ def _describe(what: str, trainer: Any) -> str:
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
     go_on = f"go on from the last checkpoint with --ckpt_path {path}" if path else "start again"
     number, last = trainer.current_epoch + 1, trainer.max_epochs
-    if 0 < last < number:  # after the last one
-        number = last
-    return f"{what} in round {number} of {last}; {go_on}"
+    if last < 0:  # max_time or max_steps ends it
+        return f"{what} in round {number}; {go_on}"
+    return f"{what} in round {min(number, last)} of {last}; {go_on}"  # or after the last one

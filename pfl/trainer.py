@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
@@ -143,6 +144,9 @@ class Trainer(pl.Trainer):
             inference_mode=inference_mode,
             **kwargs,
         )
+        environment = self._accelerator_connector.cluster_environment
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False  # it saves within a round, and begins a run anew
         if strategy == "auto" and type(self.strategy) is DDPStrategy:
             self._train_clients_in_parallel(self.strategy)
         if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:

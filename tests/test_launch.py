@@ -13,8 +13,9 @@ import pytest
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 
+from pfl import Trainer
 from pfl.cli import main
-from pfl.launch import SAME, STARTED_BY, Launcher, ProcessLost
+from pfl.launch import SAME, STARTED_BY, Launcher, ProcessLost, _describe
 
 ROOT = Path(__file__).parents[1]
 # One process sends a signal to itself, or to all, in the middle of the third round, or when it is
@@ -184,6 +185,16 @@ def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environm
 
 
 # ---- without processes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "where"), [(4, "round 3 of 4"), (2, "round 2 of 2"), (-1, "round 3")]
+)
+def test_the_line_names_the_round(tmp_path, rounds, where):
+    """Two rounds are over; without a last one, max_time or max_steps would have ended the run."""
+    trainer = Trainer(max_epochs=rounds, default_root_dir=tmp_path, enable_checkpointing=False)
+    trainer.state.fn, trainer.fit_loop.epoch_progress.current.completed = "fit", 2
+    assert _describe("ended", trainer) == f"ended in {where}; start again"
 
 
 @pytest.fixture

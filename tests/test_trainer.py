@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.fabric.accelerators import MPSAccelerator
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import accelerator_connector
@@ -100,6 +101,11 @@ def test_a_strategy_of_ones_own_is_kept(tmp_path):
     assert trainer.strategy is own
 
 
+def test_slurm_does_not_save_within_a_round(tmp_path):
+    Trainer(default_root_dir=tmp_path, plugins=[slurm := SLURMEnvironment()])
+    assert not slurm.auto_requeue
+
+
 # ---- going on -----------------------------------------------------------------------------------
 
 
@@ -111,7 +117,7 @@ def fit(rounds, ckpt_path=None, run=Trainer.fit):
 
 
 @pytest.mark.filterwarnings("error:The dirpath has changed")
-def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = Path("runs", "run")
     last = folder / "checkpoints" / "last.ckpt"
@@ -123,6 +129,8 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     for rounds in (2, 3):
         resumed = fit(rounds, str(last))
         assert resumed.run_dir == folder and resumed.current_epoch == rounds
+        nothing = f"Nothing to do: {last} has been through 2 rounds"
+        assert (nothing in capsys.readouterr().out) == (rounds == 2)
     assert [path.name for path in Path("runs").iterdir()] == ["run"]
 
 

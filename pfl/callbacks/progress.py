@@ -35,7 +35,7 @@ class RoundProgress(ProgressBar):
         """Open the bar at the round where training begins."""
         if self._enabled:
             self._bar = tqdm(
-                total=trainer.max_epochs,
+                total=None if trainer.max_epochs == -1 else trainer.max_epochs,
                 initial=trainer.current_epoch,
                 unit="round",
                 # always seconds a round, where tqdm would turn to rounds a second

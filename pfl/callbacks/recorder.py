@@ -158,9 +158,10 @@ class RunRecorder(Callback):
         self._write_result(trainer, pl_module)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Print it."""
-        if self._writes and self.summary:  # none where a resumed run had nothing left to do
-            print(summary_table(self.summary), flush=True)
+        """Print it, or that a resumed run had nothing left to do."""
+        if self._writes:
+            none = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
+            print(summary_table(self.summary) if self.summary else none, flush=True)
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException

@@ -122,7 +122,7 @@ class FederatedCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """What Lightning's Trainer refuses becomes one line."""
-        with _about("trainer", (ValueError, TypeError, RuntimeError, ImportError)):
+        with _about("trainer"):
             return super().instantiate_trainer(**kwargs)
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -131,19 +131,13 @@ class FederatedCLI(LightningCLI):
 
 
 @contextmanager
-def _about(
-    key: str, kinds: tuple[type[Exception], ...] = (ValueError, TypeError)
-) -> Iterator[None]:
-    """What a constructor refuses is the user's mistake, at this key unless it names one itself.
-
-    Args:
-        kinds: Errors by which it refuses.
-    """
+def _about(key: str) -> Iterator[None]:
+    """What a constructor refuses is the user's mistake, at this key unless it names one itself."""
     try:
         yield
     except ConfigError:
         raise
-    except kinds as error:
+    except (ValueError, TypeError, RuntimeError, ImportError) as error:
         raise ConfigError(f"{key}: {error}") from error
 
 

@@ -1,6 +1,5 @@
 """Scores: sums by client, the reported numbers by hand, and every path against a slow loop."""
 
-import gc
 import math
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from datamodules.partitioners import LogNormal
 from models import MLP
-from pfl.algorithms import FedAvg, FedCLUP, FedSLR, LocalTrain
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.evaluation import ClientScores, Evaluation, predictions, summarize, worst_tenth
 from tests.networks import put
@@ -396,17 +395,3 @@ def test_accuracy_by_hand(tmp_path):
     # cross entropy: log(e^0 + e^1 + e^0) - score of the right class, 0 or 1 (half each)
     expected = math.log(2 + math.e) - 0.5
     assert algorithm.row["test/global/loss"] == pytest.approx(expected, abs=1e-6)
-
-
-@pytest.mark.parametrize("protocol", [SplitOwn(0.3, 0.2), SharedTest(0.2)], ids=repr)
-def test_evaluations_take_no_more_memory_round_by_round(tmp_path, protocol):
-    """Metrics refer to themselves: nothing but a collection of garbage gives back theirs."""
-    gc.collect()
-    gc.disable()
-    try:
-        before = sum(type(thing) is ClientScores for thing in gc.get_objects())
-        run(FedCLUP(MLP(4, (5,), 3)), data(protocol), 3, root=tmp_path)
-        after = sum(type(thing) is ClientScores for thing in gc.get_objects())
-    finally:
-        gc.enable()
-    assert after - before == 4  # of two splits and two kinds of model

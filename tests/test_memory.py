@@ -1,6 +1,7 @@
-"""How many clients are trained at once where memory is short."""
+"""How many clients are trained at once where memory is short, and what evaluations keep."""
 
 import copy
+import gc
 import weakref
 from functools import partial
 from typing import ClassVar
@@ -9,12 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import DigitsDataModule
+from datamodules import DigitsDataModule, SharedTest, SplitOwn
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAgg, FedSLR, module
+from pfl.algorithms import FedAgg, FedCLUP, FedSLR, module
 from pfl.batch import Batch, default_loss
 from pfl.clients import Clients
+from pfl.evaluation import ClientScores
 from pfl.memory import clients_that_fit
 from pfl.oracle import Oracle
 from pfl.parameters import ParameterSpace
@@ -187,3 +189,21 @@ def test_as_many_clients_as_the_free_memory_holds(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 0))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 5_000)
     assert clients_that_fit(oracle, batch, 5, 0.6) == 1
+
+
+# ---- evaluations --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [SplitOwn(0.3, 0.2), SharedTest(0.2)], ids=repr)
+def test_evaluations_take_no_more_memory_round_by_round(tmp_path, protocol):
+    """Metrics refer to themselves: nothing but a collection of garbage gives back theirs."""
+    data = DigitsDataModule(6, protocol=protocol)
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(type(thing) is ClientScores for thing in gc.get_objects())
+        run(FedCLUP(MLP(64, [4])), data, 3, root=tmp_path)
+        after = sum(type(thing) is ClientScores for thing in gc.get_objects())
+    finally:
+        gc.enable()
+    assert after - before == 4  # of two splits and two kinds of model

@@ -21,7 +21,6 @@ from pfl.evaluation import worst_tenth
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.table import size, summary_table
 from tests.commands import table
-from tests.refusal import refused
 
 
 def digits(**kwargs):
@@ -205,38 +204,6 @@ def test_a_recorder_of_ones_own_is_the_one_that_records(tmp_path):
     assert [type(c) for c in trainer.callbacks].count(RunRecorder) == 1
     assert (tmp_path / "run" / "config.yaml").read_text() == "a: 1\n"
     assert own.summary["name"] == "run" and len(own.columns["client"]) == 6
-
-
-@pytest.fixture
-def networks():
-    """Two models that begin differently."""
-    torch.manual_seed(0)
-    return [MLP(64, [8]), MLP(64, [8])]
-
-
-def test_one_comparison_for_two_runs_begins_as_each_of_them(tmp_path, networks):
-    """Training alone is LocalTrain, so its scores are those of the run that they stand beside."""
-    alone = TrainAlone()
-    for network in networks:
-        method = LocalTrain(network)
-        fit(tmp_path, method, digits(), alone, rounds=1)
-        for name, values in method.evaluation.scores["test", "personalized"].items():
-            np.testing.assert_array_equal(alone.scores[name], values, err_msg=name)
-
-
-def test_one_recorder_for_two_runs_records_each_of_them(tmp_path, networks):
-    recorder = RunRecorder()
-    for network, folder in zip(networks, ("run", "run-2"), strict=True):
-        fit(tmp_path, LocalTrain(network), digits(), recorder, rounds=2)
-        assert [row["round"] for row in table(tmp_path / folder / "metrics.csv")] == ["1", "2"]
-
-
-def test_a_trainer_that_is_through_takes_no_other_method(tmp_path, networks):
-    """It would train nothing, or begin behind the first round, and tell of the first method."""
-    trainer = fit(tmp_path, FedAvg(networks[0]), digits(), rounds=1)
-    with refused("trainer", "FedSLR", "new"):
-        trainer.fit(FedSLR(networks[1]), datamodule=FederatedLoop(digits()))
-    assert trainer.recorder.summary["algorithm"] == "FedAvg"
 
 
 # ---- regression ---------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import json
 from datetime import timedelta
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -11,8 +12,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from datamodules import DigitsDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, FedSLR
-from pfl.callbacks import RunRecorder, files
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
+from pfl.callbacks import RunRecorder, TrainAlone, files
 from tests.commands import table
 from tests.refusal import refused
 
@@ -165,7 +166,7 @@ def test_a_checkpoint_within_a_round_is_refused(tmp_path, when):
         trainer_in(tmp_path, callbacks=ModelCheckpoint(**when))
 
 
-# ---- methods that have been trained before ------------------------------------------------------
+# ---- what is used again ------------------------------------------------------
 
 
 def test_another_fit_of_a_trained_method_is_told(tmp_path):
@@ -180,3 +181,35 @@ def test_another_fit_of_a_trained_method_is_told(tmp_path):
     second.fit_loop.max_epochs = 4
     fit(second, algorithm)
     assert algorithm.rounds == 4
+
+
+@pytest.fixture
+def networks():
+    """Two models that begin differently."""
+    torch.manual_seed(0)
+    return [MLP(64, [4]), MLP(64, [4])]
+
+
+def test_one_comparison_for_two_runs_begins_as_each_of_them(tmp_path, networks):
+    """Training alone is LocalTrain, so its scores are those of the run that they stand beside."""
+    alone = TrainAlone()
+    for network in networks:
+        method = fit(trainer_in(tmp_path, max_epochs=1, callbacks=alone), LocalTrain(network))
+        for name, values in method.evaluation.scores["test", "personalized"].items():
+            np.testing.assert_array_equal(alone.scores[name], values, err_msg=name)
+
+
+def test_one_recorder_for_two_runs_records_each_of_them(tmp_path, networks):
+    recorder = RunRecorder()
+    for network, folder in zip(networks, ("run", "run-2"), strict=True):
+        fit(trainer_in(tmp_path, max_epochs=2, callbacks=recorder), LocalTrain(network))
+        assert [row["round"] for row in table(tmp_path / folder / "metrics.csv")] == ["1", "2"]
+
+
+def test_a_trainer_that_is_through_takes_no_other_method(tmp_path, networks):
+    """It would train nothing, or begin behind the first round, and tell of the first method."""
+    trainer = trainer_in(tmp_path, max_epochs=1)
+    fit(trainer, FedAvg(networks[0]))
+    with refused("trainer", "FedSLR", "new"):
+        fit(trainer, FedSLR(networks[1]))
+    assert trainer.recorder.summary["algorithm"] == "FedAvg"

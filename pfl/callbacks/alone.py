@@ -20,7 +20,8 @@ class TrainAlone(Callback):
 
     The same initial model, rounds, cohorts, local steps and learning rates as in the run, but a
     client goes on from its own last model: what `LocalTrain` computes under the same loop. It takes
-    about as long as the local training of the run itself.
+    about as long as the local training of the run itself. (Rates that depend on a λ which moves are
+    those of the last λ: FedCLUP's `local_step: corollary2`.)
 
     Attributes:
         scores: Of every client on its test samples: `accuracy`, `loss` and `count`, float64 [M].

@@ -167,11 +167,10 @@ class RunRecorder(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Nothing that was computed is lost."""
+        if not isinstance(pl_module, FederatedAlgorithm) or pl_module.rounds == 0:
+            return  # the rows are not yet, or no longer, this method's
         alone = trainer.num_devices == 1 and trainer.num_nodes == 1  # else others would hang
-        fitting = trainer.state.fn == "fit"
-        if not (self.rows and fitting and alone and isinstance(pl_module, FederatedAlgorithm)):
-            return
-        if pl_module.rounds > 0:  # else the rows are not yet, or no longer, this method's
+        if self.rows and alone and trainer.state.fn == "fit":
             with suppress(OSError):  # the disk may be full: the first error is the one to see
                 self._write_result(trainer, pl_module)
 

@@ -57,7 +57,7 @@ class Trainer(pl.Trainer):
     into the folder where the checkpoint lies.
 
     Args:
-        name: Of the run.
+        name: Of the run; with slashes, of a folder in folders ("sweep/run").
         max_epochs: Number of rounds.
         default_root_dir: Folder of all runs.
         logger: Loggers besides the run's own CSV and JSON files, which are always written.
@@ -71,8 +71,8 @@ class Trainer(pl.Trainer):
         kwargs: Everything else that Lightning's Trainer takes. `fast_dev_run` is of whole rounds.
 
     Raises:
-        ConfigError: Where the accelerator is an Apple GPU, the strategy wraps the model, or a part
-            of a round is to be trained, evaluated or saved.
+        ConfigError: Where the name leaves the folder of all runs, the accelerator is an Apple GPU,
+            the strategy wraps the model, or a part of a round is to be trained, evaluated or saved.
     """
 
     fast_dev_run: bool | int  # Lightning sets it
@@ -97,6 +97,8 @@ class Trainer(pl.Trainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
+        if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigError(f"trainer.name: {name!r}; it must be a name within the runs folder")
         self.name = name
         self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None

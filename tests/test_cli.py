@@ -1,6 +1,7 @@
 """The command line: how a run is asked for, and what a mistake gets."""
 
 import copy
+import math
 import os
 import subprocess
 import sys
@@ -143,6 +144,7 @@ MISTAKES = {
         ["beta", "Dirichlet", "alpha"],
     ),
     "lr": ("model.init_args.lr", -1.0, ["model.lr", "-1.0", "positive"]),
+    "endless lr": ("model.init_args.lr", math.inf, ["model.lr", "inf", "finite"]),
     "batch_size": ("model.init_args.batch_size", 0, ["model.batch_size", "0", "at least 1"]),
     "cohort too large": ("loop.clients_per_round", 7, ["loop.clients_per_round", "7", "to 6"]),
     "cohort empty": ("loop.clients_per_round", 0, ["loop.clients_per_round", "0", "from 1"]),

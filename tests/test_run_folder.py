@@ -47,6 +47,12 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path, name):
     assert [trainer.run_dir for trainer in trainers] == folders
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/../../up", "/tmp/elsewhere"])
+def test_names_that_are_no_folder_within_are_refused(tmp_path, name):
+    with refused(f"trainer.name: {name!r}", "within"):
+        trainer_in(tmp_path, name=name)
+
+
 def test_a_refused_run_leaves_nothing(tmp_path):
     root = tmp_path / "new" / "runs"
     trainer = trainer_in(root, precision="bf16-true")

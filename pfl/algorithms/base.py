@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal, cast
@@ -70,7 +71,7 @@ class FederatedAlgorithm(FederatedModule):
         engine: Engine = "auto",
     ) -> None:
         super().__init__(network, batch_size, buffers, loss, engine)
-        require("lr", lr, lr > 0, "positive")
+        require("lr", lr, 0 < lr < math.inf, "positive and finite")
         require("lr_decay", lr_decay, lr_decay > 0, "positive")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")

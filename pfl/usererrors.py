@@ -125,8 +125,8 @@ def _explain(complaint: str, owner: str, types: str, classes: list[str], given: 
     if match := re.match(r"Option '([^']+)' is not accepted", complaint):
         name = owner.rpartition(".")[2]
         return f"{name} has no option {match[1]!r}{_closest(match[1], _options(owner))}"
-    if match := re.match(r"Expected '(\S+)' to be a subclass of <class '(\S+)'>", complaint):
-        return f"{match[1]}; it must be a subclass of {match[2]}"
+    if match := re.match(r"Expected '(\S+)' to be .*subclass of <class '(\S+)'>", complaint):
+        return f"{match[1]}; it must be a subclass of {match[2].rpartition('.')[2]}"
     if match := re.match(r"Not a valid subclass of (\w+)", complaint):
         return f"{value}; it must name a class of kind {match[1]}{_closest('', classes)}"
     if re.search(_NULL, complaint):

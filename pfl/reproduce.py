@@ -43,6 +43,7 @@ from typing import Any, NoReturn
 import yaml
 
 import pfl
+from pfl.callbacks.files import making
 from pfl.errors import ConfigError
 from pfl.report.crosstab import Table, read_table
 from pfl.report.curves import Panel, read_panel
@@ -260,12 +261,8 @@ def execute(job: Job, root: Path) -> Config:
         if before["config"] == config:
             return {**before, "reused": True}
     shutil.rmtree(folder, ignore_errors=True)  # broken off, or of another configuration
-    try:
+    with making(folder.parent, "reproduce: --out"):
         folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"reproduce: --out: there can be no folder {folder.parent}: {error.strerror}"
-        ) from error
     place = {"name": folder.name, "default_root_dir": str(folder.parent)}
     path = folder.with_name(f"{folder.name}.yaml")
     whole = merge(job.config, {"trainer": {**QUIET, **place}})

@@ -151,18 +151,7 @@ class Trainer(pl.Trainer):
             environment.auto_requeue = False  # it saves within a round, and begins a run anew
         if strategy == "auto" and type(self.strategy) is DDPStrategy:
             self._train_clients_in_parallel(self.strategy)
-        if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
-            raise ConfigError(
-                f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
-                f"least 1"
-            )
         self._check_whole_rounds()
-        interval = self.val_check_interval
-        if isinstance(interval, int | float) and interval != 1:
-            raise ConfigError(
-                f"trainer.val_check_interval: {interval}; whole rounds are evaluated: give their "
-                f"number as check_val_every_n_epoch"
-            )
         if isinstance(self.accelerator, MPSAccelerator):
             raise ConfigError(
                 f"trainer.accelerator: {accelerator!r} is an Apple GPU here, which has no float64 "
@@ -189,6 +178,17 @@ class Trainer(pl.Trainer):
                     f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
                     f"trained and evaluated whole: leave it open, or give 0 for none"
                 )
+        if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
+            raise ConfigError(
+                f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
+                f"least 1"
+            )
+        interval = self.val_check_interval
+        if isinstance(interval, int | float) and interval != 1:
+            raise ConfigError(
+                f"trainer.val_check_interval: {interval}; whole rounds are evaluated: give their "
+                f"number as check_val_every_n_epoch"
+            )
 
     def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
         """Take the place of what Lightning has chosen, who knows how many processes will run."""

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule
 
 from datamodules import Ragged, SharedTest, TensorDataModule
 from datamodules.partitioners import Natural, Partitioner
@@ -397,8 +396,3 @@ def test_samples_are_moved_to_a_device_once():
     assert made.client_data(device) is made.client_data(torch.device("cpu"))
     assert made.client_data(torch.device("meta")) is not made.client_data(device)
     assert made.client_data(device).seed == 0
-
-
-def test_data_that_no_clients_own_are_refused():
-    with refused("datamodule: LightningDataModule", "FederatedDataModule"):
-        FederatedLoop(LightningDataModule())

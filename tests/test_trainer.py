@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.fabric.accelerators import MPSAccelerator
 from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.trainer.connectors import accelerator_connector
@@ -104,6 +105,11 @@ def test_a_strategy_of_ones_own_is_kept(tmp_path):
 def test_slurm_does_not_save_within_a_round(tmp_path):
     Trainer(default_root_dir=tmp_path, plugins=[slurm := SLURMEnvironment()])
     assert not slurm.auto_requeue
+
+
+def test_data_that_no_clients_own_are_refused():
+    with refused("datamodule: LightningDataModule", "FederatedDataModule"):
+        FederatedLoop(LightningDataModule())
 
 
 # ---- going on -----------------------------------------------------------------------------------

@@ -18,14 +18,12 @@ CSV_ROWS = 1 << 12  # made, and turned into Python numbers, at a time: a million
 
 
 @contextmanager
-def making(folder: Path) -> Iterator[None]:
-    """Where a run's folder is made: what the system refuses is a mistake of one line."""
+def making(folder: Path, key: str = "trainer.default_root_dir") -> Iterator[None]:
+    """Where a folder of runs is made: what the system refuses is one line that names the key."""
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"trainer.default_root_dir: there can be no folder {folder}: {error.strerror}"
-        ) from error
+        raise ConfigError(f"{key}: there can be no folder {folder}: {error.strerror}") from error
 
 
 def append(path: Path, round: int, columns: dict[str, np.ndarray]) -> None:

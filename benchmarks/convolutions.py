@@ -1,4 +1,4 @@
-"""3x3 convolutions by tiles (`pfl.winograd`) and directly, on one core: why the rule is as it is.
+"""3x3 convolutions by tiles (`pfl.engines.winograd`) and directly, on one core: why the rule is as it is.
 
     python benchmarks/convolutions.py > benchmarks/results/convolutions.md
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import models
 from benchmarks.clock import medians
 from benchmarks.compare import machine
-from pfl.winograd import Convolution, install, tile_size
+from pfl.engines.winograd import Convolution, install, tile_size
 
 FIRST, LAST = torch.contiguous_format, torch.channels_last
 REPEATS = 7

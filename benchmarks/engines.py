@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py > benchmarks/results/engines.md
 
-`loop` is one client after another with autograd, `vmap` all at once (chains of linear layers as
+`sequential` is one client after another with autograd, `vmap` all at once (chains of linear layers as
 batched matrix products), `auto` what a run takes: on CPUs a chain's own forward and backward where
 there is one. They run in turn in one process with one thread, so that the ratios hold where the
 machine's speed drifts.
@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks.clock import medians
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
-from pfl.batch import Batch, Block, default_loss
-from pfl.local import Step
-from pfl.oracle import Engine, Oracle
+from pfl.engines.batch import Batch, StepBlock, default_loss
+from pfl.engines.local_step import Step
+from pfl.engines.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
 
 CLIENTS, SAMPLES, STEPS, REPEATS = 10, 20, 5, 7
@@ -39,8 +39,8 @@ def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, flo
     inputs = torch.randn(CLIENTS, SAMPLES, *shape, generator=generator)
     targets = torch.randint(10, (CLIENTS, SAMPLES), generator=generator)
     w = space.vector.detach().repeat(CLIENTS, 1)
-    blocks = [Block.of(Batch(inputs, targets, [SAMPLES] * CLIENTS), w.dtype)] * STEPS
-    engines: list[Engine] = ["loop", "vmap", "auto"]
+    blocks = [StepBlock.of(Batch(inputs, targets, [SAMPLES] * CLIENTS), w.dtype)] * STEPS
+    engines: list[Engine] = ["sequential", "vmap", "auto"]
     runs: dict[Engine, Callable[[], object]] = {}
     for engine in engines:
         oracle = Oracle(network, space, default_loss, engine)
@@ -53,13 +53,13 @@ def main() -> None:
     torch.set_num_threads(1)
     device = platform.processor() or platform.machine()
     print(f"PyTorch {torch.__version__}, one thread, {device}\n")
-    print("| network | parameters | loop, ms | vmap, ms | auto, ms | loop / auto |")
+    print("| network | parameters | sequential, ms | vmap, ms | auto, ms | sequential / auto |")
     print("|---|---|---|---|---|---|")
     for name, (network, shape) in NETWORKS.items():
         ms = milliseconds(network, shape)
         count = sum(p.numel() for p in network.parameters())
         cells = " | ".join(f"{ms[engine]:.2f}" for engine in ms)
-        print(f"| {name} | {count:,} | {cells} | {ms['loop'] / ms['auto']:.2f} |", flush=True)
+        print(f"| {name} | {count:,} | {cells} | {ms['sequential'] / ms['auto']:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

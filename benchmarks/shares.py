@@ -16,11 +16,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.compare import machine
 from benchmarks.gpu import products, rate
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
-from pfl.algorithms.module import GROUP_FLOATS
-from pfl.batch import default_loss
 from pfl.clients import ClientData, Clients
-from pfl.local import Step
-from pfl.oracle import Oracle
+from pfl.engines.batch import default_loss
+from pfl.engines.local_step import Step
+from pfl.engines.oracle import Oracle
+from pfl.method.module import GROUP_FLOATS
 from pfl.parameters import ParameterSpace
 
 KINDS = {  # by words in the operators' names
@@ -41,12 +41,12 @@ def training(key: str) -> tuple[Callable[[], None], int]:
     oracle = Oracle(network, space, default_loss)
     inputs, targets = data.gather(torch.arange(2), torch.float32)
     oracle.inspect(inputs, targets)
-    size = 1 if oracle.engine == "loop" else max(1, GROUP_FLOATS // space.size)
+    size = 1 if oracle.engine == "sequential" else max(1, GROUP_FLOATS // space.size)
 
     def train() -> None:
         for group in Clients(loop.cohort(0), 0, data).groups(size):
             w = space.vector.detach().repeat(len(group), 1)
-            oracle.descend(w, group.blocks(BATCH, workload.epochs), Step(RATE))
+            oracle.descend(w, group.step_blocks(BATCH, workload.epochs), Step(RATE))
 
     samples = workload.per_round * workload.samples * workload.epochs
     return train, samples * products(workload.make(), workload.shape)

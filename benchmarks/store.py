@@ -19,7 +19,7 @@ from datamodules import IID, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop
 from pfl.algorithms import FedCLUP, FedSLR, LocalTrain
-from pfl.store import ClientStore
+from pfl.clients.store import ClientStore
 
 CLIENTS, WIDTH, DENSITY, REPEATS, ROUNDS = 10_000, 7_850, 0.05, 3, 2
 CHUNK = 1_000  # rows that are written and read together

@@ -1,8 +1,8 @@
 """Personalized federated learning on PyTorch Lightning."""
 
+from pfl.distributed.strategy import ClientParallelStrategy
 from pfl.errors import ConfigError
-from pfl.loop import FederatedLoop
-from pfl.strategy import ClientParallelStrategy
+from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
 __version__ = "0.1.0"

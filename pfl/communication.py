@@ -65,7 +65,7 @@ def sparse(values: Tensor) -> Message:
     return Message(values, count * values.element_size() + indices.clamp_max(bits))
 
 
-def part(values: Tensor, mask: Tensor) -> Message:
+def masked(values: Tensor, mask: Tensor) -> Message:
     """Only the values under a mask (bool [K]) that both sides know: nothing else is sent."""
     return Message(values, int(mask.sum()) * values.element_size())
 

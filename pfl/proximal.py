@@ -43,7 +43,7 @@ def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tenso
     return (u * kept.unsqueeze(-2)) @ vh, (kept > 0).sum(-1)
 
 
-def low_rank(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
+def nuclear_norm_prox(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
     """`singular_value_threshold` for every layer that is a matrix; 1-D layers stay as they are.
 
     Args:

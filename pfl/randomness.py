@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.scripting import scripted
+from pfl.torchscript import scripted
 
 
 def key(*parts: int | np.integer | str) -> int:

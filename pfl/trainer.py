@@ -34,16 +34,16 @@ from lightning.pytorch.strategies import (
 
 from pfl.callbacks import (
     CollaborationMap,
+    LocalBaseline,
     RoundCheckpoint,
     RoundProgress,
     RunRecorder,
-    TrainAlone,
     WandbRecord,
 )
-from pfl.callbacks.files import making
-from pfl.checkpoint import StreamedCheckpointIO
+from pfl.callbacks.run_files import run_folder_errors
+from pfl.distributed.strategy import ClientParallelStrategy
 from pfl.errors import ConfigError
-from pfl.strategy import ClientParallelStrategy
+from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 
 STAGES = ("train", "val", "test", "predict")
 OF_BATCHES = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -109,7 +109,7 @@ class Trainer(pl.Trainer):
             logger = list(logger)
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
         # The comparison must be there when the recorder writes, and both when figures are drawn.
-        callbacks.sort(key=lambda callback: not isinstance(callback, TrainAlone))
+        callbacks.sort(key=lambda callback: not isinstance(callback, LocalBaseline))
         _add(callbacks, RunRecorder)
         _add(callbacks, CollaborationMap)
         if any(
@@ -260,7 +260,7 @@ class Trainer(pl.Trainer):
     def _claim_run_dir(self) -> Path:
         """Make a folder that nobody else has, even if another run starts at the same moment."""
         first = self.root / self.name
-        with making(first):
+        with run_folder_errors(first):
             missing = [folder for folder in first.parents if not folder.exists()]
             first.parent.mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):

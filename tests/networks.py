@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
-from pfl.batch import Batch, default_loss
-from pfl.oracle import Oracle
+from pfl.engines.batch import Batch, default_loss
+from pfl.engines.oracle import Oracle
 from pfl.parameters import ParameterSpace
 
 COUNTS = [5, 4, 4, 1]  # of four clients; a fifth has a model but no data in the batch
@@ -74,7 +74,7 @@ NETWORKS: dict = {
 }
 
 
-def make(network, inputs, targets, loss=default_loss, engine="loop", num_classes=None):
+def make(network, inputs, targets, loss=default_loss, engine="sequential", num_classes=None):
     oracle = Oracle(network, ParameterSpace(network), loss, engine)
     oracle.inspect(inputs, targets, num_classes)
     return oracle

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
-from pfl.batch import Batch, Block
+from pfl.engines.batch import Batch, StepBlock
 
 
 class Problem:
@@ -232,12 +232,12 @@ class Steps(pl.Callback):
         def gradient_seen(w: Tensor, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
             return gradient(w, seen(batch), *args)
 
-        def block_seen(block: Block) -> Block:
+        def block_seen(block: StepBlock) -> StepBlock:
             for batch in block:
                 seen(batch)
             return block
 
-        def descend_seen(w: Tensor, blocks: Iterable[Block], *args: Any) -> Any:
+        def descend_seen(w: Tensor, blocks: Iterable[StepBlock], *args: Any) -> Any:
             return descend(w, map(block_seen, blocks), *args)
 
         pl_module.oracle.gradient = gradient_seen  # type: ignore[assignment,method-assign]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from models import MLP, ResNet18
-from pfl.communication import Ledger, dense, low_rank, low_rank_size, part, sparse
+from pfl.communication import Ledger, dense, low_rank, low_rank_size, masked, sparse
 from pfl.parameters import ParameterSpace
 
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -28,10 +28,10 @@ def test_dense_sends_every_value(dtype):
 def test_part_sends_what_is_under_the_mask(dtype):
     mask = torch.tensor([True, False, True, True, False])
     values = torch.arange(10, dtype=dtype).view(2, 5)
-    message = part(values, mask)
+    message = masked(values, mask)
     assert message.nbytes == 3 * width(dtype)
     assert torch.equal(message.values, values)
-    assert part(values, ~mask).nbytes == 2 * width(dtype)
+    assert masked(values, ~mask).nbytes == 2 * width(dtype)
 
 
 @BOTH

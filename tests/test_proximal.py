@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pfl.parameters import ParameterSpace
-from pfl.proximal import low_rank, singular_value_threshold, soft_threshold
+from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 
 SHAPES = [(1, 1), (1, 5), (5, 1), (4, 4), (6, 3), (3, 6)]
 
@@ -173,7 +173,7 @@ def test_low_rank_acts_on_every_matrix_and_on_nothing_else(batch):
     space = ParameterSpace(module)
     w = matrices(7, *batch, space.size)
     before = w.clone()
-    z, ranks = low_rank(space, w, 0.9)
+    z, ranks = nuclear_norm_prox(space, w, 0.9)
     assert torch.equal(w, before)
     assert ranks.shape == (*batch, 2)
     given, got = space.split(w), space.split(z)
@@ -197,7 +197,7 @@ def test_low_rank_acts_on_every_matrix_and_on_nothing_else(batch):
 def test_low_rank_with_threshold_zero():
     space = ParameterSpace(convolutional())
     w = matrices(8, 2, space.size)
-    z, ranks = low_rank(space, w, 0.0)
+    z, ranks = nuclear_norm_prox(space, w, 0.0)
     assert torch.equal(z, w)
     assert ranks.tolist() == [[6, 5], [6, 5]]  # min(3 * 2, 2 * 4) and min(5, 12)
 
@@ -206,7 +206,7 @@ def test_low_rank_of_a_model_without_matrices():
     module = nn.GroupNorm(1, 4)
     space = ParameterSpace(module)
     w = matrices(9, 3, space.size)
-    z, ranks = low_rank(space, w, 1.0)
+    z, ranks = nuclear_norm_prox(space, w, 1.0)
     assert torch.equal(z, w)
     assert ranks.shape == (3, 0)
     assert ranks.dtype == torch.int64

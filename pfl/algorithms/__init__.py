@@ -1,6 +1,5 @@
 """Federated methods, one file each."""
 
-from pfl.algorithms.base import FederatedAlgorithm
 from pfl.algorithms.fedacs import FedACS
 from pfl.algorithms.fedagg import FedAgg
 from pfl.algorithms.fedavg import FedAvg
@@ -11,6 +10,7 @@ from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
+from pfl.method.algorithm import FederatedAlgorithm
 
 __all__ = [
     "GPGD",

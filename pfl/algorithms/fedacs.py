@@ -12,12 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message, dense
-from pfl.errors import require
-from pfl.strategy import add_up
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    dense,
+    require,
+    sum_over_processes,
+)
 
 
 class FedACS(FederatedAlgorithm):
@@ -34,7 +37,7 @@ class FedACS(FederatedAlgorithm):
     Args:
         quantile: p, a level: higher is less collaboration, and from 1 - 1/n on, with n models,
             there is none. The paper gives no value.
-        known: Among whom a client finds partners: "participants" of this round, or "all" clients
+        candidates: Among whom a client finds partners: "participants" of this round, or "all" clients
             that have ever sent a model, with the last one that they sent; the server then keeps
             them all.
 
@@ -54,44 +57,46 @@ class FedACS(FederatedAlgorithm):
         network: Network,
         *,
         quantile: float = 0.5,
-        known: Literal["participants", "all"] = "participants",
+        candidates: Literal["participants", "all"] = "participants",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
         require("quantile", quantile, 0 <= quantile <= 1, "from 0 to 1")
-        require("known", known, known in ("participants", "all"), "participants or all")
-        self.quantile, self.known = quantile, known
+        require(
+            "candidates", candidates, candidates in ("participants", "all"), "participants or all"
+        )
+        self.quantile, self.candidates = quantile, candidates
         self.add_client_state("w", lambda: self.global_model)
-        if known == "all":
+        if candidates == "all":
             self.add_client_state("sent", lambda: self.global_model)
 
     @property
-    def coupling(self) -> None:
+    def personalization_penalty(self) -> None:
         """It solves a problem of its own."""
         return None
 
-    def begin_round(self, round: int) -> None:
+    def begin_round(self, round_index: int) -> None:
         """What every process needs to know: the models that the server has, and their ids."""
-        ids = cohort = self._loop.cohort(round)
-        if self.known == "all":
+        ids = cohort = self._loop.cohort(round_index)
+        if self.candidates == "all":
             seen = torch.zeros(self._loop.num_clients, device=self.device)
             seen[torch.from_numpy(self.store.seen("w"))] = 1
-            ids = np.union1d(cohort, np.flatnonzero(add_up(seen).cpu().numpy()))
+            ids = np.union1d(cohort, np.flatnonzero(sum_over_processes(seen).cpu().numpy()))
         mine = ids % self.trainer.world_size == self.trainer.global_rank
         models = self.global_model.new_zeros(len(ids), self.space.size)
         last = self.store.read("w", ids[mine], self.device)
-        if self.known == "all":
+        if self.candidates == "all":
             away = torch.from_numpy(~np.isin(ids[mine], cohort))
             last[away] = self.store.read("sent", ids[mine], self.device)[away]
         models[torch.from_numpy(mine)] = last
-        self._ids, self._models = ids, add_up(models)
+        self._ids, self._models = ids, sum_over_processes(models)
         similarity = cosine(self._models)
         places = torch.from_numpy(np.searchsorted(ids, cohort))
         self._weights = attention(similarity, self.quantile)[places]
         self._cohort = cohort
         if len(cohort):
             partners = self._weights.count_nonzero(1) - 1
-            self.report("collaborators", float(partners.double().mean()))
+            self.log_metric("collaborators", float(partners.double().mean()))
 
     def download(self) -> Message:
         """u_i, a model for each client, which `client_update` forms."""
@@ -100,11 +105,11 @@ class FedACS(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Local SGD from u_i; what was sent is the model from before."""
         sent = clients.state["w"]
-        if self.known == "all":
+        if self.candidates == "all":
             clients.state["sent"] = sent
         weights = self._weights[torch.from_numpy(np.searchsorted(self._cohort, clients.ids))]
         client, partner = weights.nonzero(as_tuple=True)
-        self.record(
+        self.log_table(
             "collaboration",
             client=clients.ids[client.cpu().numpy()],
             partner=self._ids[partner.cpu().numpy()],

@@ -12,12 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message, dense
-from pfl.errors import ConfigError, require
-from pfl.local import Step
+from pfl.method import (
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    Step,
+    dense,
+    require,
+)
 
 
 class FedAgg(FederatedAlgorithm):
@@ -111,7 +115,7 @@ class FedAgg(FederatedAlgorithm):
         parts = 1 + terms * bool(self.measured)
         return Message(self.global_model, parts * dense(self.global_model).nbytes)
 
-    def begin_round(self, round: int) -> None:
+    def begin_round(self, round_index: int) -> None:
         """The products of the mean-field terms that all clients' rates need."""
         phi = self.gradients.double()
         self._gram = phi @ phi.T
@@ -160,7 +164,7 @@ class FedAgg(FederatedAlgorithm):
             gradients[:, epoch] = g = self._epoch(clients, v, own, epoch)
             v -= own * (g if self.dynamics == "own" else self.gradients[epoch])
             path.append(v - w)
-        self.record(
+        self.log_table(
             "rates",
             client=np.repeat(clients.ids, L),
             epoch=np.tile(np.arange(L), C),
@@ -184,13 +188,15 @@ class FedAgg(FederatedAlgorithm):
         moved = torch.zeros_like(v)
         scale = rate if self.dynamics == "own" else torch.zeros_like(rate)
         step = Step(1.0, offset=v, scale=scale, decay=self.weight_decay)
-        self.descend(clients, moved, step, (self.batch_size, 1, None, f"train/{epoch}"), "train")
+        self.run_local_steps(
+            clients, moved, step, (self.batch_size, 1, None, f"train/{epoch}"), "train"
+        )
         return -moved
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """The mean model and the new mean-field terms."""
         for epoch, rate in enumerate(mean["rates"].tolist()):
-            self.report(f"rate/{epoch}", rate)
+            self.log_metric(f"rate/{epoch}", rate)
         literal = self.mean_field == "fixed_point"
         changes = [self._refresh(name, mean) for name in ["gradients", *["path"] * literal]]
         if not literal or (self.measured and max(changes) < self.tolerance):
@@ -203,5 +209,5 @@ class FedAgg(FederatedAlgorithm):
         new = mean[name].view_as(term)
         change = float((new - term).norm())
         term.copy_(new)
-        self.report(f"change/{name}", change)
+        self.log_metric(f"change/{name}", change)
         return change

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.clients import Clients
+from pfl.method import Clients, FederatedAlgorithm
 
 
 class FedAvg(FederatedAlgorithm):

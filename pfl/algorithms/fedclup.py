@@ -12,11 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.errors import ConfigError, require
-from pfl.strategy import add_up
+from pfl.method import (
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Network,
+    require,
+    sum_over_processes,
+)
 
 Rule = Literal["inverse_penalty", "corollary2", "inverse_smoothness"]
 CONSTANTS = ("smoothness", "strong_convexity", "heterogeneity")
@@ -39,7 +42,7 @@ class FedCLUP(FederatedAlgorithm):
             Corollary 1, a worst case, from L, μ, R, ρ and the numbers of samples.
         penalty_schedule: "constant"; "plateau": every `patience` rounds in which the mean
             validation loss of the personal models fell by a smaller share than `tolerance`,
-            λ <- min(`growth` λ, `max_penalty`); "released": the rule of the authors' code, once,
+            λ <- min(`growth` λ, `max_penalty`); "authors_code": the rule of the authors' code, once,
             after half of the rounds, from R = mean |w_i - w| and the mean number of samples n:
             λ = 5 / (n R^2) where R >= n^-1/2, else 5 / (n^1/2 R).
         server_step: γ, a number or a rule: "inverse_penalty" 1 / λ, the mean of the personal
@@ -70,7 +73,7 @@ class FedCLUP(FederatedAlgorithm):
         network: Network,
         *,
         penalty: float | Literal["corollary1"] = 0.5,
-        penalty_schedule: Literal["constant", "plateau", "released"] = "constant",
+        penalty_schedule: Literal["constant", "plateau", "authors_code"] = "constant",
         server_step: float | Rule = "inverse_penalty",
         local_step: Literal["lr", "corollary2"] = "lr",
         smoothness: float | None = None,
@@ -98,7 +101,7 @@ class FedCLUP(FederatedAlgorithm):
             )
         else:
             require("server_step", server_step, server_step > 0, "positive")
-        schedules, steps = ("constant", "plateau", "released"), ("lr", "corollary2")
+        schedules, steps = ("constant", "plateau", "authors_code"), ("lr", "corollary2")
         require(
             "penalty_schedule",
             penalty_schedule,
@@ -129,26 +132,26 @@ class FedCLUP(FederatedAlgorithm):
         self.add_server_state("plateau", torch.tensor([math.nan, 0.0], dtype=torch.float64))
 
     @property
-    def coupling(self) -> float:
+    def personalization_penalty(self) -> float:
         """λ."""
         return float(self.lam)
 
-    def learning_rate(self, round: int) -> float:
+    def learning_rate(self, round_index: int) -> float:
         """η."""
         if self.local_step == "corollary2":
-            return 1 / (self.coupling + self._constant("smoothness"))
-        return super().learning_rate(round)
+            return 1 / (self.personalization_penalty + self._constant("smoothness"))
+        return super().learning_rate(round_index)
 
-    def begin_round(self, round: int) -> None:
+    def begin_round(self, round_index: int) -> None:
         """The released rule, once half of the rounds are over."""
         half = max(1, (self.trainer.max_epochs or 0) // 2)
-        if self.penalty_schedule == "released" and self.rounds == half:
-            self.lam.fill_(self._released_penalty())
+        if self.penalty_schedule == "authors_code" and self.rounds == half:
+            self.lam.fill_(self._authors_code_penalty())
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Local steps from the client's own model; sends it."""
-        penalty = self.coupling
-        w_i = self.local_sgd(clients, clients.state["w"], pull=penalty, center=w)
+        penalty = self.personalization_penalty
+        w_i = self.local_sgd(clients, clients.state["w"], prox_weight=penalty, prox_center=w)
         if penalty > 0:
             w_i[clients.empty] = w  # without samples only the penalty holds them
         clients.state["w"] = w_i
@@ -157,7 +160,7 @@ class FedCLUP(FederatedAlgorithm):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """w <- (1 - γλ) w + γλ mean w_i."""
         self.global_model.lerp_(mean["w"], self._global_rate())
-        self.report("penalty", self.coupling)
+        self.log_metric("penalty", self.personalization_penalty)
 
     def personalized(self, clients: Clients) -> Tensor:
         """w_i."""
@@ -167,7 +170,7 @@ class FedCLUP(FederatedAlgorithm):
 
     def _global_rate(self) -> float:
         """γλ, which has a limit at λ = 0."""
-        penalty = self.coupling
+        penalty = self.personalization_penalty
         if isinstance(self.server_step, float | int):
             return self.server_step * penalty
         if self.server_step == "inverse_penalty":
@@ -200,14 +203,14 @@ class FedCLUP(FederatedAlgorithm):
                 )
         if stage == "fit":
             self._rounds_apart = self.trainer.check_val_every_n_epoch or 1
-        if self.penalty_schedule == "released" and (self.trainer.max_epochs or -1) < 0:
+        if self.penalty_schedule == "authors_code" and (self.trainer.max_epochs or -1) < 0:
             raise ConfigError(
-                "model.penalty_schedule: released acts after half of the rounds; give "
+                "model.penalty_schedule: authors_code acts after half of the rounds; give "
                 "trainer.max_epochs their number"
             )
         if self.lam.isnan():
             self.lam.fill_(self._corollary1())
-            self._check_limit(self.coupling)
+            self._check_limit(self.personalization_penalty)
 
     def _check_limit(self, penalty: float) -> None:
         limit, valid = self.max_penalty, self.max_penalty >= penalty
@@ -233,15 +236,20 @@ class FedCLUP(FederatedAlgorithm):
         spread = (2 * L**2 * R**2 + noise / n) / (L**2 * R**2 + noise / total)
         return max(64 * kappa**2 * L, max(2 * kappa, 5) * mu * spread) - mu
 
-    def _released_penalty(self) -> float:
+    def _authors_code_penalty(self) -> float:
         """From the mean distance between w_i and w over all clients, those never seen included."""
         distance = torch.zeros((), dtype=torch.float64, device=self.device)
-        for clients in self.every_client("train"):
+        for clients in self.iter_clients("train"):
             distance += (clients.state["w"] - self.global_model).norm(dim=1).sum()
         loop = self._loop
-        R, n = float(add_up(distance)) / loop.num_clients, loop.datamodule.client_sizes.mean()
+        R, n = (
+            float(sum_over_processes(distance)) / loop.num_clients,
+            loop.datamodule.client_sizes.mean(),
+        )
         if R == 0:
-            return self.coupling  # all models are still the same: there is nothing to go by
+            return (
+                self.personalization_penalty
+            )  # all models are still the same: there is nothing to go by
         return 5 / (n * R**2) if n * R**2 >= 1 else 5 / (n**0.5 * R)
 
     def on_validation_epoch_end(self) -> None:
@@ -256,7 +264,7 @@ class FedCLUP(FederatedAlgorithm):
             return  # evaluated since the run ends here: it may go on, and be as if it had not
         loss = self.row["val/personalized/loss"]
         if last - loss < self.tolerance * abs(last):  # never at the first look, when last is NaN
-            self.lam.fill_(min(self.growth * self.coupling, self.max_penalty))
+            self.lam.fill_(min(self.growth * self.personalization_penalty, self.max_penalty))
         self.plateau.copy_(torch.tensor([loss, float(self.rounds)]))
 
 

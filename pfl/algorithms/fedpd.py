@@ -13,13 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.batch import Batch
-from pfl.clients import Clients
-from pfl.communication import Message
-from pfl.errors import ConfigError, require
-from pfl.randomness import generator
+from pfl.method import (
+    Batch,
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    generator,
+    require,
+)
 
 
 class FedPD(FederatedAlgorithm):
@@ -123,12 +126,12 @@ class FedPD(FederatedAlgorithm):
                 f"{type(self.network).__name__} cannot be averaged either, use local"
             )
 
-    def communicates(self, round: int) -> bool:
+    def communicates(self, round_index: int) -> bool:
         """Whether a round (from 0) ends with communication: the coin that all clients share."""
         if self.skip_probability > 0:
-            coin = generator(self._loop.seed, "communication", round).random()
+            coin = generator(self._loop.seed, "communication", round_index).random()
             return bool(coin >= self.skip_probability)
-        return (round + 1) % self.communication_period == 0
+        return (round_index + 1) % self.communication_period == 0
 
     def download(self) -> Message:
         """x_0, which is sent at the end of a round that communicates."""
@@ -166,7 +169,7 @@ class FedPD(FederatedAlgorithm):
         """(Stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
         tolerance, pull = self.residual_tolerance, 1 / self.proximal_step
         if tolerance is None:
-            return self.local_sgd(clients, x, tilt=lam, pull=pull, center=x0)
+            return self.local_sgd(clients, x, linear=lam, prox_weight=pull, prox_center=x0)
         lr, moving = self.learning_rate(clients.round), np.ones(len(clients), bool)
         for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
             # Who has stopped would not evaluate a gradient: it is not counted.
@@ -204,5 +207,5 @@ class FedPD(FederatedAlgorithm):
         self, clients: Clients, x: Tensor, batch: Batch, counted: list[int] | None = None
     ) -> Tensor:
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
-        self.observe("train", loss, batch.counts if counted is None else counted)
+        self.log_loss("train", loss, batch.counts if counted is None else counted)
         return g + self.weight_decay * x

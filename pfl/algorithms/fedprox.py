@@ -10,10 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.errors import require
+from pfl.method import Clients, FederatedAlgorithm, Network, require
 
 
 class FedProx(FederatedAlgorithm):
@@ -33,4 +30,4 @@ class FedProx(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Proximal local SGD; sends v."""
-        return self.local_sgd(clients, w, pull=self.proximal_weight, center=w)
+        return self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)

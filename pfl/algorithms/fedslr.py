@@ -12,14 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message, dense, low_rank_size, sparse
-from pfl.communication import low_rank as low_rank_message
-from pfl.errors import require
-from pfl.proximal import low_rank, soft_threshold
-from pfl.strategy import add_up
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    dense,
+    low_rank,
+    low_rank_size,
+    nuclear_norm_prox,
+    require,
+    soft_threshold,
+    sparse,
+    sum_over_processes,
+)
 
 Component = Literal["low_rank", "sparse"]
 
@@ -88,7 +94,7 @@ class FedSLR(FederatedAlgorithm):
         self.add_server_state("ranks", self.space.full_ranks)
 
     @property
-    def coupling(self) -> None:
+    def personalization_penalty(self) -> None:
         """It solves a problem of its own."""
         return None
 
@@ -101,16 +107,18 @@ class FedSLR(FederatedAlgorithm):
                 dense(self.global_model),
                 key=lambda message: int(message.nbytes),
             )
-        return low_rank_message(self.global_model, self.space, self.ranks)
+        return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Phases I and II; sends w_i."""
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
-        w_i = self.local_sgd(clients, w, tilt=-gamma, pull=1 / step, center=w)
+        w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         clients.state["gamma"] = gamma + (w - w_i) / step
-        simple: dict[str, Any] = {"sparsity": self.sparse_penalty}
+        simple: dict[str, Any] = {"l1": self.sparse_penalty}
         if self.personal_component == "low_rank":
-            simple = {"prox": lambda p, lr: low_rank(self.space, p, self.sparse_penalty * lr)[0]}
+            simple = {
+                "prox": lambda p, lr: nuclear_norm_prox(self.space, p, self.sparse_penalty * lr)[0]
+            }
         clients.state["p"] = self.local_sgd(
             clients, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
@@ -127,12 +135,12 @@ class FedSLR(FederatedAlgorithm):
             gammas = torch.zeros_like(self.gamma_mean)
             for ids in np.split(seen, range(at_once, len(seen), at_once)):
                 gammas += self.store.read("gamma", ids, self.device).sum(0)
-            self.gamma_mean.copy_(add_up(gammas) / total)
+            self.gamma_mean.copy_(sum_over_processes(gammas) / total)
         x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))
         else:
-            w, ranks = low_rank(self.space, x, threshold)
+            w, ranks = nuclear_norm_prox(self.space, x, threshold)
             self.global_model.copy_(w)
             self.ranks.copy_(ranks)
 
@@ -151,5 +159,5 @@ class FedSLR(FederatedAlgorithm):
         p = clients.state["p"]
         if self.personal_component == "sparse":
             return self.parameters_global() + p.count_nonzero(-1)
-        own = low_rank_size(self.space, low_rank(self.space, p, 0.0)[1])
+        own = low_rank_size(self.space, nuclear_norm_prox(self.space, p, 0.0)[1])
         return self.parameters_global() + own

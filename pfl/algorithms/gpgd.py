@@ -6,13 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message, low_rank_size
-from pfl.communication import low_rank as low_rank_message
-from pfl.errors import require
-from pfl.proximal import low_rank
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    low_rank,
+    low_rank_size,
+    nuclear_norm_prox,
+    require,
+)
 
 
 class GPGD(FederatedAlgorithm):
@@ -35,13 +38,13 @@ class GPGD(FederatedAlgorithm):
         self.add_server_state("ranks", self.space.full_ranks)
 
     @property
-    def coupling(self) -> None:
+    def personalization_penalty(self) -> None:
         """It solves a problem of its own."""
         return None
 
     def download(self) -> Message:
         """The global model's low-rank factors."""
-        return low_rank_message(self.global_model, self.space, self.ranks)
+        return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Local SGD; sends v."""
@@ -50,7 +53,7 @@ class GPGD(FederatedAlgorithm):
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """w <- SVT(mean of v)."""
         threshold = self.low_rank_penalty * self.learning_rate(self.rounds)
-        w, ranks = low_rank(self.space, mean["w"], threshold)
+        w, ranks = nuclear_norm_prox(self.space, mean["w"], threshold)
         self.global_model.copy_(w)
         self.ranks.copy_(ranks)
 

@@ -6,10 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message
+from pfl.method import Clients, FederatedAlgorithm, Message, Network
 
 
 class LocalTrain(FederatedAlgorithm):
@@ -29,7 +26,7 @@ class LocalTrain(FederatedAlgorithm):
         self.add_client_state("w", lambda: self.global_model)
 
     @property
-    def coupling(self) -> float:
+    def personalization_penalty(self) -> float:
         """Every client alone."""
         return 0.0
 

@@ -6,13 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.algorithms.module import Network
-from pfl.clients import Clients
-from pfl.communication import Message
-from pfl.communication import low_rank as low_rank_message
-from pfl.errors import require
-from pfl.proximal import low_rank
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    low_rank,
+    nuclear_norm_prox,
+    require,
+)
 
 
 class LPGD(FederatedAlgorithm):
@@ -32,7 +34,7 @@ class LPGD(FederatedAlgorithm):
         self.low_rank_penalty = low_rank_penalty
 
     @property
-    def coupling(self) -> None:
+    def personalization_penalty(self) -> None:
         """It solves a problem of its own."""
         return None
 
@@ -41,9 +43,9 @@ class LPGD(FederatedAlgorithm):
         ranks = self.space.full_ranks.to(w.device).repeat(len(clients), 1)
 
         def prox(v: Tensor, lr: float) -> Tensor:
-            v, rank = low_rank(self.space, v, self.low_rank_penalty * lr)
+            v, rank = nuclear_norm_prox(self.space, v, self.low_rank_penalty * lr)
             ranks[: len(v)] = rank
             return v
 
         v = self.local_sgd(clients, w, prox=prox)
-        return low_rank_message(v, self.space, ranks)
+        return low_rank(v, self.space, ranks)

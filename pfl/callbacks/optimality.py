@@ -7,11 +7,11 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.callbacks.checkpoint import is_last
+from pfl.callbacks.round_checkpoint import is_last
 from pfl.clients import Clients
+from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
-from pfl.strategy import add_up
+from pfl.method.algorithm import FederatedAlgorithm
 
 Solution = tuple[Tensor, Tensor]  # of w [P] and all w_i [M, P]
 
@@ -26,7 +26,7 @@ class Optimality(Callback):
       over all data, which `train/samples` does not count.
     * Where the data module knows the clients' `true_models` w_i*: `train/global/total_error`,
       |w - mean_i w_i*|, and `train/personalized/total_error`, mean_i |v_i - w_i*|.
-    * Where it can `solve` min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] for the method's `coupling` λ,
+    * Where it can `solve` min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] for the method's `personalization_penalty` λ,
       with solution ŵ, ŵ_i: `train/global/optimization_error`, |w - ŵ|, and
       `train/personalized/optimization_error`, mean_i |v_i - ŵ_i|; with both, also
       `.../statistical_error`, the errors that ŵ and ŵ_i themselves have.
@@ -77,7 +77,7 @@ class Optimality(Callback):
         gradients = torch.zeros_like(w, dtype=torch.float64)
         counts = gradients.new_zeros(2)
         distances = gradients.new_zeros(len(targets))
-        for clients in algorithm.every_client("train"):
+        for clients in algorithm.iter_clients("train"):
             if algorithm.has_global:
                 gradients += full_gradients(algorithm, clients, w).double().sum(0)
             models = algorithm.personalized(clients) if algorithm.has_personalized else w[None]
@@ -86,7 +86,7 @@ class Optimality(Callback):
             for k, (_, own) in enumerate(targets.values()):
                 distances[k] += (_identified(algorithm, models) - own[ids]).norm(dim=1).sum()
         # One reduction, in which processes without clients take part too.
-        sums = add_up(torch.cat([gradients, counts, distances]))
+        sums = sum_over_processes(torch.cat([gradients, counts, distances]))
         gradients, counts, distances = sums.split([len(gradients), 2, len(distances)])
         values: dict[str, float] = {}
         if algorithm.has_global:
@@ -101,10 +101,17 @@ class Optimality(Callback):
     def _targets(self, algorithm: FederatedAlgorithm) -> dict[str, Solution]:
         """What models are compared with, by the name of the error: their identified parts."""
         data, targets = algorithm._loop.datamodule, {}
-        coupling = algorithm.coupling
-        if coupling is not None and coupling != self._coupling and hasattr(data, "solve"):
-            self._coupling, self._solution = coupling, data.solve(coupling)
-        if coupling is not None and self._solution is not None:
+        personalization_penalty = algorithm.personalization_penalty
+        if (
+            personalization_penalty is not None
+            and personalization_penalty != self._coupling
+            and hasattr(data, "solve")
+        ):
+            self._coupling, self._solution = (
+                personalization_penalty,
+                data.solve(personalization_penalty),
+            )
+        if personalization_penalty is not None and self._solution is not None:
             targets["optimization_error"] = self._solution
         if (truth := getattr(data, "true_models", None)) is not None:
             targets["total_error"] = (truth.mean(0), truth)

@@ -21,14 +21,14 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from datamodules import FederatedDataModule
-from pfl.algorithms.base import FederatedAlgorithm
-from pfl.callbacks import files
-from pfl.callbacks.alone import TrainAlone
+from pfl.callbacks import run_files
+from pfl.callbacks.local_baseline import LocalBaseline
 from pfl.communication import Ledger
 from pfl.errors import ConfigError
-from pfl.evaluation import worst_tenth
-from pfl.loop import FederatedLoop
+from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.table import summary_table
+from pfl.rounds.evaluation import worst_tenth
+from pfl.rounds.loop import FederatedLoop
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 
@@ -97,7 +97,7 @@ class RunRecorder(Callback):
         if self.rows:
             self._rewrite_metrics()
         for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
-            files.cut(self.folder / f"{table}.csv", len(self.rows))
+            run_files.cut(self.folder / f"{table}.csv", len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -112,7 +112,7 @@ class RunRecorder(Callback):
             )
 
     def _make_folder(self) -> None:
-        with files.making(self.folder):
+        with run_files.run_folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -142,7 +142,7 @@ class RunRecorder(Callback):
     def _write_tables(self, algorithm: FederatedAlgorithm) -> None:
         if self._writes and self._tabled < algorithm.rounds:
             for table, columns in algorithm.recorded.items():
-                files.append(self.folder / f"{table}.csv", algorithm.rounds, columns)
+                run_files.append(self.folder / f"{table}.csv", algorithm.rounds, columns)
             self._tabled = algorithm.rounds
 
     def _rewrite_metrics(self) -> None:
@@ -222,7 +222,7 @@ class RunRecorder(Callback):
         table = ClientTable.of(pl_module, _loop(trainer))
         if self._writes:
             self._make_folder()
-            files.write_json(self.folder / f"{name}.json", pl_module.row)
+            run_files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -246,13 +246,13 @@ class RunRecorder(Callback):
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"
         if outputs:
-            files.write_csv(path, outputs, append=batch_idx > 0)
+            run_files.write_csv(path, outputs, append=batch_idx > 0)
 
     # ---- the result ---------------------------------------------------------------------------
 
     def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         loop = _loop(trainer)
-        alone = next((c for c in _callbacks(trainer) if isinstance(c, TrainAlone)), None)
+        alone = next((c for c in _callbacks(trainer) if isinstance(c, LocalBaseline)), None)
         self.table = ClientTable.of(algorithm, loop, alone.scores if alone else None)
         self.summary = {
             "name": self.folder.name,
@@ -272,7 +272,7 @@ class RunRecorder(Callback):
         }
         if self._writes:
             self.table.write(self.folder / "clients.csv")
-            files.write_json(self.folder / "summary.json", self.summary)
+            run_files.write_json(self.folder / "summary.json", self.summary)
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
@@ -325,7 +325,7 @@ class ClientTable:
         pairs = evaluation.scores.items() if evaluation else ()
         found = {f"{split}_{kind}": values for (split, kind), values in pairs}
         if alone is not None:
-            found["test_alone"] = alone
+            found["test_local"] = alone
         scores = {
             f"{name}_{number}": values[number]
             for name, values in found.items()
@@ -348,30 +348,30 @@ class ClientTable:
 
     def write(self, path: Path) -> None:
         """Write all rows, block by block."""
-        for begin in range(0, self.data.num_clients, files.CSV_ROWS):
-            block = self.columns(slice(begin, begin + files.CSV_ROWS))
-            files.write_csv(path, block, append=begin > 0)
+        for begin in range(0, self.data.num_clients, run_files.CSV_ROWS):
+            block = self.columns(slice(begin, begin + run_files.CSV_ROWS))
+            run_files.write_csv(path, block, append=begin > 0)
 
 
 def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
     """What clients gained over training alone, if that was measured, by their columns of scores.
 
-    `alone/...` are the scores of training alone; `gained`, `equal` and `lost` the shares of the
+    `local/...` are the scores of training alone; `gained`, `equal` and `lost` the shares of the
     clients whose federated model (the personalized one where there is one) has a higher, the same
     or a lower test accuracy; for regression, a lower, the same or a higher loss.
     """
-    if "test_alone_accuracy" not in columns or np.isnan(columns["test_alone_loss"]).all():
+    if "test_local_accuracy" not in columns or np.isnan(columns["test_local_loss"]).all():
         return {}  # it was not measured, or nobody has test samples
     number, sign = "accuracy", 1
-    if np.isnan(columns["test_alone_accuracy"]).all():
+    if np.isnan(columns["test_local_accuracy"]).all():
         number, sign = "loss", -1
     kinds = [k for k in ("personalized", "global") if f"test_{k}_{number}" in columns]
-    alone = columns[f"test_alone_{number}"]
+    alone = columns[f"test_local_{number}"]
     have = ~np.isnan(alone)
     result: dict[str, Any] = {
-        f"alone/{number}": float(alone[have].mean()),
-        f"alone/{number}_std": float(alone[have].std()),
-        f"alone/{number}_worst10": worst_tenth(alone[have] * sign) * sign,
+        f"local/{number}": float(alone[have].mean()),
+        f"local/{number}_std": float(alone[have].std()),
+        f"local/{number}_worst10": worst_tenth(alone[have] * sign) * sign,
     }
     if kinds:
         gain = sign * (columns[f"test_{kinds[0]}_{number}"] - alone)[have]

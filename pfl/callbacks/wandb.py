@@ -10,9 +10,9 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
-from pfl.algorithms.base import FederatedAlgorithm
 from pfl.callbacks.recorder import RunRecorder
-from pfl.loop import FederatedLoop
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.rounds.loop import FederatedLoop
 
 
 class WandbRecord(Callback):

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "alone": "#777777"}
+COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
 
 
 def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Figure:
@@ -29,7 +29,7 @@ def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Fi
     if labels:
         draw_partition(left, np.stack([columns[name] for name in labels], 1))
     else:
-        left.bar(columns["client"], columns["train_samples"], color=COLOURS["alone"])
+        left.bar(columns["client"], columns["train_samples"], color=COLOURS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
     draw_curves(middle, rows)
     draw_clients(right, columns)
@@ -44,7 +44,7 @@ def partition_figure(counts: np.ndarray) -> Figure:
 
 
 def collaboration_figure(
-    client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round: int
+    client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round_index: int
 ) -> Figure:
     """Heat map of who learns from whom: a row for each client, a column for each partner."""
     ids = np.union1d(client, partner)
@@ -93,7 +93,7 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
     if not kinds:
         return
     order = np.argsort(columns[f"test_{kinds[0]}_{number}"])
-    markers = {"global": "o", "personalized": "^", "alone": "x"}
+    markers = {"global": "o", "personalized": "^", "local": "x"}
     for kind in kinds:
         values = columns[f"test_{kind}_{number}"][order]
         axes.plot(values, markers[kind], color=COLOURS[kind], label=kind, alpha=0.8)

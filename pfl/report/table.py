@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("alone", "alone/"))
+ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("local", "local/"))
 
 
 def summary_table(summary: dict[str, Any]) -> str:

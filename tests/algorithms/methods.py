@@ -200,7 +200,7 @@ _LISTED = [
     ),
     Method(
         *("FedACS, quantile 1", FedACS, forms.alone, forms.dense, ()),
-        {"quantile": 1.0, "known": "all"},
+        {"quantile": 1.0, "candidates": "all"},
     ),
     # Rates end where a mean gradient has a square of about α: that is how far FedAgg gets.
     Method(

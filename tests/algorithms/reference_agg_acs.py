@@ -249,7 +249,7 @@ def fedacs(
     quantile: float,
     lr: float,
     steps: int,
-    known: str = "participants",
+    candidates: str = "participants",
     memory: str = "sent",
     start: np.ndarray | None = None,
     lr_decay: float = 1.0,
@@ -261,7 +261,7 @@ def fedacs(
     Parameters
     ----------
     memory
-        What the server knows of a client with known="all". "sent": what the client has uploaded,
+        What the server knows of a client with candidates="all". "sent": what the client has uploaded,
         which is its model before its last training; nothing of a client that never took part.
         Other readings, for comparison: "newest", the model that the client has now, of clients
         that took part; "everyone", that of all clients.
@@ -281,7 +281,7 @@ def fedacs(
             sent[i] = models[i].copy()
         group = sorted(cohort)
         server = {j: sent[j] for j in group}
-        if known == "all" and cohort:
+        if candidates == "all" and cohort:
             group = list(range(m)) if memory == "everyone" else sorted(sent)
             server = {j: sent[j] if memory == "sent" else models[j].copy() for j in group}
         weights: dict[tuple[int, int], float] = {}

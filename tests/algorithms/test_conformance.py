@@ -59,7 +59,7 @@ def models(algorithm):
     w, w_i = algorithm.global_model.numpy(), None
     if algorithm.has_personalized:
         w_i = np.full((algorithm.store.num_clients, len(w)), np.nan)
-        for clients in algorithm.every_client("train"):
+        for clients in algorithm.iter_clients("train"):
             w_i[clients.ids] = algorithm.personalized(clients).numpy()
     return w if algorithm.has_global else None, w_i
 
@@ -158,8 +158,8 @@ def test_engines_and_chunks_agree(train, method):
         }
         return everything(algorithm) | rows
 
-    wanted = result("loop", 1)
-    for engine, at_once in (("loop", 3), ("vmap", 1), ("vmap", 2)):
+    wanted = result("sequential", 1)
+    for engine, at_once in (("sequential", 3), ("vmap", 1), ("vmap", 2)):
         found = result(engine, at_once)
         assert found.keys() == wanted.keys()
         for name, value in wanted.items():

@@ -65,8 +65,8 @@ def everything(fit, digits, method, network, engine, at_once, precision):
 def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
     """Against one client after another by the plain loop: in float64 the order of sums is all that
     differs, so 1e-10 leaves no room for a masked row that moves or a client in a wrong row."""
-    first = everything(fit, digits, method, "CNN", "loop", 1, "64-true")
-    for engine, at_once in (("loop", 4), ("vmap", 1), ("vmap", 2), ("vmap", 4)):
+    first = everything(fit, digits, method, "CNN", "sequential", 1, "64-true")
+    for engine, at_once in (("sequential", 4), ("vmap", 1), ("vmap", 2), ("vmap", 4)):
         other = everything(fit, digits, method, "CNN", engine, at_once, "64-true")
         for name, values in first.items():
             scale = np.abs(values).max()
@@ -79,12 +79,13 @@ def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
             )
 
 
-# With singular values in every step both are about 1e-6 from what double precision gives.
+# With singular values, once a round or in every step, both are about 1e-6 from what double precision
+# gives (more or less by the CPU: its matrix kernels differ).
 @pytest.mark.parametrize(
-    ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 1e-6), ("LPGD", 4e-6)]
+    ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 4e-6), ("LPGD", 4e-6)]
 )
 def test_engines_agree_in_single_precision(fit, digits, method, tolerance):
-    first = everything(fit, digits, method, "MLP", "loop", 1, "32-true")
+    first = everything(fit, digits, method, "MLP", "sequential", 1, "32-true")
     other = everything(fit, digits, method, "MLP", "vmap", None, "32-true")
     assert first["w"].dtype == np.float32
     for name, values in first.items():
@@ -104,7 +105,7 @@ OPTIMIZERS = {
 }
 
 
-def train_alone(model, own, digits, i, round=0, weight_decay=0.0, precision=nullcontext):
+def train_one_client(model, own, digits, i, round=0, weight_decay=0.0, precision=nullcontext):
     """Two local epochs of client i in a round, by a plain loop with an optimizer of its own."""
     data, (first, *_) = FederatedLoop(digits), model.parameters()
     data.setup()
@@ -120,7 +121,7 @@ def train_alone(model, own, digits, i, round=0, weight_decay=0.0, precision=null
         own.step()
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_client_trains_as_if_alone(fit, digits, name, engine):
     """Each client's model equals that of a plain training loop with a torch.optim optimizer of its
@@ -147,7 +148,7 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
         model = network()
         for round in range(rounds):
             own = optimizer(model.parameters(), lr=lr * 0.5**round)
-            train_alone(model, own, digits, i, round, weight_decay=0.01)
+            train_one_client(model, own, digits, i, round, weight_decay=0.01)
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
         found = algorithm.store.read("w", np.array([i]))[0]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
@@ -165,11 +166,11 @@ def test_16_bits_are_the_network_s_only(fit, digits):
         model = network()
         own = torch.optim.SGD(model.parameters(), lr=0.05)
         precision = partial(torch.autocast, "cpu", torch.bfloat16, enabled=enabled)
-        train_alone(model, own, digits, i, precision=precision)
+        train_one_client(model, own, digits, i, precision=precision)
         return nn.utils.parameters_to_vector(model.parameters()).detach()
 
     start = nn.utils.parameters_to_vector(network().parameters()).detach()
-    for engine, tolerance in (("loop", 1e-6), ("vmap", 0.02)):
+    for engine, tolerance in (("sequential", 1e-6), ("vmap", 0.02)):
         algorithm = LocalTrain(network(), lr=0.05, local_epochs=2, batch_size=64, engine=engine)
         fit(algorithm, digits, 1, evaluate=(), precision="bf16-mixed")
         found = algorithm.store.read("w", np.arange(5))

@@ -153,7 +153,7 @@ def test_known_all_uses_the_last_upload_of_everyone(fit, problem, quantile):
     """SPEC 4.1 (b): clients upload at the beginning of their rounds. So of a client that stays
     away the server knows the model before its last training, and of a client that never took part
     it knows nothing."""
-    settings, history = SETTINGS | dict(quantile=quantile, known="all"), Models()
+    settings, history = SETTINGS | dict(quantile=quantile, candidates="all"), Models()
     algorithm = fedacs(problem.network(START), **settings)
     fit(algorithm, problem, len(SOME), callbacks=[history], trace=SOME)
     assert_follows(history, algorithm, reference.fedacs(problem, START, SOME, **settings))
@@ -161,7 +161,7 @@ def test_known_all_uses_the_last_upload_of_everyone(fit, problem, quantile):
 
 @pytest.mark.parametrize("other", [dict(memory="newest"), dict(memory="everyone")])
 def test_other_readings_of_known_all_would_show(problem, other):
-    settings = SETTINGS | dict(quantile=0.25, known="all")
+    settings = SETTINGS | dict(quantile=0.25, candidates="all")
     right = reference.fedacs(problem, START, SOME, **settings)
     wrong = reference.fedacs(problem, START, SOME, **settings, **other)
     assert np.abs(right[-1]["w"] - wrong[-1]["w"]).max() > 0.01
@@ -169,9 +169,9 @@ def test_other_readings_of_known_all_would_show(problem, other):
 
 def test_with_everyone_there_both_are_one(fit, problem):
     models = []
-    for known in ("participants", "all"):
+    for candidates in ("participants", "all"):
         models.append(Models(scattered()))
-        algorithm = fedacs(problem.network(), known=known, quantile=0.3, **SETTINGS)
+        algorithm = fedacs(problem.network(), candidates=candidates, quantile=0.3, **SETTINGS)
         fit(algorithm, problem, 4, callbacks=[models[-1]])
     np.testing.assert_allclose(models[0]["w_i"], models[1]["w_i"], rtol=0, atol=1e-12)
 
@@ -231,8 +231,8 @@ def test_a_model_of_zeros_stays_with_itself(fit, problem, quantile, zeros):
 
 def test_a_round_without_clients_changes_nothing(fit, problem):
     trace = [[0, 1, 4], [], [1, 2], [0, 4]]
-    for known in ("participants", "all"):
-        settings, history = SETTINGS | dict(quantile=0.25, known=known), Models()
+    for candidates in ("participants", "all"):
+        settings, history = SETTINGS | dict(quantile=0.25, candidates=candidates), Models()
         algorithm = fedacs(problem.network(START), **settings)
         fit(algorithm, problem, 4, callbacks=[history], trace=trace)
         for name in ("w_i", "down", "up"):
@@ -246,9 +246,9 @@ def test_a_round_without_clients_changes_nothing(fit, problem):
 
 def test_ledger(fit, problem):
     """P up and P down for every visit, whatever the server remembers: 8 floats of 8 bytes."""
-    for known in ("participants", "all"):
+    for candidates in ("participants", "all"):
         history = Models()
-        algorithm = fedacs(problem.network(0.5), known=known, **SETTINGS)
+        algorithm = fedacs(problem.network(0.5), candidates=candidates, **SETTINGS)
         fit(algorithm, problem, len(SAMPLED), callbacks=[history], trace=SAMPLED)
         visits = np.bincount(np.concatenate(SAMPLED), minlength=7)
         np.testing.assert_array_equal(history["down"][-1], 64 * visits)
@@ -284,14 +284,14 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
                 losses.append(0.5 * ((outputs - targets[samples]) ** 2).sum(1).mean())
             assert row[f"{split}/personalized/loss"] == pytest.approx(np.mean(losses), rel=1e-9)
         assert not any("global" in name for name in row)
-    assert algorithm.coupling is None or algorithm.coupling != np.inf
+    assert algorithm.personalization_penalty is None or algorithm.personalization_penalty != np.inf
 
 
 # ---- what is refused ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "key, value", [("quantile", -0.1), ("quantile", 1.5), ("known", "everyone")]
+    "key, value", [("quantile", -0.1), ("quantile", 1.5), ("candidates", "everyone")]
 )
 def test_impossible_arguments_are_refused(problem, key, value):
     with refused(key, str(value)):

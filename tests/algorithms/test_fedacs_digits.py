@@ -66,12 +66,12 @@ def trained(root, digits, rounds, ckpt_path=None, seed=0, engine="auto", loop=No
     return algorithm
 
 
-@pytest.mark.parametrize("known", ["participants", "all"])
-def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, known):
-    wanted = trained(tmp_path / "straight", digits, 4, known=known)
-    trained(tmp_path / "parts", digits, 2, known=known)
+@pytest.mark.parametrize("candidates", ["participants", "all"])
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, candidates):
+    wanted = trained(tmp_path / "straight", digits, 4, candidates=candidates)
+    trained(tmp_path / "parts", digits, 2, candidates=candidates)
     last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
-    resumed = trained(tmp_path / "parts", digits, 4, ckpt_path=last, seed=1, known=known)
+    resumed = trained(tmp_path / "parts", digits, 4, ckpt_path=last, seed=1, candidates=candidates)
     assert resumed.store.names == wanted.store.names
     for name in wanted.store.names:
         rows = [method.store.read(name, np.arange(6)) for method in (resumed, wanted)]
@@ -81,17 +81,17 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, known):
         assert one.read_bytes() == other.read_bytes(), name
 
 
-@pytest.mark.parametrize("known", ["participants", "all"])
-def test_engines_and_chunks_agree(tmp_path, digits, known):
+@pytest.mark.parametrize("candidates", ["participants", "all"])
+def test_engines_and_chunks_agree(tmp_path, digits, candidates):
     """Who collaborates does not depend on who is trained together."""
 
     def run(engine, at_once):
         loop = dict(clients_at_once=at_once)
-        algorithm = trained(tmp_path, digits, 3, engine=engine, loop=loop, known=known)
+        algorithm = trained(tmp_path, digits, 3, engine=engine, loop=loop, candidates=candidates)
         return algorithm.store.read("w", np.arange(6)), table(algorithm)
 
-    models, weights = run("loop", 1)
-    for engine, at_once in (("loop", 4), ("vmap", 2)):
+    models, weights = run("sequential", 1)
+    for engine, at_once in (("sequential", 4), ("vmap", 2)):
         found, other = run(engine, at_once)
         assert (found - models).norm() < 1e-5 * models.norm()
         for t, own in weights.items():

@@ -152,7 +152,7 @@ def test_fixed_point_iterations_equal_numpy(fit, problem, trace, dynamics):
 
 
 @pytest.mark.parametrize("mean_field", ["damped", "fixed_point"])
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, mean_field):
     """g_{i,l} is the sum over the epoch's mini-batches, each at the model of its step."""
     steps, history = Steps(), History()
@@ -281,9 +281,11 @@ VARIANTS = {
 def test_engines_and_chunks_agree(tmp_path, digits, variant):
     """Each client's rates and the model, against one client at a time by the plain loop."""
     options = VARIANTS[variant]
-    first = trained(tmp_path, digits, 3, engine="loop", loop=dict(clients_at_once=1), **options)
+    first = trained(
+        tmp_path, digits, 3, engine="sequential", loop=dict(clients_at_once=1), **options
+    )
     wanted = rates_by_round(first)
-    for engine, at_once in (("loop", 2), ("vmap", None)):
+    for engine, at_once in (("sequential", 2), ("vmap", None)):
         loop = dict(clients_at_once=at_once)
         other = trained(tmp_path, digits, 3, engine=engine, loop=loop, **options)
         for name in ("global_model", "gradients"):

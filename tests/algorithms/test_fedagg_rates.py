@@ -101,7 +101,7 @@ DRAWN = dict(lr=0.05, max_rate=0.6, mean_field="fixed_point")
 
 
 @pytest.mark.parametrize(
-    "dynamics, engine", [("own", "loop"), ("own", "vmap"), ("aggregated", "loop")]
+    "dynamics, engine", [("own", "sequential"), ("own", "vmap"), ("aggregated", "sequential")]
 )
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5])
 def test_rates_solve_the_control_problem_for_any_terms(fit, epochs, dynamics, engine):

@@ -90,7 +90,7 @@ def batches_of_clients(problem, calls):
     return seen
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_an_epoch_takes_every_sample_once(fit, problem, engine):
     steps, history = Steps(), History()
     algorithm = FedAvg(

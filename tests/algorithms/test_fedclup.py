@@ -120,7 +120,7 @@ def test_clients_may_weigh_by_their_samples(fit, problem, trace):
     assert np.abs(uniform[-1]["w"] - expected[-1]["w"]).max() > 0.01
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("passes", [dict(local_epochs=2), dict(local_steps=5)], ids=str)
 @BOTH_TRACES
 def test_mini_batches(fit, problem, trace, passes, engine):
@@ -183,7 +183,7 @@ def test_what_is_sent(fit, problem):
     took_part = np.cumsum([[i in cohort for i in range(4)] for cohort in SAMPLED], axis=0)
     np.testing.assert_array_equal(models["down"], 64 * took_part)
     np.testing.assert_array_equal(models["up"], 64 * took_part)
-    assert algorithm.coupling == 0.5
+    assert algorithm.personalization_penalty == 0.5
 
 
 def test_a_round_without_clients_changes_nothing(fit, problem):

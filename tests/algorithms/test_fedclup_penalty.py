@@ -83,7 +83,7 @@ def test_the_penalty_of_corollary_1(fit, case, source):
         4 * m,
     )
     np.testing.assert_allclose(models["lam"], [expected] * 2, rtol=1e-6)
-    assert algorithm.coupling == pytest.approx(expected, rel=1e-6)
+    assert algorithm.personalization_penalty == pytest.approx(expected, rel=1e-6)
     # It is the penalty that the clients use: η = 1 / (λ + L), f_i = (w - A_i)² / 2, from w = 0.
     first = problem.size * np.arange(m) / (expected + known["smoothness"])
     np.testing.assert_allclose(models["w_i"][0, :, 0], first, rtol=1e-5)
@@ -253,7 +253,7 @@ def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
     checks = grown[2 * PLATEAU["patience"] - 1 :: PLATEAU["patience"]]
     assert sum(grown) >= 3 and not all(checks) and grown[5] is False
     assert max(used) == pytest.approx(0.7 if max_penalty else penalty * 3 ** sum(grown))
-    assert algorithm.coupling == pytest.approx(used[rounds], rel=1e-6)
+    assert algorithm.personalization_penalty == pytest.approx(used[rounds], rel=1e-6)
 
 
 def test_the_plateau_rule_needs_validation_samples(fit):
@@ -295,7 +295,7 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
     algorithm = FedCLUP(
         problem.network(start),
         penalty=before,
-        penalty_schedule="released",
+        penalty_schedule="authors_code",
         server_step=server_step,
         local_step="corollary2",
         smoothness=smooth,
@@ -329,7 +329,7 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
 SCHEDULES = {
     "plateau": dict(penalty_schedule="plateau", patience=2, tolerance=0.05, growth=1.5),
     "hasty": dict(penalty_schedule="plateau", patience=1, tolerance=10.0, growth=1.5),
-    "released": dict(penalty_schedule="released"),
+    "authors_code": dict(penalty_schedule="authors_code"),
 }
 
 
@@ -353,7 +353,9 @@ def train(root, schedule, *callbacks, start=0, ckpt_path=None, max_epochs=8, **t
     return algorithm, models
 
 
-@pytest.mark.parametrize(("schedule", "done"), [("plateau", 3), ("plateau", 4), ("released", 4)])
+@pytest.mark.parametrize(
+    ("schedule", "done"), [("plateau", 3), ("plateau", 4), ("authors_code", 4)]
+)
 def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
     """Broken off at a check of the plateau rule or between two, or just before the released one."""
     wanted, whole = train(tmp_path / "straight", schedule)

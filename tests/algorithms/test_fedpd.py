@@ -99,7 +99,7 @@ def test_a_client_stops_where_its_residual_is_small(fit, problem):
     assert np.abs(without[-1]["w"] - expected[-1]["w"]).max() > 1e-3
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("passes", [dict(local_epochs=2), dict(local_steps=5)], ids=str)
 def test_mini_batches(fit, problem, passes, engine):
     history, steps = History(), Steps()
@@ -155,7 +155,7 @@ def test_variance_reduction_with_full_gradients(fit, problem, gamma, skip, refre
 VR = dict(eta=0.1, steps=4)
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize(("gamma", "skip"), [(None, 0.0), (0.7, 0.0), (0.7, 0.5)])
 @pytest.mark.parametrize("refresh", [1, 3])
 def test_variance_reduction_with_mini_batches(fit, problem, gamma, skip, refresh, engine):
@@ -274,7 +274,7 @@ def test_nothing_to_keep_where_nothing_is_skipped(fit, problem):
     algorithm = fedpd(problem.network(START), **SETTINGS)
     fit(algorithm, problem, 1)
     assert sorted(algorithm.store.names) == ["lam", "x"]
-    assert algorithm.coupling == np.inf
+    assert algorithm.personalization_penalty == np.inf
     settings = dict(skip_probability=0.5, variance_reduction=True, eta=0.4, steps=1)
     algorithm = fedpd(problem.network(START), **settings)
     fit(algorithm, problem, 1)

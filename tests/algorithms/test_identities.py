@@ -42,7 +42,7 @@ def end(fit):
         rows = None
         if algorithm.has_personalized:
             rows = torch.zeros(algorithm.store.num_clients, algorithm.space.size).double()
-            for clients in algorithm.every_client("train"):
+            for clients in algorithm.iter_clients("train"):
                 rows[clients.ids] = algorithm.personalized(clients)
         return algorithm.global_model, rows
 
@@ -138,7 +138,7 @@ def test_fedclup_s_first_round_is_fedprox(end):
 ALONE = {
     "FedCLUP": partial(FedCLUP, penalty=0.0),
     "FedACS": partial(FedACS, quantile=1.0),
-    "FedACS, known all": partial(FedACS, quantile=1.0, known="all"),
+    "FedACS, known all": partial(FedACS, quantile=1.0, candidates="all"),
 }
 
 

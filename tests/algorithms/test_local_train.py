@@ -1,4 +1,4 @@
-"""LocalTrain against each client's own optimum, and against the TrainAlone callback."""
+"""LocalTrain against each client's own optimum, and against the LocalBaseline callback."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ import torch
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, HalfSquaredError
 from pfl.algorithms import FedAvg, LocalTrain
-from pfl.callbacks import TrainAlone
+from pfl.callbacks import LocalBaseline
 from tests.problems import History, least_squares, matrix_problem
 
 
@@ -50,7 +50,7 @@ def test_it_equals_the_train_alone_callback(fit):
         torch.manual_seed(0)
         return MLP(64, (16,))
 
-    alone = TrainAlone()
+    alone = LocalBaseline()
     fit(FedAvg(network(), **settings), digits, 4, callbacks=[alone], evaluate=(), **loop)
     algorithm = LocalTrain(network(), **settings)
     fit(algorithm, digits, 4, **loop)

@@ -82,7 +82,7 @@ def test_gpgd_equals_numpy(fit, problem, start):
     np.testing.assert_array_equal(history["up"], 8 * 24 * took_part)
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_lpgd_sends_each_client_s_own_factors(fit, engine):
     """One exact step of η = 1 ends at SVT_λ(A_i), whose rank is the number of A_i's singular
     values above λ: 1, 2, 3 and 0 of 4. A 6 x 4 layer takes 24 floats, rank 1 takes 10, rank 2 takes

@@ -9,7 +9,7 @@ import torch
 from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.store import ClientStore
+from pfl.clients.store import ClientStore
 from tests.problems import scalar_problem
 
 

@@ -24,12 +24,12 @@ class Noted(FedAvg):
 
     def client_update(self, clients, w):
         v = super().client_update(clients, w)
-        self.record("norms", client=clients.ids, sum=v.sum(1), samples=clients.sizes)
+        self.log_table("norms", client=clients.ids, sum=v.sum(1), samples=clients.sizes)
         # Two calls a chunk, in an order of their own.
         for parity in (1, 0):
             for i in clients.ids[clients.ids % 2 == parity][::-1]:
                 partners = np.arange(i)[::-1]
-                self.record(
+                self.log_table(
                     "pairs",
                     client=np.full(len(partners), i),
                     partner=partners,

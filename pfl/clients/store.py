@@ -1,0 +1,174 @@
+"""What clients keep between rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.clients.memory_tiers import Tiers
+from pfl.clients.state_rows import Part, Reader, Rows, SparseRows, unpacked
+
+State = dict[str, dict[str, Any]]
+"""By name, `initial` [width] and `parts`, of which each holds the rows of some clients."""
+
+
+class ClientStore:
+    """What clients remember between rounds: rows of named states, made when first written.
+
+    A client that was never written reads as the state's initial value, so memory grows with the
+    clients that took part, not with the population. Rows lie on the training device, in host
+    memory or in memory-mapped files, in this order as far as there is room (`pfl.clients.memory_tiers.Tiers`,
+    whose arguments come second).
+
+    Args:
+        num_clients: The population, M.
+    """
+
+    def __init__(
+        self,
+        num_clients: int,
+        *,
+        device: torch.device | str = "cpu",
+        memory: int | None = None,
+        processes: int = 1,
+        sharing: int = 1,
+        directory: str | None = None,
+    ) -> None:
+        self.num_clients = num_clients
+        self.tiers = Tiers(device, memory, processes, sharing, directory)
+        self.reads_ahead = True
+        self._states: dict[str, Rows | SparseRows] = {}
+        self._ahead: dict[tuple[str, bytes, torch.device], tuple[np.ndarray, Future[Tensor]]] = {}
+
+    def declare(
+        self, name: str, initial: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = False
+    ) -> None:
+        """Add a state that starts as `initial` [width] for every client.
+
+        Args:
+            dtype: In which its rows are stored, unless they are whole numbers; None: that of
+                `initial`, in which they are read.
+            sparse: Most values of its rows are zero, and only the others are stored.
+        """
+        kind = SparseRows if sparse else Rows
+        initial = initial.detach().cpu().clone()
+        if dtype is None or not initial.is_floating_point():
+            dtype = initial.dtype
+        self._states[name] = kind(self.num_clients, initial, dtype, self.tiers)
+
+    @property
+    def names(self) -> list[str]:
+        """The declared states."""
+        return list(self._states)
+
+    def seen(self, name: str) -> np.ndarray:
+        """Ids of the clients with a row of their own, ascending."""
+        return self._states[name].seen()
+
+    def read(self, name: str, ids: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
+        """A copy of these clients' rows, [C, width]."""
+        device = torch.device(device)
+        _, coming = self._ahead.pop((name, ids.tobytes(), device), (None, None))
+        if coming is None:
+            return self._states[name].reader(ids, device)()
+        rows = coming.result()
+        if rows.is_cuda:  # made on another stream: its memory must outlive its use on this one
+            rows.record_stream(torch.cuda.current_stream(device))
+        return rows
+
+    def write(self, name: str, ids: np.ndarray, values: Tensor) -> None:
+        """Keep rows [C, width] of these clients, which must be different ones."""
+        state = self._states[name]
+        if values.shape != (wanted := (len(ids), len(state.initial))):
+            raise ValueError(f"client state {name!r} is {list(values.shape)}, not {list(wanted)}")
+        for key, (other, _) in list(self._ahead.items()):
+            if key[0] == name and np.isin(other, ids).any():
+                del self._ahead[key]
+        state.write(ids, values.detach())
+
+    # ---- reading ahead ------------------------------------------------------------------------
+
+    def prefetch(self, ids: np.ndarray) -> None:
+        """Begin to read the rows of the chunk after this one, where that takes its time.
+
+        Nothing can change by it: what is written before it is read is read again.
+        """
+        if not (self.slow and self.reads_ahead and len(ids)):
+            return
+        for key in list(self._ahead)[: -len(self.names)]:  # nobody came for them
+            del self._ahead[key]
+        if self._on_gpu:
+            self._stream.wait_stream(torch.cuda.current_stream(self.tiers.device))
+        for name, state in self._states.items():
+            job = state.reader(ids, self.tiers.device)
+            key = (name, ids.tobytes(), self.tiers.device)
+            self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
+
+    def disable_prefetch(self) -> None:
+        """Do without the memory that it takes."""
+        self.reads_ahead = False
+        self._ahead.clear()
+
+    @property
+    def slow(self) -> bool:
+        """Whether rows lie where reading them takes its time."""
+        return self.tiers.used["file"] + self.tiers.used["memory"] * self._on_gpu > 0
+
+    def _read_ahead(self, job: Reader) -> Tensor:
+        if not self._on_gpu:
+            return job()
+        with torch.cuda.stream(self._stream):
+            rows = job()
+        self._stream.synchronize()
+        return rows
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.tiers.device.type == "cuda"
+
+    @cached_property
+    def _worker(self) -> ThreadPoolExecutor:
+        # A thread begins with the first GPU, of which using another stream would take memory.
+        begin = (torch.cuda.set_device, (self.tiers.device,)) if self._on_gpu else (None, ())
+        return ThreadPoolExecutor(1, "pfl-clients", *begin)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.tiers.device)
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def state_dict(self, collect: Callable[[Iterator[Part]], list[Part]] = list) -> State:
+        """Rows and initial values, as tensors: the rows themselves, to be saved, not to be kept.
+
+        Args:
+            collect: Makes a list of a state's parts: of this process's, or of those of all.
+        """
+        return {
+            name: {"initial": state.initial, "parts": collect(state.parts())}
+            for name, state in self._states.items()
+        }
+
+    def load_state_dict(
+        self, saved: State, keep: Callable[[Tensor], Tensor] = torch.ones_like
+    ) -> None:
+        """The inverse of `state_dict`; the same states must have been declared.
+
+        Args:
+            keep: Of ids (int64 [n]): which of them to take.
+        """
+        self._ahead.clear()
+        for name, entry in saved.items():
+            state = self._states[name]
+            state.clear()
+            state.initial = entry["initial"].to(state.initial)
+            for part in entry["parts"]:
+                for ids, rows in unpacked(part, len(state.initial)):
+                    kept = keep(ids).bool()
+                    state.write(ids[kept].numpy(), rows[kept])

@@ -1,0 +1,1 @@
+"""How networks are run: batches, engines, local steps, threads."""

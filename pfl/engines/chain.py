@@ -1,0 +1,210 @@
+"""Networks that are chains of common layers, whose training is one call of `pfl.engines.chain_kernels`.
+
+For chains of linear layers and activations a layer of many models is one batched matrix product.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.classifier import Classifier
+from pfl.engines.chain_kernels import Layers, backward, forward, train
+from pfl.engines.local_step import Step
+from pfl.parameters import ParameterSpace
+
+KINDS: dict[type[nn.Module], str] = {
+    nn.Linear: "linear",
+    nn.Conv2d: "convolution",
+    nn.MaxPool2d: "pooling",
+    nn.Flatten: "flatten",
+    nn.ReLU: "relu",
+    nn.Tanh: "tanh",
+    nn.Sigmoid: "sigmoid",
+}
+
+
+class Chain:
+    """A network that is a chain of layers.
+
+    Attributes:
+        batched: Whether many models can run at once: if there are no convolutions.
+    """
+
+    def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
+        self.steps, self.spans = _pool_first(steps), spans
+        kinds = [KINDS[type(step)] for step in self.steps]
+        self.batched = "convolution" not in kinds
+        self.layers = Layers(
+            kinds,
+            settings=[_settings(step) for step in self.steps],
+            first=next(n for n, step in enumerate(self.steps) if spans[step]),
+            flat=self.batched,
+            channels_last=not self.batched and "pooling" in kinds,
+        )
+
+    @classmethod
+    def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
+        """The chain that a network is, for inputs [n, ...]; None where it is something else."""
+        steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
+        if not all(_known(step) for step in steps) or _hooked(network):
+            return None
+        names = {parameter: name for name, parameter in network.named_parameters()}
+        layers = {layer.name: layer.span for layer in space.layers}
+        spans: dict[nn.Module, list[slice]] = {}
+        for step in steps:
+            own = [layers.get(names[parameter]) for parameter in step.parameters()]
+            spans[step] = [span for span in own if span is not None]
+            if len(own) > len(spans[step]):  # a frozen parameter
+                return None
+        if sum(len(spans[step]) for step in steps) != len(space.layers):  # shared ones
+            return None
+        kinds = [KINDS[type(step)] for step in steps]
+        if "convolution" not in kinds:  # its samples are flat throughout
+            if "pooling" in kinds or (inputs.ndim > 2 and "flatten" not in kinds):
+                return None
+            chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
+            first: Any = chain.steps[chain.layers.first]
+            return chain if first.in_features == inputs[0].numel() else None
+        flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
+        return cls(steps, spans) if inputs.ndim == 4 and flat else None
+
+    def models(self, w: Tensor) -> list[Models]:
+        """The network with the models w [C, P]: all at once, or one by one with convolutions."""
+        return [Models(self, w)] if self.batched else [Models(self, row) for row in w.split(1)]
+
+
+class Models:
+    """C models of a chain, which are views of w [C, P]: they move when w does.
+
+    A single model has plain matrices instead of batches of them, and its samples no axis for the
+    client.
+    """
+
+    def __init__(self, chain: Chain, w: Tensor) -> None:
+        self.chain, self.w, self.alone = chain, w, len(w) == 1
+        self.parameters: list[list[Tensor]] = []
+        for step in chain.steps:
+            views = [
+                w[:, span].unflatten(1, _shape(step, parameter))
+                for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
+            ]
+            self.parameters.append([view[0] for view in views] if self.alone else views)
+
+    def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        """Every step's input and then the output, [C, B, K]; and what derivatives need besides.
+
+        Args:
+            inputs: [C, B, ...].
+        """
+        chain, x = self.chain, inputs[0] if self.alone else inputs
+        if chain.batched:
+            x = x.flatten(1 if self.alone else 2)
+        if chain.layers.channels_last:
+            x = x.to(memory_format=torch.channels_last)
+        return forward(x, chain.layers, self.parameters)
+
+    def backward(
+        self,
+        kept: tuple[list[Tensor], list[Tensor]],
+        d: Tensor,
+        into: Models,
+        step: Step,
+    ) -> None:
+        """Move other models by the gradients here, as a step does before it is finished.
+
+        Args:
+            kept: Of `forward`.
+            d: The loss's derivative by the output, of its shape.
+        """
+        places = self.parameters, into.parameters
+        backward(*kept, d, self.chain.layers, *places, step.shrink, -step.lr)
+
+    def train(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        picks: Tensor,
+        weights: Tensor | None,
+        into: Models,
+        step: Step,
+    ) -> Tensor:
+        """Steps of `into` by K batches, one after another, along gradients of cross entropies.
+
+        `into` is this if the step has no offset.
+
+        Args:
+            inputs: Samples as a `StepBlock` has them, [N, ...].
+            targets: int64 [N].
+            picks: Which of them each batch takes, int64 [K, C, B].
+            weights: Of samples, [K, C, B]; None for 1 / B.
+
+        Returns:
+            The batches' weighted mean losses, [K, C].
+        """
+        if self.alone:
+            picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
+        batches = inputs, targets, picks, weights
+        places = self.parameters, into.parameters, self.w, into.w
+        losses: Tensor = train(*batches, self.chain.layers, *places, step)
+        return losses.view(len(losses), -1)
+
+
+# ---- which networks are chains ------------------------------------------------------------------
+
+
+def _steps(network: nn.Module) -> list[nn.Module]:
+    if type(network) is nn.Sequential:
+        return [step for child in network for step in _steps(child)]
+    if isinstance(network, Classifier) and type(network).forward is Classifier.forward:
+        return [*_steps(network.body), network.head]
+    return [network]
+
+
+def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
+    """Max pooling before ReLU: the same values and derivatives, with a quarter of the work."""
+    steps = list(steps)
+    for n, (one, two) in enumerate(itertools.pairwise(steps)):
+        if type(one) is nn.ReLU and type(two) is nn.MaxPool2d:
+            steps[n : n + 2] = two, one
+    return steps
+
+
+def _known(step: nn.Module) -> bool:
+    if type(step) is nn.Conv2d:
+        return step.padding_mode == "zeros" and not isinstance(step.padding, str)
+    if type(step) is nn.MaxPool2d:
+        return not step.return_indices
+    if type(step) is nn.Flatten:
+        return (step.start_dim, step.end_dim) == (1, -1)
+    return type(step) in KINDS
+
+
+def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
+    """A linear layer's bias is a row."""
+    row = isinstance(step, nn.Linear) and parameter.ndim == 1
+    return (1, *parameter.shape) if row else tuple(parameter.shape)
+
+
+def _settings(step: nn.Module) -> list[int]:
+    """Sizes of a layer's window, all in one list."""
+    window: tuple[Any, ...] = ()
+    last: list[int] = []
+    if isinstance(step, nn.Conv2d):
+        window, last = (step.stride, step.padding, step.dilation), [step.groups]
+    elif isinstance(step, nn.MaxPool2d):
+        window = (step.kernel_size, step.stride, step.padding, step.dilation)
+        last = [int(step.ceil_mode)]
+    pairs = ([n, n] if isinstance(n, int) else list(n) for n in window)
+    return [*itertools.chain.from_iterable(pairs), *last]
+
+
+def _hooked(network: nn.Module) -> bool:
+    """Whether something else than its layers is run."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(
+        "forward" in vars(m) or any(getattr(m, kind) for kind in kinds) for m in network.modules()
+    )

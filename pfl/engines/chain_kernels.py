@@ -1,0 +1,221 @@
+"""Training of chains of common layers, without autograd and without Python.
+
+Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
+several local steps are one call that holds no lock, so threads train different clients at the same
+time, and a step of gradient descent goes right into the model. `pfl.engines.chain` says which networks
+these are, and what the arguments mean.
+"""
+
+# No annotations from __future__: TorchScript reads those of named tuples as they are.
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pfl.engines.local_step import Step
+from pfl.torchscript import scripted
+
+
+class Layers(NamedTuple):
+    """What the layers of a chain are.
+
+    Attributes:
+        kinds: Names of `pfl.engines.chain.KINDS`.
+        settings: Sizes of their windows.
+        first: The first one with parameters.
+        flat: Whether samples are vectors.
+        channels_last: Whether images are laid out with their channels last.
+    """
+
+    kinds: list[str]
+    settings: list[list[int]]
+    first: int
+    flat: bool
+    channels_last: bool
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
+    """Minus the samples' cross entropies [..., 1, B], and the derivatives of these [..., K, B].
+
+    Args:
+        outputs: [..., B, K].
+        targets: int64 [..., 1, B].
+        minus_one: -1 [..., 1, B], made once for many batches.
+    """
+    # Over the last axis, when it is short, PyTorch takes seven times as long.
+    log = outputs.mT.log_softmax(-2)
+    return log.gather(-2, targets), log.exp_().scatter_add_(-2, targets, minus_one)
+
+
+def product(left: Tensor, right: Tensor) -> Tensor:
+    """Of two matrices or of two batches of them; `matmul` would look for more."""
+    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+
+
+def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
+    """x W' + b of one model or of each."""
+    weight = parameters[0]
+    if weight.size(-2) < x.size(-2):  # the longer side last: twice as fast on CPUs
+        y = product(weight, x.mT).mT
+        return y.add_(parameters[1]) if len(parameters) > 1 else y
+    if len(parameters) == 1:
+        return product(x, weight.mT)
+    if x.dim() == 2:
+        return torch.addmm(parameters[1], x, weight.mT)
+    return torch.baddbmm(parameters[1], x, weight.mT)
+
+
+def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
+    """into <- beta into + alpha left right."""
+    if into.dim() == 2:
+        into.addmm_(left, right, beta=beta, alpha=alpha)
+    else:
+        into.baddbmm_(left, right, beta=beta, alpha=alpha)
+
+
+def forward(
+    x: Tensor, layers: Layers, parameters: list[list[Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """See `pfl.engines.chain.Models.forward`."""
+    values, kept = [x], [x]
+    for n, kind in enumerate(layers.kinds):
+        x, s, extra = values[-1], layers.settings[n], x
+        if kind == "linear":
+            y = linear(x, parameters[n])
+        elif kind == "convolution":
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            y = torch.conv2d(x, parameters[n][0], bias, s[:2], s[2:4], s[4:6], s[6])
+        elif kind == "pooling":
+            y, extra = torch.ops.aten.max_pool2d_with_indices(
+                x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0
+            )
+        elif kind == "flatten":
+            y = x.flatten(1)
+        elif kind == "relu":
+            y = torch.relu(x)
+        elif kind == "tanh":
+            y = torch.tanh(x)
+        else:
+            y = torch.sigmoid(x)
+        values.append(y)
+        kept.append(extra)
+    return values, kept
+
+
+def backward(
+    values: list[Tensor],
+    kept: list[Tensor],
+    d: Tensor,
+    layers: Layers,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    beta: float,
+    alpha: float,
+) -> None:
+    """See `pfl.engines.chain.Models.backward`: into <- beta into + alpha g."""
+    for k in range(len(layers.kinds) - layers.first):
+        n = len(layers.kinds) - 1 - k
+        kind, s, x, y = layers.kinds[n], layers.settings[n], values[n], values[n + 1]
+        on = n > layers.first
+        if kind == "linear":
+            before = product(d, parameters[n][0]) if on else d
+            add_product(into[n][0], d.mT, x, beta, alpha)
+            if len(into[n]) > 1:
+                bias = into[n][1]
+                ones = torch.ones([1, d.size(-2)], dtype=d.dtype, device=d.device)
+                left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
+                add_product(bias, left, d, beta, alpha)
+            d = before
+        elif kind == "convolution":
+            sizes = [d.size(1)] if len(into[n]) > 1 else None
+            before, g, of_bias = torch.ops.aten.convolution_backward(
+                d,
+                x,
+                parameters[n][0],
+                sizes,
+                s[:2],
+                s[2:4],
+                s[4:6],
+                False,
+                [0, 0],
+                s[6],
+                [on, True, len(into[n]) > 1],
+            )
+            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (unknown to TorchScript)
+                if beta == 0.0:
+                    torch.mul(gradient, alpha, out=place)
+                else:
+                    place.mul_(beta).add_(gradient, alpha=alpha)
+            d = before
+        elif kind == "pooling":
+            d = torch.ops.aten.max_pool2d_with_indices_backward(
+                d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1]
+            )
+        elif kind == "flatten":
+            d = d.reshape(x.shape)
+        elif kind == "relu":
+            d = torch.ops.aten.threshold_backward(d, y, 0)
+        elif kind == "tanh":
+            d = torch.ops.aten.tanh_backward(d, y)
+        else:
+            d = torch.ops.aten.sigmoid_backward(d, y)
+
+
+def train(
+    inputs: Tensor,
+    targets: Tensor,
+    picks: Tensor,
+    weights: Tensor | None,
+    layers: Layers,
+    parameters: list[list[Tensor]],
+    into: list[list[Tensor]],
+    w: Tensor,
+    v: Tensor,
+    step: Step,
+) -> Tensor:
+    """See `pfl.engines.chain.Models.train`; w and v are what `parameters` and `into` are views of."""
+    chosen: list[Tensor] = []
+    dtype = parameters[layers.first][0].dtype
+    offset, scale, shift = step.offset, step.scale, step.shift
+    if layers.flat:
+        inputs = inputs.flatten(1)
+    # What can be done for all batches at once is: with small models every call counts.
+    y = targets[picks].unsqueeze(-2)
+    minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
+    rate = -step.lr if weights is not None else -step.lr / picks.size(-1)
+    factors = None if weights is None else weights.unsqueeze(-2)
+    shape = picks.size()[1:] + inputs.size()[1:]
+    picks = picks.flatten(1)
+    # One place for all batches: memory that is returned in every step costs page faults.
+    stored = torch.empty(picks.size()[1:] + inputs.size()[1:], dtype=inputs.dtype, device=w.device)
+    for k in range(picks.size(0)):
+        if offset is not None:
+            if scale is None:
+                torch.add(v, offset, out=w)
+            else:
+                torch.addcmul(offset, scale, v, out=w)
+        x = torch.index_select(inputs, 0, picks[k], out=stored)
+        if x.dtype == torch.uint8:  # as datamodules.samples.scaled
+            x = x.to(torch.float32).div_(255)
+        if x.is_floating_point():
+            x = x.to(dtype)
+        x = x.view(shape)
+        if layers.channels_last:  # max pooling is several times faster so, on CPUs
+            x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
+        values, kept = forward(x, layers, parameters)
+        log, d = cross_entropy(values[-1], y[k], minus_one)
+        chosen.append(log)
+        if factors is not None:
+            d.mul_(factors[k])
+        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate)
+        if step.decay > 0.0:
+            v.sub_(w, alpha=step.lr * step.decay)
+        if shift is not None:
+            v.add_(shift)
+        if step.threshold > 0.0:
+            v.copy_(torch.nn.functional.softshrink(v, step.threshold))
+    losses = torch.stack(chosen).neg_().squeeze(-2)
+    return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
+
+
+forward, backward, train = scripted(forward), scripted(backward), scripted(train)

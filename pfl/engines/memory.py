@@ -1,0 +1,33 @@
+"""How many clients a GPU can train at once."""
+
+from __future__ import annotations
+
+import torch
+
+from pfl.engines.batch import Batch
+from pfl.engines.oracle import Oracle
+
+
+def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -> int:
+    """As many as the free memory of the batch's GPU holds; at least 1.
+
+    Measured with a gradient of two clients, since nobody knows what the layers of a network keep.
+
+    Args:
+        batch: Of one client, as large as any.
+        vectors: How many vectors of P values a client has besides: models, what it remembers.
+        share: Of the free memory, what is for clients.
+    """
+    device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
+    inputs, targets = (
+        x.expand(2, *x.shape[1:]).contiguous() for x in (batch.inputs, batch.targets)
+    )
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    oracle.gradient(w, Batch(inputs, targets, batch.counts * 2))
+    of_step = (torch.cuda.max_memory_allocated(device) - before) / 2
+    of_batch = batch.inputs.nbytes + batch.targets.nbytes
+    each = of_step + of_batch + vectors * w[0].nbytes
+    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    free = torch.cuda.mem_get_info(device)[0] + cached
+    return max(1, int(share * free / each))

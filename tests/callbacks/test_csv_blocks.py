@@ -1,0 +1,55 @@
+"""Tables of the recorder are written block by block; the blocks do not show in the file."""
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import IID, Sampled, TensorDataModule
+from models import LogisticRegression
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg
+from pfl.callbacks import LocalBaseline, run_files
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 100])  # of a block
+def test_blocks_of_rows_do_not_show(rows, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_files, "CSV_ROWS", rows)
+    columns = {"client": np.arange(5), "loss": np.array([0.1, np.nan, 1e-9, 2.0, 1 / 3])}
+    path = tmp_path / "table.csv"
+    run_files.write_csv(path, columns)
+    run_files.write_csv(path, columns, append=True)
+    lines = [f"{i},{x!r}\r\n" for i, x in enumerate(columns["loss"].tolist())]
+    assert path.read_bytes().decode() == "client,loss\r\n" + "".join(lines) * 2
+
+
+@pytest.mark.parametrize("partition", [Sampled(12), IID()], ids=repr)
+def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    data = TensorDataModule(
+        torch.randn(96, 5), torch.arange(96) % 3, num_clients=8, partition=partition
+    )
+    trainer = Trainer(
+        max_epochs=2,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        callbacks=[LocalBaseline()],
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(FedAvg(LogisticRegression(5, 3)), datamodule=FederatedLoop(data, 3))
+    table, columns = trainer.recorder.table, trainer.recorder.columns
+    whole = (trainer.run_dir / "clients.csv").read_bytes()
+    head, *rows = whole.decode().splitlines()
+    assert head.split(",") == list(columns) and len(rows) == 8
+    cells = zip(*(column.tolist() for column in columns.values()), strict=True)
+    assert rows == [",".join(map(str, row)) for row in cells]
+    for name in ("train", "val", "test"):
+        counts = [len(getattr(data.partition, name)[i]) for i in range(8)]
+        assert columns[f"{name}_samples"].tolist() == counts
+    labels = np.stack([columns[f"label_{k}"] for k in range(3)], 1)
+    assert labels.tolist() == data.label_counts().tolist()
+    assert columns["uplink_bytes"].sum() == 2 * 3 * (5 * 3 + 3) * 4  # rounds, clients, float32
+    for size in (1, 3, 8):
+        monkeypatch.setattr(run_files, "CSV_ROWS", size)
+        table.write(tmp_path / "again.csv")
+        assert (tmp_path / "again.csv").read_bytes() == whole

@@ -1,0 +1,103 @@
+"""When a checkpoint is saved."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+from lightning.pytorch.callbacks import EarlyStopping
+
+from datamodules import DigitsDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg
+from pfl.callbacks import RoundCheckpoint
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Makes the callback, for rounds that last some seconds, and the list of what it has saved."""
+    now, saved = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr("pfl.callbacks.round_checkpoint.time", clock)
+
+    class Timed(RoundCheckpoint):
+        lasts = 1
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            now[0] += self.lasts
+
+        def _save_checkpoint(self, trainer, filepath):
+            saved.append(trainer.current_epoch + 1)
+            now[0] += 1
+            super()._save_checkpoint(trainer, filepath)
+
+    return Timed, saved
+
+
+def fit(root, *callbacks, **arguments):
+    trainer = Trainer(
+        accelerator="cpu",
+        default_root_dir=root,
+        callbacks=list(callbacks),
+        enable_progress_bar=False,
+        **arguments,
+    )
+    trainer.fit(FedAvg(MLP(64, [8])), datamodule=FederatedLoop(DigitsDataModule(6)))
+
+
+@pytest.mark.parametrize(
+    ("every", "lasts", "wanted"),
+    [
+        (0, 1, [1, 2, 3, 4, 5, 6]),
+        (1e9, 1, [1, 6]),  # the first and the last
+        (5, 2, [1, 4, 6]),  # when 5 seconds are up, after three rounds of 2
+        (1e9, 30, [1, 3, 5, 6]),  # a second for saving is 2% of 50
+        (1e9, 60, [1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_checkpoints_come_where_they_cost_little_or_time_is_up(
+    tmp_path, timed, every, lasts, wanted
+):
+    make, saved = timed
+    callback = make(every_seconds=every)
+    callback.lasts = lasts
+    fit(tmp_path, callback, max_epochs=6)
+    assert saved == wanted
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.ckpt"]
+
+
+class Stop(pl.Callback):
+    """Ends the run after its fourth round."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize("every", [1, 50], ids=["evaluated", "not evaluated"])
+@pytest.mark.parametrize(
+    ("callbacks", "arguments"),
+    [
+        ([], {"max_epochs": 4}),
+        ([], {"max_epochs": 50, "max_steps": 4}),
+        ([Stop], {"max_epochs": 50}),
+        # The loss falls by less than a million after the first round.
+        (
+            [partial(EarlyStopping, "train/loss", 1e6, 3, check_on_train_epoch_end=True)],
+            {"max_epochs": 50},
+        ),
+    ],
+    ids=["max_epochs", "max_steps", "should_stop", "EarlyStopping"],
+)
+def test_the_last_round_is_saved_whatever_ends_the_run(
+    tmp_path, timed, every, callbacks, arguments
+):
+    callback, saved = timed
+    fit(
+        tmp_path,
+        callback(1e9),
+        *[make() for make in callbacks],
+        check_val_every_n_epoch=every,
+        **arguments,
+    )
+    assert saved == [1, 4]

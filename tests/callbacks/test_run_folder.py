@@ -1,0 +1,221 @@
+"""Whose a run's folder is, and what is in it when a run is broken off or goes on."""
+
+import json
+from datetime import timedelta
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from datamodules import DigitsDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
+from pfl.callbacks import LocalBaseline, RunRecorder, run_files
+from tests.commands import table
+from tests.refusal import refused
+
+
+def trainer_in(root, **kwargs):
+    arguments = {"accelerator": "cpu", "enable_progress_bar": False, "max_epochs": 3}
+    return Trainer(**{**arguments, "default_root_dir": root, **kwargs})
+
+
+def fresh(method=FedAvg):
+    torch.manual_seed(0)
+    return method(MLP(64, [4]))
+
+
+def fit(trainer, algorithm=None, ckpt_path=None, **loop):
+    algorithm = algorithm or fresh()
+    data = FederatedLoop(DigitsDataModule(6), **loop)
+    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
+    return algorithm
+
+
+# ---- whose it is --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run", "sweep/run"])
+def test_runs_that_start_together_have_folders_of_their_own(tmp_path, name):
+    """Each has its folder before any of them has written into it."""
+    trainers = [trainer_in(tmp_path / "runs", name=name) for _ in range(3)]
+    folders = [trainer.run_dir for trainer in trainers]
+    assert folders == [tmp_path / "runs" / (name + end) for end in ("", "-2", "-3")]
+    assert [trainer.run_dir for trainer in trainers] == folders
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/../../up", "/tmp/elsewhere"])
+def test_names_that_are_no_folder_within_are_refused(tmp_path, name):
+    with refused(f"trainer.name: {name!r}", "within"):
+        trainer_in(tmp_path, name=name)
+
+
+def test_a_refused_run_leaves_nothing(tmp_path):
+    root = tmp_path / "new" / "runs"
+    trainer = trainer_in(root, precision="bf16-true")
+    with refused("trainer.precision"):
+        fit(trainer)
+    assert list(tmp_path.iterdir()) == []
+    # Another run may take the name before this Trainer's next one, which is refused early or late.
+    other = trainer_in(root).run_dir
+    for part, loop in (("loop.clients_per_round", {"clients_per_round": 7}), ("precision", {})):
+        with refused(part):
+            fit(trainer, **loop)
+        assert list(root.iterdir()) == [other] and list(other.iterdir()) == []
+    assert trainer.run_dir == root / "run-2"
+
+
+def test_processes_that_have_not_met_have_no_folder(tmp_path):
+    trainer = trainer_in(tmp_path, strategy="client_parallel", devices=2)
+    with refused("trainer.run_dir: several processes", "when the run begins"):
+        _ = trainer.run_dir
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- runs that break off ------------------------------------------------------------------------
+
+
+class Broken(RuntimeError):
+    pass
+
+
+class BreakInSecondEvaluation(pl.Callback):
+    def on_validation_batch_end(self, trainer, *args, **kwargs):
+        if trainer.current_epoch == 1:
+            raise Broken
+
+
+def test_what_breaks_an_evaluation_leaves_the_scores_of_the_last(tmp_path):
+    trainer = trainer_in(tmp_path, callbacks=BreakInSecondEvaluation())
+    with pytest.raises(Broken):
+        fit(trainer, clients_at_once=2)
+    summary = json.loads((trainer.run_dir / "summary.json").read_text())
+    rows = table(trainer.run_dir / "clients.csv")
+    scores = [float(row["test_global_accuracy"]) for row in rows]
+    assert summary["round"] == 1 and len(rows) == 6
+    assert sum(scores) / 6 == pytest.approx(summary["test/global/accuracy"])
+
+
+def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
+    class FullDisk(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            monkeypatch.setattr(run_files, "write_csv", full("second"))
+            full("first")()
+
+    def full(message):
+        def write(*args, **kwargs):
+            raise OSError(28, message)
+
+        return write
+
+    with pytest.raises(OSError, match="first"):
+        fit(trainer_in(tmp_path, callbacks=[RunRecorder(), FullDisk()]))
+
+
+class StopInThirdRound(pl.Callback):
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.current_epoch == 2 and batch_idx == 0:
+            trainer.should_stop = True
+
+
+def test_a_run_that_is_stopped_within_a_round_finishes_it(tmp_path):
+    """And evaluates it, as the last one; then it goes on as if nothing had been."""
+
+    def run(callbacks=None, ckpt_path=None, **kwargs):
+        # Lightning's Timer, too, says of every chunk whether to stop.
+        trainer = trainer_in(tmp_path, callbacks=callbacks, max_time={"hours": 1}, **kwargs)
+        algorithm = fit(trainer, fresh(FedSLR), ckpt_path, clients_at_once=2)
+        return trainer.recorder.rows, trainer, algorithm
+
+    rows, trainer, _ = run(StopInThirdRound(), max_epochs=5, check_val_every_n_epoch=2)
+    assert [row["round"] for row in rows] == [1, 2, 3] and trainer.current_epoch == 3
+    assert ["test/global/loss" in row for row in rows] == [False, True, True]
+    last = trainer.run_dir / "checkpoints" / "last.ckpt"
+    rows, _, resumed = run(max_epochs=5, ckpt_path=last, check_val_every_n_epoch=2)
+    wanted, _, whole = run(max_epochs=5, check_val_every_n_epoch=2)
+    losses = [[row["train/loss"] for row in found] for found in (rows, wanted)]
+    assert len(rows) == 5 and losses[0] == losses[1]
+    assert torch.equal(resumed.global_model, whole.global_model)
+
+
+# ---- checkpoints of one's own -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty")
+def test_a_round_that_is_saved_behind_its_evaluation_has_its_row(tmp_path):
+    """As Lightning does it by default where only some rounds are evaluated."""
+
+    def run(ckpt_path=None, **kwargs):
+        best = ModelCheckpoint(monitor="val/global/loss", save_top_k=-1, filename="{step}")
+        trainer = trainer_in(
+            tmp_path, max_epochs=5, check_val_every_n_epoch=2, callbacks=best, **kwargs
+        )
+        fit(trainer, ckpt_path=ckpt_path, clients_per_round=4, clients_at_once=2)
+        return trainer
+
+    whole = run()
+    text = (whole.run_dir / "metrics.csv").read_bytes()
+    resumed = run(str(whole.run_dir / "checkpoints" / "step=2.ckpt"))
+    assert resumed.run_dir == whole.run_dir
+    assert (resumed.run_dir / "metrics.csv").read_bytes() == text
+    assert resumed.recorder.rows == whole.recorder.rows and len(whole.recorder.rows) == 5
+
+
+@pytest.mark.parametrize(
+    "when", [{"every_n_train_steps": 1}, {"train_time_interval": timedelta(minutes=1)}], ids=str
+)
+def test_a_checkpoint_within_a_round_is_refused(tmp_path, when):
+    with refused("trainer.callbacks: ModelCheckpoint", "every_n_epochs"):
+        trainer_in(tmp_path, callbacks=ModelCheckpoint(**when))
+
+
+# ---- what is used again ------------------------------------------------------
+
+
+def test_another_fit_of_a_trained_method_is_told(tmp_path):
+    first = trainer_in(tmp_path, max_epochs=2)
+    algorithm = fit(first)
+    with pytest.warns(UserWarning, match="through 2 rounds; .* those of round 1 on again"):
+        fit(trainer_in(tmp_path, max_epochs=1), algorithm)
+    # The same rounds go on without a word where the Trainer or a checkpoint knows of them.
+    last = first.run_dir / "checkpoints" / "last.ckpt"
+    second = trainer_in(tmp_path, max_epochs=3)
+    fit(second, algorithm, ckpt_path=last)
+    second.fit_loop.max_epochs = 4
+    fit(second, algorithm)
+    assert algorithm.rounds == 4
+
+
+@pytest.fixture
+def networks():
+    """Two models that begin differently."""
+    torch.manual_seed(0)
+    return [MLP(64, [4]), MLP(64, [4])]
+
+
+def test_one_comparison_for_two_runs_begins_as_each_of_them(tmp_path, networks):
+    """Training alone is LocalTrain, so its scores are those of the run that they stand beside."""
+    alone = LocalBaseline()
+    for network in networks:
+        method = fit(trainer_in(tmp_path, max_epochs=1, callbacks=alone), LocalTrain(network))
+        for name, values in method.evaluation.scores["test", "personalized"].items():
+            np.testing.assert_array_equal(alone.scores[name], values, err_msg=name)
+
+
+def test_one_recorder_for_two_runs_records_each_of_them(tmp_path, networks):
+    recorder = RunRecorder()
+    for network, folder in zip(networks, ("run", "run-2"), strict=True):
+        fit(trainer_in(tmp_path, max_epochs=2, callbacks=recorder), LocalTrain(network))
+        assert [row["round"] for row in table(tmp_path / folder / "metrics.csv")] == ["1", "2"]
+
+
+def test_a_trainer_that_is_through_takes_no_other_method(tmp_path, networks):
+    """It would train nothing, or begin behind the first round, and tell of the first method."""
+    trainer = trainer_in(tmp_path, max_epochs=1)
+    fit(trainer, FedAvg(networks[0]))
+    with refused("trainer", "FedSLR", "new"):
+        fit(trainer, FedSLR(networks[1]))
+    assert trainer.recorder.summary["algorithm"] == "FedAvg"

@@ -1,0 +1,388 @@
+"""The command line: how a run is asked for, and what a mistake gets."""
+
+import copy
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.callbacks import Callback
+
+from pfl.algorithms import FedAvg
+from pfl.cli.app import FederatedCLI
+from tests.commands import QUICKSTART, ROOT, call
+
+pytestmark = pytest.mark.usefixtures("here")
+
+SMALL = {
+    "seed_everything": 0,
+    "trainer": {"name": "small", "max_epochs": 2, "accelerator": "cpu"},
+    "model": {
+        "class_path": "FedAvg",
+        "init_args": {
+            "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}},
+            "batch_size": 50,
+        },
+    },
+    "data": {
+        "class_path": "DigitsDataModule",
+        "init_args": {
+            "num_clients": 6,
+            "partition": {"class_path": "Dirichlet", "init_args": {"alpha": 1.0}},
+        },
+    },
+    "loop": {"clients_per_round": 3},
+}
+
+
+def write(path, config):
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def changed(config, key, value):
+    """A copy in which one value, given by its dotted path, is another one."""
+    config = copy.deepcopy(config)
+    *path, last = key.split(".")
+    inner = config
+    for name in path:
+        inner = inner.setdefault(name, {})
+    inner[last] = value
+    return config
+
+
+# ---- configurations -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Builds everything that a command names, and runs nothing."""
+    monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+    return lambda *args: FederatedCLI(["fit", *map(str, args)])
+
+
+# Those of the papers are grids of runs: tests/test_recipes.py.
+CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if "papers" not in p.parts]
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_config_file_can_be_used(parsed, path):
+    config = yaml.safe_load(path.read_text())
+    whole = {"model", "data"} <= set(config)
+    cli = parsed(*([] if whole else ["--config", QUICKSTART]), "--config", path)
+    assert cli.datamodule.datamodule is not None and cli.model.space.size > 0
+
+
+def test_later_files_and_arguments_win(parsed, tmp_path):
+    first = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.lr", 0.5))
+    second = write(tmp_path / "b.yaml", {"trainer": {"max_epochs": 7}, "seed_everything": 3})
+    cli = parsed("--config", first, "--config", second)
+    assert isinstance(cli.model, FedAvg)
+    assert (cli.model.lr, cli.model.batch_size) == (0.5, 50)
+    assert (cli.trainer.max_epochs, cli.trainer.name) == (7, "small")
+    assert cli.datamodule.clients_per_round == 3
+    assert cli.datamodule.datamodule.seed == 3
+    cli = parsed(
+        *("--config", first, "--config", second, "--model.lr=0.05", "--data.num_clients=8"),
+        *("--loop.clients_per_round=2", "--data.seed=5", "--model.network.hidden=[4,4]"),
+    )
+    assert cli.model.lr == 0.05 and cli.datamodule.datamodule.num_clients == 8
+    assert cli.datamodule.clients_per_round == 2
+    assert cli.datamodule.datamodule.seed == 5
+    assert [p.shape[0] for p in cli.model.network.parameters()] == [4, 4, 4, 4, 10, 10]
+
+
+def test_a_seed_of_zero_is_a_seed(parsed, tmp_path):
+    path = write(tmp_path / "a.yaml", changed(SMALL, "data.init_args.seed", 0))
+    assert parsed("--config", path, "--seed_everything=3").datamodule.datamodule.seed == 0
+
+
+def test_a_saved_config_can_be_run_with_another_seed(parsed, tmp_path):
+    saved = tmp_path / "saved.yaml"
+    saved.write_text(parsed("--config", write(tmp_path / "a.yaml", SMALL)).trainer.recorder.config)
+    for seed in (SMALL["seed_everything"], 5):
+        loop = parsed("--config", saved, f"--seed_everything={seed}").datamodule
+        assert (loop.datamodule.seed, loop.seed) == (seed, seed)
+
+
+# ---- mistakes -----------------------------------------------------------------------------------
+
+NETWORK = "model.init_args.network"
+PARTITION = "data.init_args.partition"
+MISTAKES = {
+    "unknown option": ("model.init_args.batchsize", 10, ["batchsize", "FedAvg", "'batch_size'"]),
+    "unknown key": ("trainer.max_epoch", 10, ["trainer.max_epoch", "max_epochs'"]),
+    "unknown loop key": (
+        "loop.client_per_round",
+        10,
+        ["loop.client_per_round", "clients_per_round'"],
+    ),
+    "unknown top key": ("modell", 10, ["modell", "'model'"]),
+    "algorithm": ("model.class_path", "FedAvgg", ["model", "FedAvgg", "'FedAvg'"]),
+    "network": (f"{NETWORK}.class_path", "MPL", ["network", "'MPL'", "'MLP'"]),
+    "data": ("data.class_path", "DigitDataModule", ["data", "DigitDataM", "'DigitsDataModule'"]),
+    "partition": (f"{PARTITION}.class_path", "Dirichlett", ["partition", "Dirichlett", "'Dirich"]),
+    "protocol": (
+        "data.init_args.protocol",
+        {"class_path": "SplitOwnn"},
+        ["protocol", "SplitOwnn", "'SplitOwn'"],
+    ),
+    "callback": (
+        "trainer.callbacks",
+        [{"class_path": "RunFigures"}],
+        ["callbacks", "RunFigures", "'RunFigure'"],
+    ),
+    "type of a number": ("model.init_args.lr", "fast", ["lr", "fast", "float"]),
+    "type of an int": ("trainer.max_epochs", "many", ["max_epochs", "many", "int"]),
+    "type of a list": (f"{NETWORK}.init_args.hidden", "wide", ["hidden", "wide"]),
+    "option of a partition": (
+        f"{PARTITION}.init_args.beta",
+        1.0,
+        ["beta", "Dirichlet", "alpha"],
+    ),
+    "lr": ("model.init_args.lr", -1.0, ["model.lr", "-1.0", "positive"]),
+    "endless lr": ("model.init_args.lr", math.inf, ["model.lr", "inf", "finite"]),
+    "batch_size": ("model.init_args.batch_size", 0, ["model.batch_size", "0", "at least 1"]),
+    "cohort too large": ("loop.clients_per_round", 7, ["loop.clients_per_round", "7", "to 6"]),
+    "cohort empty": ("loop.clients_per_round", 0, ["loop.clients_per_round", "0", "from 1"]),
+    "cohort fraction": ("loop.clients_per_round", 1.5, ["loop.clients_per_round", "1.5", "int"]),
+    "sampling": ("loop.sampling", "random", ["sampling", "random", "uniform", "bernoulli"]),
+    "too many clients": ("data.init_args.num_clients", 5000, ["num_clients", "5000"]),
+    "impossible min_size": (f"{PARTITION}.init_args.min_size", 1000, ["min_size", "1000"]),
+    "alpha": (f"{PARTITION}.init_args.alpha", -1.0, ["alpha", "-1.0"]),
+    "too many classes": (
+        PARTITION,
+        {"class_path": "ClassesPerClient", "init_args": {"classes": 11}},
+        ["classes", "11", "10"],
+    ),
+    "too few outputs": (f"{NETWORK}.init_args.num_classes", 5, ["network", "MLP", "5", "10"]),
+    "channels": (
+        NETWORK,
+        {"class_path": "SmallCNN", "init_args": {"in_channels": 3}},
+        ["network", "SmallCNN", "[1, 8, 8]", "3"],
+    ),
+    "image size": (
+        NETWORK,
+        {"class_path": "LeNet5", "init_args": {"image_size": 8}},
+        ["LeNet5", "image_size", "8"],
+    ),
+    "loss": (
+        "model.init_args.loss",
+        {"class_path": "torch.nn.BCEWithLogitsLoss"},
+        ["loss", "BCEWithLogitsLoss"],
+    ),
+    "optimizer": (
+        "model.init_args.optimizer",
+        {"class_path": "torch.optim.LBFGS"},
+        ["optimizer", "LBFGS"],
+    ),
+    "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val"]),
+    "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
+    "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
+    "missing trace": ("loop.trace", "nowhere.json", ["loop.trace", "nowhere.json"]),
+    "a name for a dict": ("model", "FedAvgg", ["model", "'FedAvgg'", "'FedAvg'"]),
+    "unknown top dict": ("modell", {"class_path": "FedAvg"}, ["modell", "'model'"]),
+    "no init_args": ("model", {"class_path": "FedAvg", "lr": 0.3}, ["model", "lr", "init_args"]),
+    "no init_args within": (
+        NETWORK,
+        {"class_path": "MLP", "in_features": 64},
+        ["model.network", "in_features", "init_args"],
+    ),
+    "no init_args in a list": (
+        "trainer.callbacks",
+        [{"class_path": "RoundCheckpoint", "every_seconds": 1.0}],
+        ["trainer.callbacks", "every_seconds", "init_args"],
+    ),
+    "no options at all": (
+        "trainer.callbacks",
+        {"class_path": "RunFigure", "init_args": {"foo": 1}},
+        ["trainer.callbacks: RunFigure has no option 'foo'\n"],
+    ),
+    "network's number": (f"{NETWORK}.init_args.in_features", -1, ["MLP", "-1"]),
+    "evaluation interval": ("trainer.val_check_interval", 2, ["val_check_interval", "2"]),
+    "no evaluation": ("trainer.check_val_every_n_epoch", 0, ["check_val_every_n_epoch", "0", "1"]),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_one_line(tmp_path, mistake):
+    key, value, words = MISTAKES[mistake]
+    path = write(tmp_path / "mistake.yaml", changed(SMALL, key, value))
+    assert_refused(tmp_path, words, "fit", "--config", path)
+
+
+OWN = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, features: int, width: int = 8):
+        super().__init__()
+
+class Other:
+    pass
+"""
+COHORT = "clients_at_once, clients_per_round, evaluate, sampling, "  # the first keys of loop
+LINES = {
+    "--model FedAvgg": ["model: there is no class 'FedAvgg'", "did you mean 'FedAvg'?"],
+    "--model.network MPL": ["model.network: there is no class 'MPL'", "did you mean 'MLP'?"],
+    "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
+    "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
+    "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet, IID,"],
+    "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, SharedTest, Spl"],
+    "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
+    "--data.protocol.test 0.1": ["data.protocol", "name a class first", "SharedTest, SplitOwn"],
+    "--model own.Nett": ["model", "own", "no attribute 'Nett'"],
+    "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
+    "--model.network broken.Net": ["model.network", "'nosuchmodule'"],
+    "--model.network own.Other": ["model.network", "own.Other", "Module"],
+    "--model.network own.Net": ["model.network", "required", "features"],
+    "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
+    "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
+    "--foo 1": ["foo", "there is no such key", "data, loop, model,", "trainer"],
+    "--trainer.foo 1": ["trainer.foo: there is no such key\n"],
+    "--trainer.max_epochss 1": ["trainer.max_epochss", "did you mean 'max_epochs'?"],
+    "--loop.foo 1": ["loop.foo", COHORT],
+    "--loop.evaluate val": ["loop.evaluate: val", "list"],
+    "--trainer.precision foo": ["trainer.precision: foo", "'bf16-mixed'", "'64-true'", "null"],
+    "--model.batch_size foo": ["model.batch_size: foo", "int or null"],
+    "--seed_everything -1": ["seed_everything: -1", "4294967295"],
+    "--seed_everything 99999999999999999": ["seed_everything: 99999999999999999"],
+    "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
+    "--trainer.strategy foo": ["trainer: ", "strategy='foo'"],
+    "--trainer.devices foo": ["trainer: ", "`devices`", "int > 0"],
+    "--trainer.precision transformer-engine": ["trainer: ", "transformer_engine", "pip install"],
+    "--trainer.callbacks+=LearningRateFinder": ["trainer.callbacks: LearningRateF", "model.lr"],
+    "--trainer.barebones true": ["trainer: ", "barebones=True"],
+    "--model.server_optimizer torch.optim.Adam --model.server_optimizer.init_args.lr -1": [
+        "model.server_optimizer: ",
+        "-1",
+    ],
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line):
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "own.py").write_text(OWN)
+    (folder / "broken.py").write_text("import nosuchmodule")
+    monkeypatch.syspath_prepend(folder)
+    for name in ("own", "broken"):  # of another test's folder
+        sys.modules.pop(name, None)
+    config = write(tmp_path / "small.yaml", SMALL)
+    assert_refused(tmp_path, LINES[line], "fit", "--config", config, *line.split())
+
+
+def assert_refused(tmp_path, words, *args):
+    runs = tmp_path / "runs"
+    try:
+        status, out, err = call(*args, "--trainer.default_root_dir", runs)
+    except SystemExit as error:
+        pytest.fail(f"left by sys.exit({error.code})")
+    assert (status, out, err.count("\n")) == (2, "", 1), err
+    assert err.startswith("error: ") and len(err) < 400, err
+    assert not [word for word in words if word not in err], err
+    assert not runs.exists()
+
+
+def test_config_files_that_cannot_be_read(tmp_path):
+    missing = tmp_path / "missing.yaml"
+    assert_refused(tmp_path, [str(missing)], "fit", "--config", missing)
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("trainer: {max_epochs: 2\nmodel: [")
+    assert_refused(tmp_path, [str(broken), "line"], "fit", "--config", broken)
+    broken.write_bytes("# café".encode("latin1"))
+    for option in ("--config", "-c"):
+        assert_refused(tmp_path, ["config", str(broken), "utf-8"], "fit", option, broken)
+    for content, found in (("", "None"), ("- a", "['a']"), ("word", "'word'")):
+        broken.write_text(content)
+        words = ["config", f"{broken}: {found}", "model, data"]
+        assert_refused(tmp_path, words, "fit", "--config", broken)
+
+
+def test_a_folder_of_runs_that_cannot_be(tmp_path):
+    config = write(tmp_path / "small.yaml", SMALL)
+    for root in (config, config / "runs"):  # a file is there
+        status, out, err = call("fit", "--config", config, "--trainer.default_root_dir", root)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        assert f"trainer.default_root_dir: there can be no folder {root / 'small'}" in err
+
+
+class Wrong(Callback):
+    """A programming error."""
+
+    def on_train_batch_start(self, *_):
+        raise ValueError("wrong")
+
+
+def test_an_error_in_training_keeps_its_traceback(tmp_path):
+    config = write(tmp_path / "small.yaml", SMALL)
+    own = "--trainer.callbacks+=tests.cli.test_cli.Wrong"
+    with pytest.raises(ValueError, match="wrong"):
+        call("fit", "--config", config, own, "--trainer.default_root_dir", tmp_path)
+
+
+def test_a_number_that_no_round_has_stops_nothing_early(tmp_path):
+    """Which numbers there are is known after the first round."""
+    config = write(tmp_path / "small.yaml", SMALL)
+    stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc")
+    status, _, err = call("fit", "--config", config, *stop, "--trainer.default_root_dir", tmp_path)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith("error: trainer.callbacks: ") and "`val/acc`" in err
+    assert "`test/global/accuracy`" in err  # among those there are
+
+
+def test_a_run_needs_model_and_data(tmp_path):
+    for key in ("model", "data"):
+        rest = {name: value for name, value in SMALL.items() if name != key}
+        assert_refused(tmp_path, [key], "fit", "--config", write(tmp_path / "rest.yaml", rest))
+
+
+@pytest.mark.parametrize("subcommand", ["fit", "test"])
+def test_files_that_are_no_checkpoints(tmp_path, subcommand):
+    config = write(tmp_path / "small.yaml", SMALL)
+    path = tmp_path / "some.ckpt"
+    words = ["ckpt_path", str(path)]
+    assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
+    assert_refused(tmp_path, ["ckpt_path: ''"], subcommand, "--config", config, "--ckpt_path=")
+    path.write_text("This is no checkpoint.")
+    assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
+    torch.save({"something": torch.zeros(3)}, path)
+    assert_refused(tmp_path, words[:1], subcommand, "--config", config, "--ckpt_path", path)
+    torch.save({"federated": list(range(5000))}, path)
+    for end in (path.stat().st_size // 2, -30):  # a copy that was broken off
+        path.write_bytes(path.read_bytes()[:end])
+        assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
+
+
+def test_unknown_subcommand(tmp_path):
+    assert_refused(tmp_path, ["train", "fit"], "train")
+
+
+# ---- as a program -------------------------------------------------------------------------------
+
+
+def program(*args, cwd):
+    command = [sys.executable, "-m", "pfl", *map(str, args)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+def test_program_refuses_an_unknown_key_in_one_line(tmp_path, here):
+    config = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.batchsize", 10))
+    done = program("fit", "--config", config, cwd=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    line, rest = done.stderr.split("\n", 1)
+    assert line.startswith("error: ") and "batchsize" in line and rest == ""
+
+
+def test_program_is_quiet_where_output_is_redirected(tmp_path, here):
+    config = write(tmp_path / "a.yaml", SMALL)
+    done = program("fit", "--config", config, "--trainer.default_root_dir", tmp_path, cwd=here)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "FedAvg, 2 rounds" in done.stdout and "test accuracy" in done.stdout
+    assert "\r" not in done.stdout and "\x1b" not in done.stdout
+    assert (tmp_path / "small" / "summary.json").is_file()

@@ -1,0 +1,162 @@
+"""The recipes of the papers: every run of every grid can be built, and fits its data."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from jsonargparse import Namespace
+from torch import nn
+
+import datamodules
+from datamodules import IID
+from datamodules.vision import ImageDataModule
+from pfl.cli.app import FederatedCLI
+from pfl.cli.reproduce import read_figure
+
+ROOT = Path(__file__).parents[2]
+PAPERS = ROOT / "configs" / "papers"
+RECIPES = {f"{p.parent.name}-{p.stem}": p for p in sorted(PAPERS.rglob("*.yaml"))}
+TABLES = [name for name in RECIPES if "-table" in name]
+
+# Shape of an image, number of classes, training and test images of each class. MNIST's classes are
+# not quite equal; that does not matter here.
+DATA = {
+    "MNIST": ((1, 28, 28), 10, 6000, 1000),
+    "FashionMNIST": ((1, 28, 28), 10, 6000, 1000),
+    "EMNIST letters": ((1, 28, 28), 26, 4800, 800),
+    "EMNIST balanced": ((1, 28, 28), 47, 2400, 400),
+    "CIFAR10": ((3, 32, 32), 10, 5000, 1000),
+    "CIFAR100": ((3, 32, 32), 100, 500, 100),
+    "TinyImageNet": ((3, 64, 64), 200, 500, 50),
+}
+METRICS = {
+    *(f"test/{kind}/accuracy" for kind in ("global", "personalized")),
+    *(f"comm/{way}_bytes" for way in ("uplink", "downlink")),
+    *(f"parameters/{kind}" for kind in ("global", "personalized")),
+}
+
+
+def configurations(name):
+    """The different configurations of `fit` in a recipe, also with what `--full` changes."""
+    found = {}
+    for job in (job for full in (False, True) for job in read_figure(name, full).jobs()):
+        config = {k: v for k, v in job.config.items() if k != "seed_everything"}
+        found[json.dumps(config)] = config
+    return list(found.values())
+
+
+def kind(dm):
+    """Which of DATA it is."""
+    return f"EMNIST {dm.split}" if dm.title == "EMNIST" else dm.title
+
+
+@pytest.fixture(scope="module")
+def build():
+    """Parses and instantiates configurations with the parser of `fit`, which is made once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["pfl"])
+        patch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+        for initialize in ("kaiming_normal_", "kaiming_uniform_"):  # slow, and not needed here
+            patch.setattr(nn.init, initialize, lambda tensor, *args, **kwargs: tensor)
+        cli = FederatedCLI(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
+        parser = cli._subcommand_parsers["fit"]
+
+        def built(config):
+            cli.config = Namespace(subcommand="fit", fit=parser.parse_object(config))
+            cli.before_instantiate_classes()
+            cli.instantiate_classes()
+            return cli
+
+        yield built
+
+
+@pytest.fixture
+def labels_only(monkeypatch):
+    """The image data sets have their numbers of labels, and inputs of one value."""
+
+    def read(self, train):
+        _, classes, *per_class = DATA[kind(self)]
+        labels = torch.arange(classes).repeat_interleave(per_class[0 if train else 1])
+        return torch.zeros(len(labels), 1, dtype=torch.uint8), labels
+
+    for cls in [c for c in vars(datamodules).values() if isinstance(c, type)]:
+        if issubclass(cls, ImageDataModule):
+            monkeypatch.setattr(cls, "read", read)
+    monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
+
+
+def test_the_papers_are_there():
+    tables = {
+        "fedslr": range(1, 9),
+        "fedclup": (2, 4),
+        "fedagg": (3, 5, 6),
+        "fedacs": (1, 2),
+    }
+    expected = {f"{paper}-table{number}" for paper in tables for number in tables[paper]}
+    assert expected <= set(TABLES)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_run_can_be_built_and_dealt_to_its_clients(name, build, labels_only):
+    configs = configurations(name)
+    base = yaml.safe_load(RECIPES[name].read_text()).get("base")
+    shared = configurations(base) if base else []  # built for that recipe
+    seen = set()
+    for config in (c for c in configs if c not in shared):
+        cli = build(config)
+        assert cli.trainer.max_epochs == config["trainer"]["max_epochs"]
+        assert type(cli.model).__name__ == config["model"]["class_path"].rpartition(".")[2]
+        network, loop = config["model"]["init_args"]["network"], cli.datamodule
+        if not isinstance(loop.datamodule, ImageDataModule):
+            continue
+        if new(seen, network, config["data"]["class_path"]):
+            check_network(cli.model.network, loop.datamodule)
+        if new(seen, config["data"], config.get("loop")):
+            loop.setup()
+            check_partition(name, loop.datamodule)
+
+
+def new(seen, *what):
+    """Whether this has not been seen; now it has."""
+    before = len(seen)
+    seen.add(json.dumps(what))
+    return len(seen) > before
+
+
+def check_network(network, data):
+    shape, classes, *_ = DATA[kind(data)]
+    assert network(torch.zeros(2, *shape)).shape == (2, classes)
+
+
+def check_partition(name, data):
+    """With the labels of the real data: everyone can train and is tested."""
+    parts = data.partition
+    assert parts.train.sizes.min() > 0 and parts.test.sizes.min() > 0
+    assert parts.val.sizes.sum() == 0  # none of these papers holds samples back
+    if name.startswith("fedslr"):  # "all clients have equal n_i"
+        _, classes, per_class, _ = DATA[kind(data)]
+        size = classes * per_class // 100
+        assert (data.client_sizes == size).all()
+        # The paper's code draws label distributions q from Dir(0.1, ..., 0.1), of which the mean of
+        # sum_k q_k^2 is (1 + 0.1) / (1 + 0.1 K). Here no image has two owners, and when a class is
+        # used up, clients get others: about a tenth less skew.
+        expected = 1 / classes if isinstance(data.partitioner, IID) else 1.1 / (1 + 0.1 * classes)
+        counts = data.label_counts("train")
+        pairs = (counts * (counts - 1)).sum(1) / (size * (size - 1))  # without bias
+        assert pairs.mean() == pytest.approx(expected, rel=0.2)
+    if name == "fedacs-table2":
+        assert data.client_sizes.sum() == 100 * 50
+    if name == "fedclup-table2":
+        assert data.client_sizes.sum() == 10 * 200
+        counts = (data.label_counts("train") > 0).sum(1)
+        assert (counts == data.partitioner.classes).all()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_table_shows_what_runs_have(name):
+    tables = read_figure(name).tables  # it checks that each run has a place
+    assert {metric for table in tables for metric in table.panel.y} <= METRICS
+    assert len({table.panel.title for table in tables}) == len(tables)

@@ -1,0 +1,358 @@
+"""`reproduce`: a figure's file, its runs and its data."""
+
+import copy
+import re
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from pfl.cli.reproduce import Job, execute, known, merge, nest, read_figure, rows_of
+from tests import commands
+from tests.commands import ROOT, table
+
+TINY: dict[str, Any] = {
+    "title": "Three methods",
+    "seeds": 2,
+    "common": {
+        "trainer.max_epochs": 2,
+        "trainer.accelerator": "cpu",
+        "model.init_args": {
+            "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [4]}},
+            "batch_size": None,
+        },
+        "data": {"class_path": "DigitsDataModule", "init_args": {"num_clients": 3}},
+    },
+    "runs": {
+        "FedAvg": {"model.class_path": "FedAvg"},
+        "too fast": {"model": {"class_path": "FedAvg", "init_args": {"lr": 1e38}}},
+        "alone": {"model.class_path": "LocalTrain"},
+    },
+    "grid": {"model.init_args.local_steps": [1, 2]},
+    "panels": [
+        {"y": ["test/global/loss", "test/personalized/loss"], "log": "xy"},
+        {"x": "local_steps", "y": "train/samples", "at": "best", "runs": ["alone", "FedAvg"]},
+    ],
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """An empty current folder, and a command line like that of `python -m pfl reproduce`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pfl", "reproduce"])
+    return tmp_path
+
+
+def write(content, path="tiny.yaml"):
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
+    return str(path)
+
+
+def changed(content, **keys):
+    """A copy with other values under some keys of the first level."""
+    return {**copy.deepcopy(content), **keys}
+
+
+call = partial(commands.call, "reproduce")
+
+
+# ---- the file of a figure -----------------------------------------------------------------------
+
+
+def test_changes_are_laid_over_the_common_configuration():
+    base = nest({"a.b": 1, "a.c": {"d": 2}, "e": [1, 2]})
+    assert base == {"a": {"b": 1, "c": {"d": 2}}, "e": [1, 2]}
+    assert merge(base, nest({"a.c.d": 3, "e": [4]})) == {"a": {"b": 1, "c": {"d": 3}}, "e": [4]}
+
+
+def test_arguments_of_another_class_are_not_kept():
+    sgd = {"class_path": "FedAvg", "init_args": {"lr": 1.0}}
+    assert merge(sgd, {"init_args": {"lr": 2.0}}) == {**sgd, "init_args": {"lr": 2.0}}
+    assert merge(sgd, {"class_path": "FedAvg", "init_args": {"x": 1}})["init_args"]["lr"] == 1.0
+    other = {"class_path": "FedProx", "init_args": {"x": 1}}
+    assert merge(sgd, other) == other
+    # what all classes have in common is written without a class
+    assert merge({"init_args": {"lr": 1.0}}, other)["init_args"] == {"lr": 1.0, "x": 1}
+
+
+def test_every_run_meets_every_value_and_every_seed():
+    grid = {"loop.seed": [5, 6], "size": {"small": {"data.n": 1}, "large": {"data.n": 9}}}
+    figure = read_figure(write(changed(TINY, grid=grid, seeds=[3, 4], panels=[{"y": "a/b"}])))
+    jobs = figure.jobs()
+    assert len(jobs) == len({job.folder for job in jobs}) == 3 * 2 * 2 * 2
+    assert len({str(job) for job in jobs}) == len(jobs)
+    last = jobs[-1]
+    assert (last.run, last.axes, last.seed) == ("alone", {"seed": 6, "size": "large"}, 4)
+    assert last.config["loop"]["seed"] == 6 and last.config["data"]["n"] == 9
+    assert last.config["seed_everything"] == 4
+    assert last.config["data"]["class_path"] == "DigitsDataModule"
+
+
+def test_a_value_of_the_grid_can_change_one_run_in_its_own_way():
+    steps = {"alone": {"model.init_args.local_steps": 5}}
+    grid = {"size": {"small": {"data.n": 1, "runs": steps}, "large": {"data.n": 9}}}
+    figure = read_figure(write(changed(TINY, grid=grid, panels=[{"y": "a/b"}])))
+    found = {
+        (job.run, job.axes["size"]): job.config["model"]["init_args"].get("local_steps")
+        for job in figure.jobs()
+    }
+    assert {place: steps for place, steps in found.items() if steps} == {("alone", "small"): 5}
+    assert not [job for job in figure.jobs() if "runs" in job.config]
+
+
+def test_full_size_and_base():
+    write(TINY, "configs/papers/paper/figure1.yaml")
+    panels = [{"y": "train/loss"}]
+    derived = {
+        "base": "paper-figure1",
+        "panels": panels,
+        "full": {"common": {"trainer.max_epochs": 7}},
+    }
+    write(derived, "configs/papers/paper/figure2.yaml")
+    assert {"paper-figure1", "paper-figure2"} <= set(known())
+
+    first, second, full = (
+        read_figure(*args)
+        for args in [("paper-figure1",), ("paper-figure2",), ("paper-figure2", True)]
+    )
+    assert first.jobs() == second.jobs() and first.folder == second.folder
+    assert [panel.y for panel in second.panels] == [["train/loss"]]
+    assert {job.config["trainer"]["max_epochs"] for job in full.jobs()} == {7}
+    assert full.folder not in (first.folder, second.folder)
+
+
+BAD = {
+    "title": ({"tilte": 1}, ["tilte", "title"]),
+    "runs": ({"runs": {}}, ["runs"]),
+    "seeds": ({"seeds": "many"}, ["seeds", "many"]),
+    "grid": ({"grid": {"data.n": 3}}, ["data.n", "3", "list"]),
+    "no grid": ({"grid": [1]}, ["grid: [1]", "mapping"]),
+    "grid of lists": ({"grid": {"hidden": [[8], [8, 8]]}}, ["grid.hidden: [[8], [8, 8]]", "name"]),
+    "grid change": ({"grid": {"size": {"small": 3}}}, ["grid.size.small: 3", "keys"]),
+    "grid run change": ({"grid": {"size": {"small": {"runs": 3}}}}, ["grid.size.small.runs: 3"]),
+    "run": ({"runs": {"FedAvg": 3}}, ["runs.FedAvg: 3", "keys and their values"]),
+    "no panels": ({"panels": 3}, ["panels: 3", "list"]),
+    "no full": ({"full": 3}, ["full: 3", "mapping"]),
+    "no base": ({"base": 3}, ["base: 3", "name"]),
+    "grid runs": ({"grid": {"n": {1: {"runs": {"FedAgv": {}}}}}}, ["FedAgv", "FedAvg"]),
+    "panel key": ({"panels": [{"y": "a", "colour": 1}]}, ["colour", "xlabel"]),
+    "panel": ({"panels": [{"x": "round"}]}, ["y"]),
+    "panel runs": ({"panels": [{"y": "a", "runs": ["FedAgv"]}]}, ["FedAgv", "FedAvg"]),
+    "where": ({"panels": [{"y": "a", "where": {"local_steps": 3}}]}, ["where", "local_steps", "3"]),
+    "log": ({"panels": [{"y": "a", "log": "z"}]}, ["log", "'z'", "xy"]),
+    "at": ({"panels": [{"y": "a", "at": "first"}]}, ["at", "first", "best"]),
+    "nested class": ({"runs": {"FedAvg": {"model.class_path": "FedAgv"}}}, ["FedAgv", "FedAvg"]),
+    "option": ({"common": {**TINY["common"], "data.init_args.clients": 2}}, ["clients"]),
+    "metric": ({"panels": [{"y": "test/loss"}]}, ["'test/loss'", "test/global/loss"]),
+    "x": ({"panels": [{"y": "train/loss", "x": "sample"}]}, ["'sample'", "train/samples"]),
+    "round": (
+        {"panels": [{"y": "train/loss", "x": "local_steps", "at": {"gap": 1}}]},
+        ["'gap'", "train/loss"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_mistake_is_told_in_one_line(case):
+    keys, parts = BAD[case]
+    small = changed(TINY, runs={"FedAvg": {"model.class_path": "FedAvg"}}, seeds=1)
+    small["panels"][1]["runs"] = ["FedAvg"]
+    status, _, err = call(write(changed(small, **keys)))
+    assert status == 2
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert not [part for part in parts if part not in err], err
+
+
+def test_unknown_figures_and_options_are_told_in_one_line():
+    status, _, err = call("fedpd-figure3")
+    assert (
+        status == 2 and "fedpd-figure3" in err and "fedpd-figure2" in err and err.count("\n") == 1
+    )
+    status, _, err = call("fedpd-figure2", "--fast")
+    assert status == 2 and "--fast" in err and err.count("\n") == 1
+    Path("broken.yaml").write_text("a: [1")
+    status, _, err = call("broken.yaml")
+    assert status == 2 and "broken.yaml" in err and err.count("\n") == 1
+    Path("broken.yaml").write_bytes("title: café".encode("latin1"))
+    status, _, err = call("broken.yaml")
+    assert status == 2 and "broken.yaml" in err and "utf-8" in err and err.count("\n") == 1
+    status, _, err = call("fedpd-figure2", "--out", "broken.yaml")  # a file
+    assert status == 2 and "--out" in err and "broken.yaml" in err and err.count("\n") == 1
+
+
+# ---- from the command to the files --------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def figure(tmp_path_factory):
+    """Where the tiny figure was written, and what was printed."""
+    folder = tmp_path_factory.mktemp("figure")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["pfl", "reproduce"])
+        status, out, err = call(write(TINY), "--out", "out")
+    assert status == 0 and err == ""
+    return folder, out
+
+
+def test_files_of_a_figure(figure):
+    folder, printed = figure
+    assert {path.name for path in folder.iterdir()} == {"tiny.yaml", "out"}
+    names = {path.name for path in (folder / "out").iterdir()}
+    assert names == {"tiny", "tiny.csv", "tiny.png", "tiny.pdf"}
+    assert (folder / "out/tiny.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pdf = (folder / "out/tiny.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF-") and b"CreationDate" not in pdf
+    lines = printed.splitlines()
+    assert len(lines) == 3 * 2 * 2 + 1
+    assert lines[0].startswith("[ 1/12] FedAvg, local_steps=1, seed=0: ")
+    assert all(f"tiny.{kind}" in lines[-1] for kind in ("csv", "png", "pdf"))
+
+
+def test_data_are_those_of_the_runs(figure):
+    rows = table(figure[0] / "out/tiny.csv")
+    metrics = ["test/global/loss", "test/personalized/loss", "train/samples"]
+    assert list(rows[0]) == ["run", "local_steps", "seed", "diverged", "round", *metrics]
+    runs = figure[0] / "out/tiny"
+    for run in ("FedAvg", "alone"):
+        for steps in "12":
+            for seed in "01":
+                source = table(runs / run / f"local_steps={steps}" / f"seed{seed}/metrics.csv")
+                place = {"run": run, "local_steps": steps, "seed": seed, "diverged": "0"}
+                mine = [row for row in rows if place.items() <= row.items()]
+                assert [row["round"] for row in mine] == ["1", "2"]
+                for row, original in zip(mine, source, strict=True):
+                    for name in metrics:
+                        if original.get(name, "") == "":
+                            assert row[name] == ""
+                        else:
+                            np.testing.assert_allclose(
+                                float(row[name]), float(original[name]), 1e-6
+                            )
+
+
+def test_a_diverged_run_ends_in_a_row_without_values(figure):
+    rows = [row for row in table(figure[0] / "out/tiny.csv") if row["run"] == "too fast"]
+    assert len(rows) == 2 * 2  # all fail in their first round
+    assert {(row["diverged"], row["round"], row["test/global/loss"]) for row in rows} == {
+        ("1", "1", "")
+    }
+    assert figure[1].count("diverged") == 4
+
+
+def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
+    small = changed(TINY, seeds=1, grid={})
+    first = call(write(small), "--out", "out")[1]
+    assert first.count("as before") == 0
+    again = call(write(small), "--out", "out")[1]
+    assert again.count("as before") == 3 and again.count("diverged") == 1
+    # a run that was broken off has no outcome
+    (here / "out/tiny/alone/seed0/outcome.json").unlink()
+    small["runs"]["FedAvg"]["model.init_args.lr"] = 0.2
+    lines = call(write(small), "--out", "out")[1].splitlines()
+    assert ["as before" in line for line in lines[:3]] == [False, True, False]
+    config = yaml.safe_load((here / "out/tiny/FedAvg/seed0/config.yaml").read_text())
+    assert config["model"]["init_args"]["lr"] == 0.2
+    assert {path.name for path in (here / "out/tiny/FedAvg").iterdir()} == {"seed0", "seed0.yaml"}
+
+
+# ---- the papers' figures ------------------------------------------------------------------------
+TINY_RUN = nest(
+    {
+        "trainer.max_epochs": 1,
+        "data.init_args.num_clients": 3,
+        "loop.clients_per_round": None,
+    }
+)
+
+
+# Tables need data that must be downloaded: tests/test_recipes.py builds their runs.
+FIGURES = [name for name in known() if read_figure(name).panels]
+
+
+def test_the_papers_figures_are_there():
+    figures = {"fedpd": (2, 4, 5), "fedclup": (1, 3, 4, 6, 7, 8)}
+    wanted = {f"{paper}-figure{k}" for paper, numbers in figures.items() for k in numbers}
+    assert wanted <= set(known())
+    status, out, _ = call("--list")
+    assert status == 0 and not [name for name in wanted if name not in out]
+
+
+@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize("name", sorted(known()))
+def test_every_figure_can_be_read(name, full):
+    figure = read_figure(name, full)
+    jobs = figure.jobs()
+    assert len({job.folder for job in jobs}) == len(jobs)
+    small = read_figure(name)
+    rounds = [job.config["trainer"]["max_epochs"] for job in jobs]
+    before = {str(job): job.config["trainer"]["max_epochs"] for job in small.jobs()}
+    assert all(r >= before.get(str(job), 0) for r, job in zip(rounds, jobs, strict=True))
+
+
+@pytest.mark.parametrize("folder", sorted({read_figure(name).folder for name in FIGURES}))
+def test_every_run_of_a_figure_runs_and_has_what_its_panels_show(folder, here):
+    """One step of every run, with three clients, at one point of the grid."""
+    figures = [read_figure(name) for name in FIGURES]
+    figures = [figure for figure in figures if figure.folder == folder]
+    first: dict[str, Job] = {}
+    for figure in figures:
+        for job in figure.jobs():
+            first.setdefault(job.run, job)
+    rows = []
+    for job in first.values():
+        config = merge(job.config, TINY_RUN)
+        if "local_steps" in config["model"]["init_args"]:
+            config = merge(config, nest({"model.init_args.local_steps": 1}))
+        job = replace(job, config=config)
+        outcome = execute(job, here)
+        assert outcome["status"] == "finished"
+        rows += rows_of(job, here, outcome)
+    metrics = [name for row in rows for name in row]
+    for figure in figures:
+        for panel in figure.panels:
+            panel.check(figure.name, rows, metrics)
+
+
+PAGES = [ROOT / "docs" / "papers" / f"{paper}.md" for paper in ("fedpd", "fedclup")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_show_every_figure_and_its_data(page):
+    links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    names = [name for name in FIGURES if name.startswith(page.stem)]
+    for wanted in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
+        assert any(link.endswith(wanted) for link in links), wanted
+    for name in names:
+        assert name in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in FIGURES if (ROOT / "docs" / "data" / f"{name}.csv").exists()]
+)
+def test_data_of_the_pages_are_those_of_the_figures_file(name):
+    """Every run is there, at every point of the grid, and nothing from before a change."""
+    figure = read_figure(name)
+    data = table(ROOT / "docs" / "data" / f"{name}.csv")
+    assert {"run", *figure.grid, "seed"} <= set(data[0])
+
+    def place(*values):
+        return tuple(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
+
+    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r["round"] for r in data}
+    jobs = {place(job.run, *job.axes.values(), job.seed): job for job in figure.jobs()}
+    assert last.keys() == jobs.keys()
+    for key, job in jobs.items():
+        trainer = job.config["trainer"]
+        stops = any(
+            "EarlyStopping" in entry["class_path"] for entry in trainer.get("callbacks", [])
+        )
+        assert float(last[key]) == trainer["max_epochs"] or stops

@@ -1,0 +1,216 @@
+"""What clients remember, in whole runs and in a process that may take little memory."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import ConfigError
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedSLR, LocalTrain
+from pfl.callbacks import RoundCheckpoint
+from pfl.clients.state_rows import unpacked
+from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from tests.algorithms.methods import differing, everything
+from tests.problems import least_squares, run
+
+PROBLEM = least_squares([4] * 20, d=30, o=2)
+ROW = 8 * PROBLEM.size
+METHODS = {
+    "FedSLR": lambda: FedSLR(PROBLEM.network(), lr=0.02, sparse_penalty=0.1, batch_size=2),
+    "LocalTrain": lambda: LocalTrain(PROBLEM.network(), lr=0.02, batch_size=2),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_run_with_more_client_state_than_memory(tmp_path, monkeypatch, method):
+    """Memory for five of the 20 rows of a state: the rest goes to files, and nothing changes.
+
+    Chunks of three clients: the rows of the next one are read while one trains.
+    """
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    loop = {"clients_per_round": 10, "clients_at_once": 3}
+    wanted = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "free", **loop)
+    assert wanted.store.tiers.used["file"] == 0
+    limit = 5 * ROW
+    loop["state_memory"] = limit / 2**30
+    found = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "tight", **loop)
+    used = found.store.tiers.used
+    assert used["memory"] <= limit and used["file"] >= 5 * ROW
+    assert len(found.store.seen(found.store.names[0])) >= 10
+    assert differing(everything(found), everything(wanted)) == set()
+    assert {path.name for path in tmp_path.iterdir()} == {"free", "tight"}
+
+
+def resumable(root, rounds, memory=None, dtype=None, ckpt_path=None):
+    trainer = Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        precision="64-true",
+        default_root_dir=root,
+        enable_progress_bar=False,
+        callbacks=[RoundCheckpoint(every_seconds=0)],
+    )
+    loop = FederatedLoop(
+        PROBLEM.datamodule,
+        clients_per_round=10,
+        clients_at_once=3,
+        state_memory=memory,
+        state_dtype=dtype,
+    )
+    algorithm = METHODS["FedSLR"]()
+    trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
+    return algorithm, root / "run" / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_run_goes_on_with_another_memory(tmp_path, dtype):
+    """Saved from files and loaded into memory or the other way round: the same, also in 16 bits."""
+    wanted, _ = resumable(tmp_path / "straight", 4, dtype=dtype)
+    for first, then in ((0.0, None), (None, 0.0)):
+        root = tmp_path / f"{first} {then}"
+        _, last = resumable(root, 2, first, dtype)
+        found, _ = resumable(root, 4, then, dtype, ckpt_path=last)
+        assert differing(everything(found), everything(wanted)) == set()
+        assert (found.store.tiers.used["file"] > 0) == (then == 0.0)
+
+
+def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
+    """One rounding a round, relative error 2^-9, of what four rounds of contractions keep."""
+    exact, _ = resumable(tmp_path / "exact", 4)
+    rounded, _ = resumable(tmp_path / "rounded", 4, dtype="bfloat16")
+    one, other = (a.store.read("gamma", np.arange(20)) for a in (exact, rounded))
+    assert 0 < (one - other).abs().max() < 4 * 2**-9 * one.abs().max()
+    assert (exact.bytes_up, exact.bytes_down) == (rounded.bytes_up, rounded.bytes_down)
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("state_memory", -1.0),
+        ("state_memory", np.nan),
+        ("state_memory", np.inf),
+        ("state_dtype", "int8"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(argument, value):
+    with pytest.raises(ConfigError) as caught:
+        FederatedLoop(PROBLEM.datamodule, **{argument: value})
+    message = str(caught.value)
+    assert message.startswith(f"loop.{argument}: {value!r}") and "\n" not in message
+
+
+def test_a_cohort_of_ten_thousand_clients(tmp_path):
+    """Everyone takes one step of full gradients from 0, and another one in the second round."""
+    problem = least_squares([2] * 10_000, d=3, o=2)
+    algorithm = LocalTrain(problem.network(), lr=0.1, batch_size=None)
+    run(algorithm, problem, 2, root=tmp_path, clients_at_once=3_000)
+    found = algorithm.store.read("w", np.arange(10_000)).numpy()
+    for client in range(10_000):
+        w = np.zeros(problem.size)
+        for _ in range(2):
+            w -= 0.1 * problem.gradient(client, w)
+        np.testing.assert_allclose(found[client], w, rtol=1e-10, atol=1e-12)
+
+
+LIMIT = """
+import resource
+
+def take_no_more_than_64_mib():
+    with open("/proc/self/status") as file:
+        (data,) = [int(line.split()[1]) * 1024 for line in file if line.startswith("VmData")]
+    limit = data + 64 * 2**20
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+"""
+SCRIPT = """
+import numpy as np, torch
+from pfl.clients.store import ClientStore
+
+def keep(memory):
+    kept = ClientStore(100, memory=memory)
+    kept.declare("w", torch.zeros(2**18))
+    for client in range(100):  # 1 MiB each
+        kept.write("w", np.array([client]), torch.full((1, 2**18), float(client)))
+    return [kept.read("w", np.array([c]))[0, -1].item() for c in (0, 50, 99)]
+
+torch.set_num_threads(1)
+take_no_more_than_64_mib()
+try:
+    keep(2**30)
+except RuntimeError as error:
+    print("allocate memory" in str(error))
+print(keep(2**20))
+"""
+
+
+LINUX = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="how much is taken is not known"
+)
+
+
+@LINUX
+def test_a_process_that_may_not_take_the_memory_keeps_its_rows_in_files():
+    """100 MiB of rows where the system allows 64: in memory that fails, in files it does not."""
+    done = subprocess.run([sys.executable, "-c", LIMIT + SCRIPT], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["True", "[0.0, 50.0, 99.0]"], done.stderr
+
+
+SAVING = """
+import sys
+from types import SimpleNamespace
+import numpy as np, torch
+from pfl.method.checkpoint import save
+from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from pfl.clients.store import ClientStore
+
+torch.set_num_threads(1)
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=3
+)
+store = ClientStore(3 * 127, memory=0)
+store.declare("w", torch.zeros(2**18))
+store.declare("p", torch.zeros(2**18), sparse=True)
+for client in range(rank, 3 * 127, 3):  # 1 MiB each; 127 of them fill blocks of 1, 2, 4, ... 64
+    store.write("w", np.array([client]), torch.full((1, 2**18), float(client)))
+    store.write("p", np.array([client]), torch.full((1, 2**18), float(client)) * (client < 3))
+algorithm = SimpleNamespace(
+    store=store, space=SimpleNamespace(size=1), rounds=1, samples_seen=1, bytes_down=1, bytes_up=1,
+    client_bytes=lambda: SimpleNamespace(state_dict=dict),
+)
+torch.distributed.barrier()
+take_no_more_than_64_mib()
+saved = save(algorithm, "a")
+if rank == 0:
+    StreamedCheckpointIO().save_checkpoint(saved, f"{folder}/last.ckpt")
+torch.distributed.barrier()
+"""
+
+
+@LINUX
+def test_a_checkpoint_of_several_processes_is_never_in_memory(tmp_path):
+    """127 MiB of rows in each of three processes, which may take 64 MiB more for saving them."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LIMIT + SAVING, str(rank), str(tmp_path)],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(3)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], said
+    assert {path.name for path in tmp_path.iterdir()} <= {"last.ckpt", "meet"}
+    states = StreamedCheckpointIO().load_checkpoint(tmp_path / "last.ckpt")["clients"]
+    for name, values in (("w", np.arange(3 * 127)), ("p", [0, 1, 2] + [0] * (3 * 127 - 3))):
+        pieces = [x for part in states[name]["parts"] for x in unpacked(part, 2**18)]
+        ids, rows = map(torch.cat, zip(*((i, r[:, [0, -1]]) for i, r in pieces), strict=True))
+        assert sorted(ids.tolist()) == list(range(3 * 127))
+        assert all(
+            row.tolist() == [values[client]] * 2 for client, row in zip(ids, rows, strict=True)
+        )

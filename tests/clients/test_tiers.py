@@ -1,0 +1,133 @@
+"""How much of a GPU and of pinned memory client states take, where a GPU is made up."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from datamodules import DigitsDataModule
+from pfl import FederatedLoop
+from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, _free_memory
+
+FREE = 1 << 20
+ROW = 10  # floats, 40 bytes
+
+
+@pytest.fixture
+def tiers(monkeypatch):
+    """Makes the tiers of a GPU with one MiB free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (FREE, 2 * FREE))
+
+    class OfGPU(Tiers):
+        full = ()
+
+        def _empty(self, tier, rows, width, dtype):
+            if tier in self.full:
+                raise RuntimeError("CUDA error: out of memory")
+            return torch.empty(rows, width, dtype=dtype)
+
+    return lambda **arguments: OfGPU("cuda:0", **arguments)
+
+
+def test_processes_that_share_a_device_share_its_memory(tiers):
+    assert tiers().limit["device"] == DEVICE_SHARE * FREE
+    assert tiers(sharing=2).limit["device"] == DEVICE_SHARE * FREE / 2
+    loop = FederatedLoop(DigitsDataModule(4))
+    assert loop.sharing == 1
+    loop.trainer = SimpleNamespace(strategy=SimpleNamespace(processes_per_device=2))
+    assert loop.sharing == 2
+
+
+def test_pinned_memory_is_counted_as_it_is_taken(tiers):
+    """In powers of two. Of 1000 bytes a block may take 512, which hold 12 rows; then 256, ..."""
+    made = tiers()
+    made.limit.update(device=0, memory=1000)
+    blocks = [made.block(0, ROW, torch.float32, 1, 100) for _ in range(5)]
+    assert [len(block.rows) for block in blocks] == [12, 6, 3, 1, 100]
+    assert [block.tier for block in blocks] == ["memory"] * 4 + ["file"]
+    assert made.used["memory"] == 512 + 256 + 128 + 64
+    made.free(blocks[0])
+    assert made.used["memory"] == 256 + 128 + 64
+    odd = made.block(0, ROW, torch.float32, 1, 7)  # 280 bytes
+    assert len(odd.rows) == 7 and made.used["memory"] == 512 + 256 + 128 + 64
+
+
+def test_a_tier_that_turns_out_to_be_full_is_left_out(tiers):
+    made = tiers()
+    made.block(0, ROW, torch.float32, 1, 2)
+    made.full = ("device",)
+    assert made.block(0, ROW, torch.float32, 1, 2).tier == "memory"
+    made.full = ()
+    assert made.block(0, ROW, torch.float32, 1, 2).tier == "memory"  # nothing is tried again
+    assert made.used["device"] == 80
+    made.full = ("memory",)
+    assert made.block(0, ROW, torch.float32, 1, 2).tier == "file"
+
+
+# ---- how much host memory is free ----------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Writes the files of a machine that has 7000 KiB available, and those that are given."""
+
+    def made(files):
+        for path, text in {
+            "proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7000 kB\n",
+            **files,
+        }.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text)
+        return tmp_path
+
+    return made
+
+
+def group(version, path, limit, used, cached=0):
+    """The files of a control group."""
+    if version == 2:
+        folder = f"sys/fs/cgroup/{path}"
+        names, cache = ("memory.max", "memory.current"), "inactive_file"
+    else:
+        folder = f"sys/fs/cgroup/memory/{path}"
+        names = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        cache = "total_inactive_file"
+    texts = {name: f"{value}\n" for name, value in zip(names, (limit, used), strict=True)}
+    return {
+        f"{folder}/{name}": text
+        for name, text in {**texts, "memory.stat": f"anon 1\n{cache} {cached}\n"}.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "groups", "free"),
+    [
+        (2, [("user/job", 5000, 4000)], 1000),
+        (1, [("user/job", 5000, 4000)], 1000),
+        (2, [("user/job", "max", 4000), ("user", 9000, 8500)], 500),
+        (1, [("user/job", 2**63 - 4096, 4000), ("user", 9000, 8500)], 500),
+        (2, [("user/job", 5000, 4000, 700)], 1000 + 700),  # what caches files is given back
+        (1, [("user/job", 5000, 4000, 700)], 1000 + 700),
+        (2, [("user/job", 5000, 6000)], 0),
+        (1, [("", 5000, 4000)], 1000),  # a container that sees only itself
+        (2, [("other", 5000, 4000)], 7000 * 1024),
+        (2, [("user/job", 2**40, 4000)], 7000 * 1024),
+    ],
+)
+def test_free_memory_is_what_machine_and_container_leave(machine, version, groups, free):
+    files = {"proc/self/cgroup": "0::/user/job\n"}
+    if version == 1:
+        files = {"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/user/job\n0::/\n"}
+    for path, *numbers in groups:
+        files |= group(version, path, *numbers)
+    assert _free_memory(machine(files)) == free
+
+
+def test_free_memory_without_the_files_of_linux(tmp_path):
+    assert _free_memory(tmp_path) > 2**20
+
+
+def test_a_store_takes_half_of_the_memory_that_is_free(monkeypatch):
+    monkeypatch.setattr("pfl.clients.memory_tiers._free_memory", lambda: 4000)
+    assert Tiers().limit["memory"] == 2000
+    assert Tiers(processes=2).limit["memory"] == 1000

@@ -1,0 +1,268 @@
+"""A process that is killed, or a signal, ends the run with a line, and it can go on."""
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+
+from pfl import Trainer
+from pfl.cli import main
+from pfl.distributed.launch import SAME, STARTED_BY, Launcher, ProcessLost, _describe
+
+ROOT = Path(__file__).parents[2]
+# One process sends a signal to itself, or to all, in the middle of the third round, or when it is
+# to be saved; the others are busy for some time.
+DYING = """
+import os, signal, time
+from pathlib import Path
+from pfl.algorithms import LocalTrain
+
+# Where pytest runs in the background, programs begin with SIGINT ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+class Dying(LocalTrain):
+    def client_update(self, clients, w):
+        if clients.round == 2:
+            self.now("training")
+        return super().client_update(clients, w)
+
+    def on_save_checkpoint(self, checkpoint):
+        if self.rounds == 3:
+            self.now("saving")
+        super().on_save_checkpoint(checkpoint)
+
+    def now(self, what):
+        if os.environ.get("WHEN") == what:
+            Path(os.environ["PIDS"], str(os.getpid())).touch()
+            if self.trainer.global_rank == int(os.environ["VICTIM"]):
+                to = 0 if "GROUP" in os.environ else os.getpid()
+                os.kill(to, int(os.environ["SIGNAL"]))
+            time.sleep(float(os.environ["BUSY"]))
+"""
+CONFIG = """
+trainer:
+  name: killed
+  max_epochs: 4
+  accelerator: cpu
+  precision: 64-true
+  enable_progress_bar: false
+  callbacks:
+    class_path: RoundCheckpoint
+    init_args: {every_seconds: 0}
+model:
+  class_path: dying.Dying
+  init_args:
+    network: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
+data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
+"""
+TWO = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
+# The same by another key.
+SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
+SHARED += ["--trainer.strategy.processes_per_device", "2"]
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "dying.py").write_text(DYING)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "pids").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    monkeypatch.delitem(sys.modules, "dying", raising=False)
+    return tmp_path
+
+
+def arguments(folder, *more):
+    config = str(folder / "config.yaml")
+    return ["fit", "--config", config, "--trainer.default_root_dir", str(folder / "runs"), *more]
+
+
+def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **environment):
+    """Run until it ends; its exit status, the lines about it, and the seconds after the kill."""
+    done = subprocess.run(
+        [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "VICTIM": str(victim),
+            "WHEN": when,
+            "SIGNAL": str(int(number)),
+            **environment,
+            "BUSY": str(busy),
+            "PIDS": str(folder / "pids"),
+        },
+        capture_output=True,  # until the last process is gone that could write
+        text=True,
+        timeout=300,
+        start_new_session=True,  # whose processes are one group
+    )
+    seconds = time.time() - max(path.stat().st_mtime for path in (folder / "pids").iterdir())
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    return done.returncode, lines, seconds
+
+
+def rows(path):
+    with path.open(newline="") as file:
+        return [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
+
+
+def alive(pid):
+    """Whether a process still runs; one that has ended may wait for its parent to notice."""
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def ends(pid):
+    """Whether it ends in a moment: a process closes what it writes to before it is gone."""
+    deadline = time.monotonic() + 10
+    while alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not alive(pid)
+
+
+@pytest.mark.parametrize(
+    ("victim", "when", "busy", "starter", "more", "status", "says"),
+    [
+        (1, "training", 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
+        (0, "training", 60, [], SHARED, -9, "process 0 was killed"),
+        (1, "training", 0, TORCHRUN, TWO, 1, "the contact with another process was lost"),
+        (1, "saving", 0, [], TWO, 1, "process 1 was killed by SIGKILL"),
+    ],
+    ids=["the second", "the first", "under torchrun", "while saving"],
+)
+def test_a_killed_process_ends_the_run_which_can_go_on(
+    folder, victim, when, busy, starter, more, status, says
+):
+    returned, lines, seconds = killed(folder, victim, when, busy, starter, more)
+    assert returned == status and seconds < 30
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"error: {says} in round 3 of 4; go on from the last checkpoint")
+    for path in (folder / "pids").iterdir():
+        assert ends(path.name)
+    run, checkpoint = folder / "runs" / "killed", re.search(r"--ckpt_path (\S+)", lines[0])[1]
+    assert torch.load(checkpoint, weights_only=True)["federated"]["rounds"] == 2
+    assert main(arguments(folder, "--ckpt_path", checkpoint)) == 0
+    assert main(arguments(folder, "--trainer.name", "whole")) == 0
+    for file in ("metrics.csv", "clients.csv"):
+        found, wanted = rows(run / file), rows(folder / "runs" / "whole" / file)
+        for row, other in zip(found, wanted, strict=True):
+            assert row == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
+    assert len(rows(run / "metrics.csv")) == 4
+
+
+@pytest.mark.parametrize(
+    ("number", "more", "environment", "status"),
+    [
+        (signal.SIGTERM, [], {}, 143),
+        (signal.SIGINT, [], {}, 130),
+        (signal.SIGTERM, TWO, {}, 143),
+        (signal.SIGINT, TWO, {"GROUP": ""}, 130),  # Ctrl-C
+    ],
+    ids=["SIGTERM", "SIGINT", "SIGTERM, two processes", "Ctrl-C, two processes"],
+)
+def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environment, status):
+    returned, lines, _ = killed(folder, 0, "training", 0, [], more, number, **environment)
+    assert returned == status
+    (line,) = lines
+    says = f"error: ended by {number.name} in round 3 of 4; go on from the last checkpoint with "
+    assert line.startswith(says + "--ckpt_path ")
+    checkpoint = torch.load(line.split()[-1], weights_only=True)
+    assert checkpoint["federated"]["rounds"] == 2
+    for path in (folder / "pids").iterdir():
+        assert ends(path.name)
+
+
+# ---- without processes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rounds", "where"), [(4, "round 3 of 4"), (2, "round 2 of 2"), (-1, "round 3")]
+)
+def test_the_line_names_the_round(tmp_path, rounds, where):
+    """Two rounds are over; without a last one, max_time or max_steps would have ended the run."""
+    trainer = Trainer(max_epochs=rounds, default_root_dir=tmp_path, enable_checkpointing=False)
+    trainer.state.fn, trainer.fit_loop.epoch_progress.current.completed = "fit", 2
+    assert _describe("ended", trainer) == f"ended in {where}; start again"
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    """Of one process of four that somebody else has started."""
+    for name, value in {"LOCAL_RANK": "0", "OMP_NUM_THREADS": ""}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(Launcher, "children", [])
+    environment = LightningEnvironment()
+    environment.set_world_size(4)
+    return Launcher(environment, num_processes=4, num_nodes=1)
+
+
+def test_processes_share_the_cores(launcher, monkeypatch):
+    """The first one, too: 9 cores for 4 processes are 2 threads for each."""
+    name = "lightning.fabric.utilities.distributed._num_cpus_available"
+    monkeypatch.setattr(name, lambda: 9)
+    try:
+        assert launcher.launch(torch.get_num_threads) == 2
+    finally:
+        torch.set_num_threads(1)
+        os.environ.pop("OMP_NUM_THREADS", None)
+
+
+def fail(error):
+    raise error
+
+
+def test_errors_of_ones_own_stay_what_they_are(launcher):
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        launcher.launch(fail, RuntimeError("out of memory"))
+    assert caught.type is RuntimeError
+    with pytest.raises(ProcessLost, match="the contact with another process was lost"):
+        launcher.launch(fail, RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"))
+
+
+class Child:
+    """Of a run's first process; has ended with `code`."""
+
+    def __init__(self, code):
+        self.code, self.was_killed = code, False
+
+    def poll(self):
+        return self.code
+
+    def kill(self):
+        self.was_killed = True
+
+
+@pytest.mark.parametrize(
+    ("codes", "says"),
+    [
+        ([0, None, -15], "process 3 was killed by SIGTERM"),
+        ([None, 2, None], "process 2 ended with exit status 2"),
+    ],
+)
+def test_the_first_process_says_who_is_gone_and_ends_the_others(launcher, monkeypatch, codes, says):
+    monkeypatch.setattr(Launcher, "children", [Child(code) for code in codes])
+    with pytest.raises(ProcessLost, match=says) as caught:
+        launcher.launch(fail, torch.distributed.DistBackendError("NCCL"))
+    launcher.end_others(caught.value)
+    assert all(child.was_killed for child in Launcher.children)
+
+
+def test_the_others_leave_an_error_to_the_first_process(launcher, monkeypatch):
+    """They wait until it has ended them: everyone has the same mistake of the user."""
+    monkeypatch.setenv(STARTED_BY, str(os.getppid()))
+    begun = time.monotonic()
+    launcher.end_others(ValueError("wrong"))
+    assert time.monotonic() - begun >= SAME

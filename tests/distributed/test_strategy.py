@@ -1,0 +1,240 @@
+"""Two and three processes compute what one process computes."""
+
+import fcntl
+import io
+import os
+import sys
+from contextlib import redirect_stdout
+from datetime import timedelta
+
+import pytest
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.strategies import DDPStrategy
+
+from pfl import ClientParallelStrategy
+from pfl.clients.state_rows import unpacked
+from pfl.distributed import collectives
+from pfl.distributed.collectives import _by_gloo, gather
+from tests.algorithms.methods import METHODS
+from tests.commands import finish, table
+from tests.refusal import refused
+
+# name: (algorithm and its network, data, arguments of the loop).
+DIGITS = "DigitsDataModule(7, Dirichlet(1.0), seed=0)"
+FITS = {
+    "stateless": (
+        "FedAvg(MLP(64, [6]), server_optimizer=partial(torch.optim.Adam, lr=0.02))",
+        DIGITS,
+        "clients_per_round=5, clients_at_once=2",
+    ),
+    "alone": (
+        "LocalTrain(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)), "
+        "batch_size=None)",
+        DIGITS,
+        "clients_per_round=3",
+    ),
+    "local buffers": (
+        "FedAvg(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10)), "
+        "batch_size=None, buffers='local')",
+        DIGITS,
+        "clients_per_round=3",
+    ),
+}
+for method in METHODS.values():
+    # Of four clients with state, two processes have two each, three have two, one and one: in the
+    # first round the first process has none that trains, in the last the second, and in the second
+    # round some have a chunk more than others. Where everyone must take part, in one round nobody
+    # does, and in another run there is only one client.
+    algorithm = f"METHODS[{method.name!r}].make(small_network(), loss=HalfSquaredError(), **TRAIN)"
+    trace = [range(4), [], range(4)] if method.everyone else [[1], range(4), [2]]
+    loop = f"trace={[list(c) for c in trace]}, clients_at_once=1"
+    FITS[method.name] = (algorithm, "small_world()", loop)
+    if method.everyone:
+        FITS[f"{method.name}, one client"] = (algorithm, "small_world(clients=1)", "")
+DRIVER = """
+import sys
+from pathlib import Path
+from functools import partial
+import torch
+from torch import nn
+from datamodules import DigitsDataModule, Dirichlet
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg, LocalTrain
+from tests.algorithms.methods import METHODS, small_network, small_world
+from models import HalfSquaredError
+
+TRAIN = dict(lr=0.2, local_epochs=2, batch_size=2)
+root = sys.argv[1]
+fits = {fits!r}
+for name, (algorithm, data, loop) in fits.items():
+    torch.manual_seed(0)
+    algorithm = eval(algorithm)
+    trainer = Trainer(
+        name=name, max_epochs=3, default_root_dir=root, enable_progress_bar=False,
+        accelerator="cpu", precision="64-true", {trainer}
+    )
+    trainer.fit(algorithm, datamodule=eval(f"FederatedLoop({{data}}, {{loop}})"))
+    seen = Path(root + "-finished", name)
+    seen.mkdir(parents=True, exist_ok=True)
+    (seen / f"{{trainer.global_rank}} of {{trainer.world_size}}").touch()
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """The folder of the runs in 1, 2 and 3 processes; of what they printed, see `printed`.
+
+    The first worker of pytest-xdist that comes makes them, for all.
+    """
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with (shared / "strategy.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "strategy").exists():
+            make_runs(shared / "strategy.part")
+            (shared / "strategy.part").rename(shared / "strategy")
+    return shared / "strategy"
+
+
+def make_runs(root):
+    """One process in this one; two as Lightning starts them; three as torchrun does."""
+    root.mkdir()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as own:
+        patch.setattr(sys, "argv", ["driver", str(root / "1")])
+        exec(DRIVER.format(fits=FITS, trainer=""), {})
+    (root / "1.txt").write_text(own.getvalue())
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "3"]
+    for processes, starter in ((2, []), (3, torchrun)):
+        script = root / f"driver_{processes}.py"
+        trainer = f"strategy='client_parallel', devices={processes}"
+        script.write_text(DRIVER.format(fits=FITS, trainer=trainer))
+        printed = finish(*starter, script, root / str(processes), cwd=root)
+        (root / f"{processes}.txt").write_text(printed)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_all_processes_took_part(root, processes):
+    for name in FITS:
+        finished = {path.name for path in (root / f"{processes}-finished" / name).iterdir()}
+        assert finished == {f"{rank} of {processes}" for rank in range(processes)}
+    # The table of each run is printed once.
+    printed = (root / f"{processes}.txt").read_text()
+    assert printed.count("everything else:") == len(FITS)
+    assert {path.name for path in (root / str(processes)).iterdir()} == set(FITS)
+
+
+def same(found, wanted):
+    """Whether two entries of a table agree: text and whole numbers exactly."""
+    if found == wanted:
+        return True
+    inexact = "." in wanted or "e" in wanted
+    return inexact and float(found) == pytest.approx(float(wanted), rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("name", FITS)
+def test_metrics_and_clients_are_equal(root, name, processes):
+    """And the tables that a method records."""
+    one, two = root / "1", root / str(processes)
+    files = {path.name for path in (one / name).glob("*.csv")}
+    assert {path.name for path in (two / name).glob("*.csv")} == files >= {"metrics.csv"}
+    for file in files:
+        rows, wanted = table(two / name / file), table(one / name / file)
+        for row, other in zip(rows, wanted, strict=True):
+            assert list(row) == list(other)
+            for column, value in other.items():
+                if not same(row[column], value):
+                    raise AssertionError(f"{file} {column}: {row[column]}, not {value}")
+    assert len(table(one / name / "metrics.csv")) == 3
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("name", FITS)
+def test_checkpoints_are_equal(root, name, processes):
+    one, two = (
+        torch.load(root / run / name / "checkpoints" / "last.ckpt", weights_only=True)
+        for run in ("1", str(processes))
+    )
+    assert one["state_dict"].keys() == two["state_dict"].keys()
+    for key, value in one["state_dict"].items():
+        assert_close(two["state_dict"][key], value)
+        assert value.dtype == torch.float64 or not value.is_floating_point()
+    saved, wanted = two["federated"], one["federated"]
+    assert saved["ledger"].keys() == wanted["ledger"].keys()
+    for way, counts in wanted["ledger"].items():
+        assert torch.equal(saved["ledger"][way], counts)
+    for key in ("rounds", "bytes", "samples_seen", "partition", "algorithm"):
+        assert saved[key] == wanted[key], key
+    assert saved["clients"].keys() == wanted["clients"].keys()
+    for state, entry in wanted["clients"].items():
+        (ids, rows), (others, found) = map(kept, (entry, saved["clients"][state]))
+        assert torch.equal(others, ids) and len(ids) > 0
+        assert_close(found, rows)
+        assert_close(saved["clients"][state]["initial"], entry["initial"])
+
+
+def kept(entry):
+    """Clients and rows of a state in a checkpoint, by client."""
+    pieces = [piece for part in entry["parts"] for piece in unpacked(part, len(entry["initial"]))]
+    ids, rows = map(torch.cat, zip(*pieces, strict=True))
+    return ids.sort().values, rows[ids.argsort()]
+
+
+def assert_close(found, wanted):
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize("processes", [2, 3])
+def test_a_process_without_clients_takes_part(root, processes):
+    for name, (_, _, loop) in FITS.items():
+        rows = table(root / str(processes) / name / "metrics.csv")
+        participants = [row["participants"] for row in rows]
+        if "one client" in name:
+            assert participants == ["1", "1", "1"]
+        elif "trace" in loop:
+            assert participants in (["1", "4", "1"], ["4", "0", "4"])
+
+
+def test_without_processes_a_value_gathers_to_itself():
+    assert gather({"a": 1}) == [{"a": 1}]
+
+
+# ---- several processes on one GPU ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shared", "wanted", "backend"), [(1, [0, 1], "nccl"), (2, [0, 0, 1, 1], "gloo")]
+)
+def test_processes_share_gpus(monkeypatch, shared, wanted, backend):
+    strategy = ClientParallelStrategy(processes_per_device=shared)
+    strategy.parallel_devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    strategy.cluster_environment = LightningEnvironment()
+    assert strategy.num_processes == len(wanted)
+    for rank, index in enumerate(wanted):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        assert strategy.root_device == torch.device("cuda", index)
+    assert strategy._get_process_group_backend() == backend
+
+
+def test_a_backend_of_ones_own_is_kept():
+    strategy = ClientParallelStrategy(2, process_group_backend="mpi")
+    assert strategy._get_process_group_backend() == "mpi"
+
+
+def test_at_least_one_process_runs_on_a_device():
+    with refused("trainer.strategy.processes_per_device: 0", "at least 1"):
+        ClientParallelStrategy(0)
+
+
+def test_processes_wait_for_each_other_as_long_as_the_strategy_says(monkeypatch):
+    monkeypatch.setattr(collectives, "_timeout", None)
+    monkeypatch.setattr(DDPStrategy, "setup_distributed", lambda self: None)
+    monkeypatch.setattr(torch.distributed, "new_group", lambda **arguments: arguments)
+    ClientParallelStrategy(timeout=timedelta(hours=3)).setup_distributed()
+    try:
+        assert _by_gloo("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
+    finally:
+        _by_gloo.cache_clear()

@@ -1,0 +1,135 @@
+"""Plain local steps: on every engine what their formula says, and with it local training."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from datamodules import DigitsDataModule, Dirichlet
+from models import MLP, LeNet5, LogisticRegression, SmallCNN
+from pfl.algorithms import FedProx
+from pfl.engines.batch import Batch, StepBlock, default_loss
+from pfl.engines.local_step import TAKE_GRADIENT, Step
+from pfl.engines.oracle import Oracle
+from pfl.parameters import ParameterSpace
+from tests.problems import run
+
+NETWORKS = {
+    "logistic": lambda: LogisticRegression(256, 3),
+    "MLP": lambda: MLP(256, (4,), 3),
+    "LeNet5": lambda: LeNet5(num_classes=3, image_size=16),
+    "no chain": lambda: nn.Sequential(nn.Flatten(), nn.Linear(256, 3), nn.Softplus()),
+}
+SOFT = nn.CrossEntropyLoss(label_smoothing=0.2)
+STEPS = {
+    "gradient": lambda rows: TAKE_GRADIENT,
+    "descent": lambda rows: Step(0.1),
+    "weight decay": lambda rows: Step(0.1, 0.7),
+    "pull": lambda rows: Step(0.1, 0.7, shift=rows()),
+    "elsewhere": lambda rows: Step(0.1, offset=rows()),
+    "sparse": lambda rows: Step(0.1, threshold=0.02),
+    "scaled": lambda rows: Step(0.1, offset=rows(), scale=rows()[:, :1]),
+    "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01, rows()[:, :1], 0.3),
+}
+
+
+def soft(x, threshold):
+    return x.sign() * (x.abs() - threshold).clamp_min(0)
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("loss", [default_loss, SOFT], ids=["cross entropy", "another"])
+@pytest.mark.parametrize("network", NETWORKS)
+def test_engines_take_the_step_of_the_formula(network, loss, step):
+    """v <- soft(shrink v - lr (g(u) + decay u) + shift), u = scale v + offset, with autograd.
+
+    Five models, of which the last takes no step, and two batches of different width.
+    """
+    torch.manual_seed(0)
+    made = NETWORKS[network]().double()
+    space, rng = ParameterSpace(made), torch.Generator().manual_seed(1)
+
+    def rows():
+        return 0.1 * torch.randn(5, space.size, generator=rng, dtype=torch.float64)
+
+    start, taken = space.vector.detach() + rows(), STEPS[step](rows)
+    batches = []
+    for counts in ([5, 5, 3, 1], [4, 2, 1]):
+        inputs = torch.randn(len(counts), counts[0], 1, 16, 16, generator=rng, dtype=torch.float64)
+        targets = torch.randint(3, inputs.shape[:2], generator=rng)
+        batches.append(Batch(inputs, targets, counts))
+
+    expected, losses = start.clone(), []
+    function = SOFT if loss is SOFT else nn.functional.cross_entropy
+    for batch in batches:
+        for c, n in enumerate(batch.counts):
+            at = expected[c] * (1 if taken.scale is None else taken.scale[c])
+            at = at + (0 if taken.offset is None else taken.offset[c])
+            at.requires_grad_()
+            outputs = torch.func.functional_call(made, space.split(at), (batch.inputs[c, :n],))
+            losses.append(function(outputs, batch.targets[c, :n]))
+            (g,) = torch.autograd.grad(losses[-1], at)
+            v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
+            v += 0 if taken.shift is None else taken.shift[c]
+            expected[c] = soft(v, taken.threshold)
+    for engine in ("sequential", "vmap", "auto"):
+        if engine == "vmap" and network == "LeNet5":
+            continue  # convolutions: `auto` is the chain
+        oracle = Oracle(made, space, loss, engine)
+        oracle.inspect(batches[0].inputs[0], batches[0].targets[0])
+        v = start.clone()
+        blocks = [StepBlock.of(batch, v.dtype) for batch in batches]
+        seen, counts = oracle.descend(v, blocks, taken)
+        torch.testing.assert_close(v, expected, rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(seen, torch.stack(losses), rtol=1e-11, atol=1e-12)
+        assert counts == [n for batch in batches for n in batch.counts]
+        assert torch.equal(v[4], start[4])
+        assert torch.equal(v == 0, expected == 0)  # the zeros of a sparse model are exact
+
+
+class Everything(FedProx):
+    """Local training with every term."""
+
+    def client_update(self, clients, w):
+        return self.local_sgd(
+            clients,
+            0.5 * w,
+            linear=0.01 * w,
+            prox_weight=0.3,
+            prox_center=w,
+            l1=0.02,
+            offset=0.5 * w,
+        )
+
+
+class Told(FedProx):
+    """The same, with the sparse term as an operator of the method's own."""
+
+    def client_update(self, clients, w):
+        def prox(v, lr):
+            return soft(v, 0.02 * lr)
+
+        terms = {"linear": 0.01 * w, "prox_weight": 0.3, "prox_center": w, "offset": 0.5 * w}
+        return self.local_sgd(clients, 0.5 * w, prox=prox, **terms)
+
+
+@pytest.mark.parametrize("network", [lambda: MLP(64, (8,)), lambda: SmallCNN(width=4)])
+def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, network):
+    """An optimizer of plain SGD takes the plain steps; all terms together, in 64-true."""
+    ends = []
+    for number, (kind, extra) in enumerate(
+        [
+            (Everything, {}),
+            (Everything, {"optimizer": partial(torch.optim.SGD, lr=1.0)}),
+            (Told, {}),
+        ]
+    ):
+        torch.manual_seed(0)
+        method = kind(network(), lr=0.05, weight_decay=0.1, batch_size=10, **extra)
+        data = DigitsDataModule(6, Dirichlet(1.0))
+        run(method, data, 2, root=tmp_path / str(number), evaluate=(), clients_per_round=4)
+        ends.append((method.global_model, method.row["train/loss"]))
+    for w, loss in ends[1:]:
+        torch.testing.assert_close(w, ends[0][0], rtol=1e-10, atol=1e-12)
+        assert loss == pytest.approx(ends[0][1], rel=1e-10)

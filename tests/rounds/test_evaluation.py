@@ -1,0 +1,397 @@
+"""Scores: sums by client, the reported numbers by hand, and every path against a slow loop."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
+from datamodules.partitioners import LogNormal
+from models import MLP
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
+from pfl.clients import Clients
+from pfl.rounds.evaluation import ClientScores, Evaluation, predictions, summarize, worst_tenth
+from tests.networks import put
+from tests.problems import run
+
+NAN = float("nan")
+
+
+def scores(accuracy, loss, count):
+    return {
+        "accuracy": np.array(accuracy, float),
+        "loss": np.array(loss, float),
+        "count": np.array(count, float),
+    }
+
+
+# ---- the reported numbers ------------------------------------------------------------------------
+
+
+def test_numbers_by_hand():
+    """Three clients: accuracies 0.5, 1, 0 with 2, 1 and 5 samples; losses 1, 4, 1."""
+    row = summarize(scores([0.5, 1, 0], [1, 4, 1], [2, 1, 5]))
+    assert row == pytest.approx(
+        {
+            "accuracy": 0.5,
+            "accuracy_std": math.sqrt((0 + 0.25 + 0.25) / 3),
+            "accuracy_worst10": 0.0,  # a tenth of 3, rounded up: 1 client
+            "accuracy_pooled": (2 * 0.5 + 1 * 1 + 5 * 0) / 8,
+            "loss": 2.0,
+            "loss_std": math.sqrt((1 + 4 + 1) / 3),
+            "loss_worst10": 4.0,  # of a loss the highest is the worst
+            "loss_pooled": (2 * 1 + 1 * 4 + 5 * 1) / 8,
+        }
+    )
+    assert all(type(value) is float for value in row.values())
+
+
+@pytest.mark.parametrize(("clients", "worst"), [(1, 1), (9, 1), (10, 1), (11, 2), (20, 2), (21, 3)])
+def test_the_worst_tenth_is_rounded_up(clients, worst):
+    """Accuracies and losses 1, 2, ..., n in a mixed order: mean of the lowest, of the highest."""
+    values = np.random.default_rng(0).permutation(np.arange(1.0, clients + 1))
+    row = summarize(scores(values, values, np.ones(clients)))
+    lowest = sum(range(1, worst + 1)) / worst
+    assert row["accuracy_worst10"] == pytest.approx(lowest)
+    assert row["loss_worst10"] == pytest.approx(clients + 1 - lowest)
+    assert worst_tenth(values) == pytest.approx(lowest)
+
+
+def test_clients_without_samples_are_left_out():
+    few = summarize(scores([0.5, NAN, 1, NAN], [1, NAN, 3, NAN], [2, 0, 6, 0]))
+    assert few == summarize(scores([0.5, 1], [1, 3], [2, 6]))
+    assert few["accuracy"] == 0.75
+    assert few["accuracy_pooled"] == pytest.approx((2 * 0.5 + 6 * 1) / 8)
+
+
+def test_regression_has_no_accuracy():
+    row = summarize(scores([NAN, NAN], [1, 3], [1, 1]))
+    assert sorted(row) == ["loss", "loss_pooled", "loss_std", "loss_worst10"]
+    assert row["loss"] == 2
+
+
+def test_a_model_that_diverged_is_seen():
+    """One client's NaN loss must not be averaged away, and must not hide the accuracy."""
+    row = summarize(scores([0.5, 0.1], [1, NAN], [1, 1]))
+    assert math.isnan(row["loss"])
+    assert math.isnan(row["loss_pooled"])
+    assert math.isnan(row["loss_worst10"])
+    assert row["accuracy"] == pytest.approx(0.3)
+
+
+def test_nobody_has_samples():
+    assert summarize(scores([NAN, NAN], [NAN, NAN], [0, 0])) == {}
+
+
+def test_sums_by_client():
+    metric = ClientScores(4)
+    ids = torch.tensor([2, 0])
+    metric.update(ids, torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2, 1]))
+    # The same client again, and twice in one call, as samples pooled by client come.
+    metric.update(
+        torch.tensor([2, 2, 3]),
+        torch.tensor([1.0, 2, 5]),
+        torch.tensor([0.0, 1, NAN]),
+        torch.ones(3),
+    )
+    result = metric.compute()
+    np.testing.assert_array_equal(result["count"], [1, 0, 4, 1])
+    np.testing.assert_allclose(result["loss"], [1, NAN, 6 / 4, 5])
+    np.testing.assert_allclose(result["accuracy"], [1, NAN, 2 / 4, NAN])
+    assert result["loss"].dtype == np.float64
+
+
+def test_sums_are_exact_beyond_float32():
+    """2^24 + 1 is no float32: 16,777,217 samples would be lost by one."""
+    metric = ClientScores(1)
+    one = torch.tensor([0])
+    metric.update(one, torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([2**24]))
+    metric.update(one, torch.tensor([0.0]), torch.tensor([0.0]), torch.tensor([1]))
+    assert metric.compute()["count"].item() == 2**24 + 1
+
+
+# ---- real models against a slow loop -------------------------------------------------------------
+
+
+PROTOCOLS = {
+    "shared": SharedTest(validation=0.2),
+    "matched": MatchLabels(samples=13, validation=0.2),
+    "own": SplitOwn(test=0.3, validation=0.2),
+}
+
+
+def data(protocol, regression=False, clients=7):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(150, 4, generator=generator)
+    y = x[:, 0] * 2 if regression else (x @ torch.randn(4, 3, generator=generator)).argmax(1)
+    return TensorDataModule(
+        x[:100],
+        y[:100],
+        x[100:],
+        y[100:],
+        num_clients=clients,
+        partition=LogNormal(sigma=0.6, min_size=3),
+        protocol=protocol,
+        seed=1,
+    )
+
+
+def slow(module, network, split, models):
+    """Accuracy and loss of each client's model on the client's samples, one after another."""
+    accuracy, loss = [], []
+    for c, w in enumerate(models):
+        index = torch.from_numpy(getattr(module.partition, split)[c])
+        x, y = module.samples.gather(index)
+        with torch.no_grad():
+            outputs = put(network, w).eval()(x.double())
+        if y.is_floating_point():
+            accuracy.append(NAN)
+            loss.append(F.mse_loss(outputs.view(-1), y.double()).item())
+        else:
+            accuracy.append((outputs.argmax(1) == y).double().mean().item())
+            loss.append(F.cross_entropy(outputs, y).item())
+    return {"accuracy": np.array(accuracy), "loss": np.array(loss)}
+
+
+def assert_scores(got, expected, sizes):
+    np.testing.assert_array_equal(got["count"], sizes)
+    np.testing.assert_allclose(got["accuracy"], expected["accuracy"], rtol=1e-12)
+    np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-10)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+@pytest.mark.parametrize("at_once", [None, 3, 1])
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_global_scores(tmp_path, protocol, at_once, engine):
+    torch.manual_seed(0)
+    algorithm = FedAvg(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
+    module = data(protocol)
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once)
+    for split in ("val", "test"):
+        expected = slow(module, algorithm.network, split, [algorithm.global_model] * 7)
+        got = algorithm.evaluation.scores[split, "global"]
+        assert_scores(got, expected, getattr(module.partition, split).sizes)
+        assert algorithm.row[f"{split}/global/accuracy"] == pytest.approx(
+            expected["accuracy"].mean()
+        )
+        weights = (
+            getattr(module.partition, split).sizes / getattr(module.partition, split).sizes.sum()
+        )
+        assert algorithm.row[f"{split}/global/loss_pooled"] == pytest.approx(
+            weights @ expected["loss"]
+        )
+    assert set(algorithm.evaluation.scores) == {("val", "global"), ("test", "global")}
+    # 4 x 5 + 5 and 5 x 3 + 3 parameters
+    assert algorithm.row["parameters/global"] == 43
+    assert "parameters/personalized" not in algorithm.row
+
+
+def test_a_shared_test_set_gives_everyone_the_score_of_the_one_model(tmp_path):
+    torch.manual_seed(0)
+    algorithm, module = FedAvg(MLP(4, (5,), 3), lr=0.3), data(SharedTest())
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=2)
+    x, y = module.samples.gather(torch.arange(100, 150))
+    with torch.no_grad():
+        outputs = put(algorithm.network, algorithm.global_model).eval()(x.double())
+    got = algorithm.evaluation.scores["test", "global"]
+    assert (got["accuracy"] == (outputs.argmax(1) == y).double().mean().item()).all()
+    np.testing.assert_allclose(got["loss"], F.cross_entropy(outputs, y).item())
+    assert algorithm.row["test/global/accuracy_std"] == 0
+
+
+def counting(monkeypatch, algorithm):
+    """How many samples the global model is run on."""
+    seen = []
+    run = algorithm.oracle.evaluate_one
+
+    def evaluate_one(w, inputs, targets, buffers=None):
+        seen.append(len(inputs))
+        return run(w, inputs, targets, buffers)
+
+    monkeypatch.setattr(algorithm.oracle, "evaluate_one", evaluate_one)
+    return seen
+
+
+def test_a_shared_test_set_is_scored_once_in_a_pass(tmp_path, monkeypatch):
+    algorithm, module = FedAvg(MLP(4, (5,), 3)), data(SharedTest(validation=0))
+    seen = counting(monkeypatch, algorithm)
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=2)
+    assert seen == [50, 50]  # 2 rounds, not 7 clients in 4 chunks
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+@pytest.mark.parametrize("at_once", [None, 3])
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_personalized_scores(tmp_path, protocol, at_once, engine):
+    torch.manual_seed(0)
+    algorithm = LocalTrain(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
+    module = data(protocol)
+    # Two clients never train: they are judged by the common initial model.
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once, trace=[[0, 2, 3], [4, 6, 2]])
+    models = algorithm.store.read("w", np.arange(7))
+    assert len(models.unique(dim=0)) == 5 + 1
+    for split in ("val", "test"):
+        expected = slow(module, algorithm.network, split, models)
+        got = algorithm.evaluation.scores[split, "personalized"]
+        assert_scores(got, expected, getattr(module.partition, split).sizes)
+    assert set(algorithm.evaluation.scores) == {("val", "personalized"), ("test", "personalized")}
+    assert algorithm.row["parameters/personalized"] == 43
+    assert "parameters/global" not in algorithm.row
+
+
+@pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
+def test_regression(tmp_path, kind):
+    algorithm, module = kind(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
+    run(algorithm, module, 2, root=tmp_path)
+    name = "global" if kind is FedAvg else "personalized"
+    models = [algorithm.global_model] * 7
+    if kind is LocalTrain:
+        models = algorithm.store.read("w", np.arange(7))
+    expected = slow(module, algorithm.network, "test", models)
+    got = algorithm.evaluation.scores["test", name]
+    np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-10)
+    assert np.isnan(got["accuracy"]).all()
+    assert algorithm.row[f"test/{name}/loss"] == pytest.approx(expected["loss"].mean())
+    assert f"test/{name}/accuracy" not in algorithm.row
+
+
+def test_more_samples_than_one_forward_pass_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr("pfl.rounds.evaluation.POOL", 6)
+    torch.manual_seed(0)
+    algorithm, module = FedAvg(MLP(4, (5,), 3), lr=0.3), data(MatchLabels(samples=13))
+    seen = counting(monkeypatch, algorithm)
+    run(algorithm, module, 2, root=tmp_path)
+    assert max(seen) == 6
+    expected = slow(module, algorithm.network, "test", [algorithm.global_model] * 7)
+    assert_scores(
+        algorithm.evaluation.scores["test", "global"], expected, module.partition.test.sizes
+    )
+
+
+def test_numbers_of_parameters_are_averaged_over_all_clients(tmp_path):
+    """Also over chunks of different lengths: (0 + 1 + ... + 6) / 7 = 3."""
+
+    class Counted(LocalTrain):
+        def parameters_personalized(self, clients, w):
+            return torch.from_numpy(clients.ids)
+
+    algorithm = Counted(MLP(4, (5,), 3))
+    run(algorithm, data(SplitOwn()), 2, root=tmp_path, clients_at_once=5)
+    assert algorithm.row["parameters/personalized"] == 3
+
+
+def test_large_numbers_of_parameters_are_exact(tmp_path):
+    """2^24 + 1 is no float32; networks are larger than that."""
+
+    class Large(LocalTrain):
+        def parameters_personalized(self, clients, w):
+            return torch.full((len(clients),), 2**24 + 1)
+
+    algorithm = Large(MLP(4, (5,), 3))
+    run(algorithm, data(SplitOwn()), 2, root=tmp_path)
+    assert algorithm.row["parameters/personalized"] == 2**24 + 1
+
+
+def test_a_model_of_zeros_takes_no_numbers(tmp_path):
+    """A penalty above all weights and gradients leaves nothing of the sparse model: 0, not a gap.
+
+    With w_0 = 0 and one local step the mean of w_i and the multipliers' are at most a few, and the
+    threshold is λ η_g = 1000.
+    """
+    network = MLP(4, (5,), 3)
+    nn.utils.vector_to_parameters(torch.zeros(43), network.parameters())
+    penalties = {"low_rank_penalty": 1000.0, "proximal_step": 1.0, "global_component": "sparse"}
+    algorithm = FedSLR(network, local_steps=1, **penalties)
+    run(algorithm, data(SplitOwn()), 1, root=tmp_path)
+    assert not algorithm.global_model.any()
+    assert algorithm.row["parameters/global"] == 0
+
+
+def test_an_evaluation_without_models_has_no_numbers():
+    evaluation = Evaluation(3, torch.device("cpu"))
+    assert evaluation.finish() == {}
+
+
+# ---- predictions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pool", [4096, 5])
+def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
+    monkeypatch.setattr("pfl.rounds.evaluation.POOL", pool)
+
+    class Both(LocalTrain):
+        has_global = True
+
+    torch.manual_seed(0)
+    algorithm, module = Both(MLP(4, (5,), 3), lr=0.3, batch_size=8), data(MatchLabels(samples=13))
+    loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
+    ids = np.array([4, 0, 6])
+    clients = Clients(ids, 0, loop.client_data(torch.device("cpu")), "test")
+    algorithm.load_state(clients)
+    columns = predictions(algorithm, clients)
+    start = 0
+    for c in ids:
+        index = torch.from_numpy(module.partition.test[c])
+        x, y = module.samples.gather(index)
+        part = slice(start, start + len(index))
+        start += len(index)
+        assert (columns["client"][part] == c).all()
+        assert (columns["sample"][part] == index.numpy()).all()
+        assert (columns["target"][part] == y.numpy()).all()
+        own = algorithm.store.read("w", np.array([c]))[0]
+        for kind, w in (("global", algorithm.global_model), ("personalized", own)):
+            with torch.no_grad():
+                expected = put(algorithm.network, w).eval()(x.double()).argmax(1)
+            assert (columns[kind][part] == expected.numpy()).all()
+    assert all(len(column) == start for column in columns.values())
+
+
+def test_predicted_values_of_a_regression(tmp_path):
+    algorithm, module = FedAvg(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
+    loop = run(algorithm, module, 2, root=tmp_path).trainer.datamodule
+    clients = Clients(np.array([1]), 0, loop.client_data(torch.device("cpu")), "test")
+    algorithm.load_state(clients)
+    columns = predictions(algorithm, clients)
+    x, y = module.samples.gather(torch.from_numpy(module.partition.test[1]))
+    with torch.no_grad():
+        expected = put(algorithm.network, algorithm.global_model).eval()(x.double())
+    np.testing.assert_allclose(columns["target"], y.numpy())
+    # One value a sample, as the targets have it.
+    assert columns["global"].shape == columns["target"].shape
+    np.testing.assert_allclose(columns["global"], expected.view(-1).numpy(), rtol=1e-6)
+
+
+class Constant(nn.Module):
+    """Always answers with its parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Parameter(torch.tensor([0.0, 1.0, 0.0]))
+
+    def forward(self, x):
+        return self.scores.expand(len(x), -1)
+
+
+def test_accuracy_by_hand(tmp_path):
+    """A model that always says class 1 is right on exactly the share of class 1."""
+    x = torch.zeros(12, 1)
+    y = torch.tensor([0, 1, 1, 2, 1, 0, 1, 1, 2, 1, 1, 1])
+    module = TensorDataModule(
+        x,
+        y,
+        x[:4],
+        y[:4],
+        client_ids=np.arange(12) // 4,
+        num_clients=3,
+        protocol=SharedTest(validation=0),
+    )
+    algorithm = FedAvg(Constant(), lr=1e-9)
+    run(algorithm, module, 2, root=tmp_path)
+    assert (algorithm.evaluation.scores["test", "global"]["accuracy"] == 0.5).all()
+    assert algorithm.row["test/global/accuracy"] == 0.5
+    # cross entropy: log(e^0 + e^1 + e^0) - score of the right class, 0 or 1 (half each)
+    expected = math.log(2 + math.e) - 0.5
+    assert algorithm.row["test/global/loss"] == pytest.approx(expected, abs=1e-6)

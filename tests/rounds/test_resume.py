@@ -1,0 +1,307 @@
+"""A run that is continued from a checkpoint gives what it would have given in one go, exactly.
+
+tests/algorithms/test_conformance.py asks that of every method; here are its optimizers, buffers,
+files, interruptions and refusals.
+"""
+
+import csv
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+import yaml
+from lightning.pytorch.demos.boring_classes import BoringModel
+from torch import nn
+
+from datamodules import ConfigError, DigitsDataModule, Dirichlet
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg, FedPD, FedProx, FedSLR
+from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
+from pfl.cli import main
+from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from tests.algorithms.methods import differing, everything
+from tests.refusal import refused
+
+CLIENTS = 6
+FILES = ("metrics.csv", "clients.csv")
+MEASURED = {"name", "folder", "wall_seconds", "samples_per_second", "peak_memory_bytes"}
+
+
+def mlp(hidden=8):
+    return MLP(64, [hidden])
+
+
+def batchnorm():
+    """Running statistics, and random numbers."""
+    return nn.Sequential(
+        *(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8)),
+        *(nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 10)),
+    )
+
+
+CASES = {
+    "FedSLR": (
+        lambda: FedSLR(mlp(), low_rank_penalty=0.01, sparse_penalty=0.01),
+        {"clients_per_round": 2, "clients_at_once": 1},
+    ),
+    "FedProx, momentum, Bernoulli": (
+        lambda: FedProx(mlp(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),
+        {"clients_per_round": 2, "sampling": "bernoulli"},
+    ),
+    "BatchNorm, local buffers": (
+        lambda: FedAvg(batchnorm(), batch_size=None, buffers="local"),
+        {"clients_per_round": 2},
+    ),
+    "BatchNorm, averaged buffers": (
+        lambda: FedAvg(batchnorm(), batch_size=None, buffers="average"),
+        {"clients_per_round": 2},
+    ),
+}
+
+
+def fit(root, make, rounds, *callbacks, start=0, data_seed=0, ckpt_path=None, **loop):
+    """Train new objects, whose network begins at random (`start` is the seed); the algorithm."""
+    torch.manual_seed(start)
+    algorithm = make()
+    trainer = Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        default_root_dir=root,
+        enable_progress_bar=False,
+        callbacks=[RoundCheckpoint(every_seconds=0), *callbacks],
+    )
+    data = FederatedLoop(DigitsDataModule(CLIENTS, Dirichlet(1.0), seed=data_seed), **loop)
+    trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
+    return algorithm
+
+
+def assert_equal(found, wanted):
+    assert differing(found, wanted) == set()
+
+
+def assert_same_files(folder, wanted):
+    for name in FILES:
+        assert (folder / name).read_bytes() == (wanted / name).read_bytes(), name
+    one, other = (json.loads((path / "summary.json").read_text()) for path in (folder, wanted))
+    assert {k: v for k, v in one.items() if k not in MEASURED} == {
+        k: v for k, v in other.items() if k not in MEASURED
+    }
+
+
+def rounds_in(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [int(row["round"]) for row in csv.DictReader(file)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_resumed_run_equals_the_uninterrupted_one(tmp_path, case):
+    make, loop = CASES[case]
+    wanted = fit(tmp_path / "straight", make, 6, LocalBaseline(), **loop)
+    fit(tmp_path / "parts", make, 3, LocalBaseline(), **loop)
+    folder = tmp_path / "parts" / "run"
+    last = folder / "checkpoints" / "last.ckpt"
+    torch.load(last, weights_only=True)
+    assert rounds_in(folder) == [1, 2, 3]
+    # Another beginning and another state of the global generator: all that counts is in the file.
+    resumed = fit(tmp_path / "parts", make, 6, LocalBaseline(), start=1, ckpt_path=last, **loop)
+    assert_equal(everything(resumed), everything(wanted))
+    assert_same_files(folder, tmp_path / "straight" / "run")
+    assert rounds_in(folder) == [1, 2, 3, 4, 5, 6]
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["run"]
+    assert resumed.trainer.recorder.seconds > 0
+
+
+def test_the_cases_differ_from_their_beginning(tmp_path):
+    """What the comparison above compares does change between rounds 3 and 6."""
+    make, loop = CASES["FedSLR"]
+    early, late = (everything(fit(tmp_path, make, rounds, **loop)) for rounds in (3, 6))
+    states = {"client gamma", "client p", "module gamma_mean", "ledger uplink", "rounds"}
+    assert states <= differing(early, late)
+
+
+class Interrupt(pl.Callback):
+    """Breaks the fourth round off, in one of its hooks."""
+
+    def __init__(self, hook, error):
+        self.error = error
+        setattr(self, hook, self.strike)
+
+    def strike(self, trainer, *_):
+        if trainer.current_epoch == 3:
+            raise self.error
+
+
+@pytest.mark.parametrize(
+    "hook, error, done",
+    [
+        ("on_train_batch_start", RuntimeError("out of memory"), [1, 2, 3]),
+        ("on_train_batch_start", KeyboardInterrupt(), [1, 2, 3]),
+        ("on_train_batch_end", RuntimeError("out of memory"), [1, 2, 3]),
+        ("on_validation_start", RuntimeError("out of memory"), [1, 2, 3]),
+        ("on_train_epoch_end", RuntimeError("disk full"), None),  # the row may be there already
+    ],
+)
+def test_interrupted_run_loses_nothing(tmp_path, hook, error, done):
+    make, loop = CASES["FedSLR"]
+    wanted = fit(tmp_path / "straight", make, 6, **loop)
+    with pytest.raises((type(error), SystemExit)):
+        fit(tmp_path / "parts", make, 6, Interrupt(hook, error), **loop)
+    folder = tmp_path / "parts" / "run"
+    rounds = rounds_in(folder)
+    assert rounds in ([done] if done else [[1, 2, 3], [1, 2, 3, 4]])
+    assert json.loads((folder / "summary.json").read_text())["round"] == rounds[-1]
+    with (folder / "clients.csv").open(newline="") as file:
+        clients = list(csv.DictReader(file))
+    assert len(clients) == CLIENTS and "test_personalized_accuracy" in clients[0]
+    last = folder / "checkpoints" / "last.ckpt"
+    resumed = fit(tmp_path / "parts", make, 6, start=1, ckpt_path=last, **loop)
+    assert_equal(everything(resumed), everything(wanted))
+    assert_same_files(folder, tmp_path / "straight" / "run")
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
+    make, loop = CASES["FedSLR"]
+    wanted = everything(fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), **loop))
+    folder = tmp_path / "run"
+    names = (*FILES, "summary.json", "report.png")
+    before = {name: (folder / name).read_bytes() for name in names}
+    last = folder / "checkpoints" / "last.ckpt"
+    again = fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), start=1, ckpt_path=last, **loop)
+    changed = differing(everything(again), wanted)
+    assert {name for name in changed if not name.startswith("row ")} == set()  # no round, no row
+    assert {name: (folder / name).read_bytes() for name in names} == before
+
+
+class Watch(pl.Callback):
+    """Says whether training began."""
+
+    began = False
+
+    def on_train_start(self, *_):
+        self.began = True
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """The checkpoint of a short run of FedAvg."""
+    root = tmp_path_factory.mktemp("saved")
+    fit(root, lambda: FedAvg(mlp()), 1)
+    return root / "run" / "checkpoints" / "last.ckpt"
+
+
+@pytest.mark.parametrize(
+    "make, data_seed, words",
+    [
+        (lambda: FedProx(mlp()), 0, ["algorithm", "FedAvg", "FedProx"]),
+        (lambda: FedAvg(mlp(9)), 0, ["parameters", "610", "685"]),
+        (lambda: FedAvg(mlp()), 1, ["partition"]),
+    ],
+    ids=["algorithm", "network", "partition"],
+)
+def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, words):
+    files = [path for path in saved.parents[1].rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
+    assert_refused(tmp_path, make, data_seed, saved, words)
+    assert {path: path.read_bytes() for path in saved.parents[1].rglob("*") if path.is_file()} == (
+        before
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "other"),
+    [
+        (
+            lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5),
+            lambda: FedPD(mlp()),
+        ),
+        (
+            lambda: FedAvg(batchnorm(), batch_size=None, buffers="local"),
+            lambda: FedAvg(batchnorm(), batch_size=None),
+        ),
+    ],
+    ids=["states", "buffers"],
+)
+def test_checkpoint_with_other_states_is_refused(tmp_path, make, other):
+    """Either way: nobody has what the others remember."""
+    for number, (first, second) in enumerate(((make, other), (other, make))):
+        fit(tmp_path / "saved", first, 1)
+        folder = "run" if number == 0 else "run-2"
+        path = tmp_path / "saved" / folder / "checkpoints" / "last.ckpt"
+        assert_refused(tmp_path, second, 0, path, ["client states"])
+
+
+def assert_refused(tmp_path, make, data_seed, path, words):
+    watch = Watch()
+    with pytest.raises(ConfigError) as caught:
+        fit(tmp_path, make, 3, watch, data_seed=data_seed, ckpt_path=path)
+    message = str(caught.value)
+    assert message.startswith("ckpt_path") and "\n" not in message
+    assert not [word for word in words if word not in message], message
+    assert not watch.began and list(tmp_path.glob("*/metrics.csv")) == []
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch):
+    path, io = tmp_path / "folder" / "last.ckpt", StreamedCheckpointIO()
+    io.save_checkpoint({"round": 1}, path)
+
+    def full(_, where):
+        Path(where).write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, refused(str(path), "cannot be saved", "No space left"):
+        patch.setattr(torch, "save", full)
+        io.save_checkpoint({"round": 2}, path)
+    assert io.load_checkpoint(path) == {"round": 1}
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
+def test_a_disk_that_is_full_is_told_by_pytorch_as_we_know_it(tmp_path):
+    (tmp_path / "last.ckpt.part").symlink_to("/dev/full")
+    with refused(str(tmp_path), "cannot be saved", "disk is full"):
+        StreamedCheckpointIO().save_checkpoint({"w": torch.ones(2**20)}, tmp_path / "last.ckpt")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_errors_that_are_not_of_the_disk_stay_what_they_are(tmp_path):
+    with pytest.raises(AttributeError, match="pickle"):
+        StreamedCheckpointIO().save_checkpoint({"w": lambda: 0}, tmp_path / "last.ckpt")
+    (tmp_path / "file").touch()
+    with refused(str(tmp_path), "Not a directory"):
+        StreamedCheckpointIO().save_checkpoint({}, tmp_path / "file" / "folder" / "last.ckpt")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(BoringModel())
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    words = ["federated"]
+    assert_refused(tmp_path, lambda: FedAvg(mlp()), 0, tmp_path / "plain.ckpt", words)
+
+
+def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+    def call(root, rounds, *args):
+        small = ("--data.num_clients=6", "--data.partition.alpha=1.0", "--model.local_epochs=1")
+        trainer = (f"--trainer.max_epochs={rounds}", f"--trainer.default_root_dir={root}")
+        every = "--trainer.accelerator=cpu"
+        assert main(["fit", f"--config={config}", *small, *trainer, every, *args]) == 0
+        assert capsys.readouterr().err == ""
+
+    call(tmp_path / "straight", 4)
+    call(tmp_path / "parts", 2)
+    folder = tmp_path / "parts" / "quickstart"
+    last = folder / "checkpoints" / "last.ckpt"
+    call(tmp_path / "parts", 4, f"--ckpt_path={last}")
+    assert_same_files(folder, tmp_path / "straight" / "quickstart")
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["quickstart"]
+    # The folder's configuration is that of the whole run.
+    assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 4

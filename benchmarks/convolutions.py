@@ -1,4 +1,4 @@
-"""3x3 convolutions by tiles (`pfl.engines.winograd`) and directly, on one core: why the rule is as it is.
+"""3x3 convolutions by tiles (`pfl.engines.winograd`) and directly, on one core.
 
     python benchmarks/convolutions.py > benchmarks/results/convolutions.md
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import models
 from benchmarks.clock import medians
 from benchmarks.compare import machine
-from pfl.engines.winograd import Convolution, install, tile_size
+from pfl.engines.winograd import Convolution, tile_size, use_winograd
 
 FIRST, LAST = torch.contiguous_format, torch.channels_last
 REPEATS = 7
@@ -63,7 +63,7 @@ def layer(C: int, K: int, side: int, n: int) -> str:
 def network(name: str, n: int) -> str:
     """A row of the table of networks."""
     own, tiled, shape = getattr(models, name)(), getattr(models, name)(), (n, 3, 32, 32)
-    install(tiled)
+    use_winograd(tiled)
     layout = LAST if name == "VGG11" else FIRST  # as they run without tiles: it has max pooling
     runs = {
         "directly": step(own, own.parameters(), shape, layout),

@@ -2,10 +2,10 @@
 
     python benchmarks/engines.py > benchmarks/results/engines.md
 
-`sequential` is one client after another with autograd, `vmap` all at once (chains of linear layers as
-batched matrix products), `auto` what a run takes: on CPUs a chain's own forward and backward where
-there is one. They run in turn in one process with one thread, so that the ratios hold where the
-machine's speed drifts.
+`sequential` is one client after another with autograd, `vmap` all at once (chains of linear layers
+as batched matrix products), `auto` what a run takes: on CPUs a chain's own forward and backward
+where there is one. They run in turn in one process with one thread, so that the ratios hold where
+the machine's speed drifts.
 """
 
 import platform
@@ -17,9 +17,9 @@ from torch import nn
 
 from benchmarks.clock import medians
 from models import CNN, MLP, LeNet5, LogisticRegression, SmallCNN
+from pfl.engines import EngineName, Oracle
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import Step
-from pfl.engines.oracle import Engine, Oracle
 from pfl.parameters import ParameterSpace
 
 CLIENTS, SAMPLES, STEPS, REPEATS = 10, 20, 5, 7
@@ -32,7 +32,7 @@ NETWORKS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
 }
 
 
-def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, float]:
+def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[EngineName, float]:
     """Median time of a step of gradient descent of all clients, by engine."""
     space = ParameterSpace(network)
     generator = torch.Generator().manual_seed(0)
@@ -40,8 +40,8 @@ def milliseconds(network: nn.Module, shape: tuple[int, ...]) -> dict[Engine, flo
     targets = torch.randint(10, (CLIENTS, SAMPLES), generator=generator)
     w = space.vector.detach().repeat(CLIENTS, 1)
     blocks = [StepBlock.of(Batch(inputs, targets, [SAMPLES] * CLIENTS), w.dtype)] * STEPS
-    engines: list[Engine] = ["sequential", "vmap", "auto"]
-    runs: dict[Engine, Callable[[], object]] = {}
+    engines: list[EngineName] = ["sequential", "vmap", "auto"]
+    runs: dict[EngineName, Callable[[], object]] = {}
     for engine in engines:
         oracle = Oracle(network, space, default_loss, engine)
         oracle.inspect(inputs[0], targets[0])

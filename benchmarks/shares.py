@@ -20,7 +20,6 @@ from pfl.clients import ClientData, Clients
 from pfl.engines.batch import default_loss
 from pfl.engines.local_step import Step
 from pfl.engines.oracle import Oracle
-from pfl.method.module import GROUP_FLOATS
 from pfl.parameters import ParameterSpace
 
 KINDS = {  # by words in the operators' names
@@ -41,7 +40,7 @@ def training(key: str) -> tuple[Callable[[], None], int]:
     oracle = Oracle(network, space, default_loss)
     inputs, targets = data.gather(torch.arange(2), torch.float32)
     oracle.inspect(inputs, targets)
-    size = 1 if oracle.engine == "sequential" else max(1, GROUP_FLOATS // space.size)
+    size = oracle.engine.group_size(workload.per_round, threads=1)
 
     def train() -> None:
         for group in Clients(loop.cohort(0), 0, data).groups(size):

@@ -1,4 +1,9 @@
-"""Functions that run without the interpreter."""
+"""Functions compiled by TorchScript, and whether that worked.
+
+PyTorch deprecates TorchScript (2.15: "not supported in Python 3.14+ and may break"). Everything
+that uses it also runs as plain Python, with the same results: slower, and holding the interpreter's
+lock (docs/architecture.md, "Without TorchScript").
+"""
 
 import warnings
 from collections.abc import Callable
@@ -10,18 +15,22 @@ F = TypeVar("F", bound=Callable)
 
 
 def scripted(function: F) -> F:
-    """Compiled by TorchScript, which takes milliseconds; as it is where there is no TorchScript.
+    """Returns `function` compiled by TorchScript, or unchanged where compiling it fails.
 
-    Its calls hold no lock, so threads run them at the same time. They also save the threads from
-    handing that lock to each other: that takes longer than a small tensor operation.
+    A compiled call releases the interpreter's lock, so threads run such calls at the same time.
+    Compiling takes milliseconds. `PYTORCH_JIT=0` in the environment switches TorchScript off.
     """
     with warnings.catch_warnings():
-        # PyTorch recommends torch.compile instead, which takes seconds, and whose calls hold the
-        # lock of the interpreter.
+        # The deprecation recommends torch.compile, which takes seconds and holds the lock.
         warnings.simplefilter("ignore")
         try:
-            # On GPUs it would compile kernels for new shapes, for which short runs would wait.
+            # Without fusion: on GPUs it compiles kernels for new shapes, and short runs would wait.
             torch.jit.set_fusion_strategy([])
             return torch.jit.script(function)
-        except (AttributeError, RuntimeError):
+        except Exception:  # a missing or broken TorchScript raises errors of many types
             return function
+
+
+def is_scripted(function: Callable) -> bool:
+    """Whether `function` is compiled, so that its calls release the interpreter's lock."""
+    return isinstance(function, torch.jit.ScriptFunction)

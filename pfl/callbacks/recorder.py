@@ -267,7 +267,7 @@ class RunRecorder(Callback):
             "wall_seconds": self.seconds,
             "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
             "peak_memory_bytes": peak_memory(),
-            "engine": algorithm.oracle.engine,
+            "engine": algorithm.oracle.engine.name,
             "versions": versions(),
         }
         if self._writes:

@@ -193,8 +193,10 @@ class Clients:
                     indices, whose, base, epoch, place, counts, size
                 )
             for part, inputs, targets, found in self.data.stored(picks):
-                seeds = partial(_Seeds, base, self.ids, first + part.start)
-                yield StepBlock(inputs, targets, found, counts[part], self.dtype, seeds)
+                origin = partial(
+                    StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
+                )
+                yield StepBlock(inputs, targets, found, counts[part], self.dtype, origin)
 
     def batches(
         self,
@@ -244,13 +246,31 @@ def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class _Seeds:
-    """Seeds for what the network draws in one step, made only for networks that draw."""
+class StepOrigin:
+    """The clients, the round and the local step of a batch; made in every step, used rarely.
+
+    Attributes:
+        base: The key of the draws of this round and purpose.
+        ids: Ids of the clients, int64 [C].
+        round: The round, from 0.
+        per_epoch: Local steps in an epoch, int64 [C].
+        first, step: The local step is `first + step`, from 0.
+    """
 
     base: int
     ids: np.ndarray
+    round: int
+    per_epoch: np.ndarray
     first: int
     step: int
 
-    def __call__(self, row: int) -> int:
+    def seed(self, row: int) -> int:
+        """Returns the seed of what the network draws for a client in this step."""
         return key(self.base, int(self.ids[row]), self.first + self.step)
+
+    def describe(self, row: int) -> str:
+        """Returns client, round, epoch and step in words; all but the client's id count from 1."""
+        epoch, step = divmod(self.first + self.step, int(self.per_epoch[row]))
+        return (
+            f"client {self.ids[row]} in round {self.round + 1}, epoch {epoch + 1}, step {step + 1}"
+        )

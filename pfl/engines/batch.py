@@ -1,10 +1,11 @@
-"""What the network is given: one mini-batch of each of several clients, and a loss."""
+"""Mini-batches of several clients, the order of their steps, and the default loss."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,26 +14,54 @@ from torch import Tensor, nn
 from datamodules.samples import scaled
 
 
+class Origin(Protocol):
+    """Where the rows of a batch come from: which client's, and which of its local steps."""
+
+    def seed(self, row: int) -> int:
+        """Returns the seed of what the network draws for this row (dropout)."""
+
+    def describe(self, row: int) -> str:
+        """Returns the place of this row in words, for error messages."""
+
+
+class UnknownOrigin:
+    """The origin of a batch that belongs to no client and no step."""
+
+    def seed(self, row: int) -> int:
+        """Returns 0."""
+        return 0
+
+    def describe(self, row: int) -> str:
+        """Returns the row's number."""
+        return f"row {row} of a batch"
+
+
 @dataclass
 class Batch:
     """One mini-batch of each of A clients.
 
     Attributes:
-        inputs, targets: [A, B, ...]; rows are padded at their end to B samples, with samples that
-            have a finite loss (the client's own), since weight 0 does not cancel an infinite one.
-        counts: How many samples of each row are real (integers on the host); B is the largest of
-            them.
-        seeds: One for each row, for what the network itself draws (dropout).
+        inputs, targets: [A, B, ...]. Rows are padded at their end to B samples, by samples with a
+            finite loss (the client's own), since a weight of 0 does not cancel an infinite loss.
+        counts: Number of real samples of each row (integers on the host); B is the largest count.
+        origin: The clients and the step of the rows.
+
+    Example:
+        >>> batch = Batch(torch.zeros(2, 3, 5), torch.zeros(2, 3), counts=[3, 1])
+        >>> batch.clients, batch.is_full
+        (2, False)
+        >>> batch.sample_weights(torch.float32).sum(1)
+        tensor([1., 1.])
     """
 
     inputs: Tensor
     targets: Tensor
     counts: list[int]
-    seeds: Callable[[int], int] = lambda row: 0
+    origin: Origin = field(default_factory=UnknownOrigin)
 
     @cached_property
     def sizes(self) -> Tensor:
-        """The counts where the inputs are, int64 [A]."""
+        """The counts on the device of the inputs, int64 [A]."""
         return torch.tensor(self.counts, device=self.inputs.device)
 
     @property
@@ -41,19 +70,19 @@ class Batch:
         return len(self.counts)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether no row is padded."""
         return min(self.counts) == self.inputs.shape[1]
 
-    def only(self, row: int) -> Batch:
-        """The batch of one client, without padding."""
+    def select(self, row: int) -> Batch:
+        """Returns the batch of one client, without padding (and without its origin)."""
         n, rows = self.counts[row], slice(row, row + 1)
         return Batch(self.inputs[rows, :n], self.targets[rows, :n], [n])
 
     def sample_weights(self, dtype: torch.dtype) -> Tensor:
-        """[A, B]: 1 / count where the sample is real, else 0, so that rows sum to one."""
+        """Returns [A, B]: 1 / count for real samples, 0 for padding; each row sums to 1."""
         width, device = self.inputs.shape[1], self.inputs.device
-        if self.full:  # without a copy to the device
+        if self.is_full:  # without a copy to the device
             return torch.full((self.clients, width), 1 / width, dtype=dtype, device=device)
         return _weights(self.sizes, width, dtype)
 
@@ -63,12 +92,12 @@ class StepBlock:
     """The batches of K local steps that the same A clients take.
 
     Attributes:
-        inputs, targets: Samples [N, ...] as the data set stores them: what `datamodules.samples`
-            scales is scaled when it is used, and floating values take `dtype` then.
-        picks: Which of them, int64 [K, A, B], padded as a `Batch`'s.
-        counts: How many are real, integers [K, A].
-        dtype: Of the models.
-        seeds: Those of the batches, by step.
+        inputs, targets: Samples [N, ...] as the data set stores them. `datamodules.samples.scaled`
+            and the conversion of floating values to `dtype` are applied when a batch is gathered.
+        picks: Indices of the samples of each batch, int64 [K, A, B], padded like a `Batch`.
+        counts: Number of real samples, integers [K, A].
+        dtype: The models' dtype.
+        origin: The origin of the batch of each step (from 0).
     """
 
     inputs: Tensor
@@ -76,43 +105,43 @@ class StepBlock:
     picks: Tensor
     counts: np.ndarray
     dtype: torch.dtype
-    seeds: Callable[[int], Callable[[int], int]] = lambda step: lambda row: 0
+    origin: Callable[[int], Origin] = lambda step: UnknownOrigin()
 
     @classmethod
     def of(cls, batch: Batch, dtype: torch.dtype) -> StepBlock:
-        """A single batch."""
+        """Returns a block of one step."""
         inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
         picks = torch.arange(len(inputs), device=inputs.device)
         counts = np.array([batch.counts])
         picks = picks.view(1, *batch.inputs.shape[:2])
-        block = cls(inputs, targets, picks, counts, dtype, lambda step: batch.seeds)
+        block = cls(inputs, targets, picks, counts, dtype, lambda step: batch.origin)
         block.sizes = batch.sizes[None]
         return block
 
     @cached_property
     def sizes(self) -> Tensor:
-        """The counts where the picks are, int64 [K, A]."""
+        """The counts on the device of the picks, int64 [K, A]."""
         return torch.from_numpy(self.counts).to(self.picks.device, non_blocking=True)
 
     @property
     def clients(self) -> int:
-        """A."""
+        """A, the number of clients."""
         return self.counts.shape[1]
 
     def __iter__(self) -> Iterator[Batch]:
-        """The batches, step by step, as narrow as each can be."""
+        """Yields the batch of each step, with no more padding than the step needs."""
         for k, counts in enumerate(self.counts.tolist()):
             index = self.picks[k, :, : max(counts)]
             flat = index.reshape(-1)
             inputs = scaled(self.inputs.index_select(0, flat)).unflatten(0, index.shape)
             targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
             inputs, targets = cast(inputs, self.dtype), cast(targets, self.dtype)
-            batch = Batch(inputs, targets, counts, self.seeds(k))
-            batch.sizes = self.sizes[k]  # or a GPU would be waited for in each step
+            batch = Batch(inputs, targets, counts, self.origin(k))
+            batch.sizes = self.sizes[k]  # made here, each step would wait for a GPU
             yield batch
 
     def sample_weights(self) -> Tensor | None:
-        """[K, A, B]: 1 / count where the sample is real, else 0; None if no batch is padded."""
+        """Returns [K, A, B]: 1 / count for real samples, 0 for padding; None without padding."""
         width = self.picks.shape[2]
         if (self.counts == width).all():
             return None
@@ -120,19 +149,19 @@ class StepBlock:
 
 
 def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-    """[..., width] for counts [...]: 1 / count in the first places, else 0."""
+    """Returns [..., width] for counts [...]: 1 / count in the first `count` places, then 0."""
     counts = counts[..., None]
     real = torch.arange(width, device=counts.device) < counts
     return real.to(dtype) / counts.clamp_min(1)
 
 
 def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Floating values in the model's dtype; others, such as classes and tokens, as they are."""
+    """Returns floating values in `dtype`, and others (classes, tokens) unchanged."""
     return values.to(dtype) if values.is_floating_point() else values
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy for integer targets, squared error for floating ones; one value a sample."""
+    """Returns cross entropy for integer targets, squared error for floating ones, per sample."""
     if targets.is_floating_point():
         return nn.functional.mse_loss(outputs.view(targets.shape), targets, reduction="none")
     return nn.functional.cross_entropy(outputs, targets, reduction="none")

@@ -1,6 +1,6 @@
-"""Networks that are chains of common layers, whose training is one call of `pfl.engines.chain_kernels`.
+"""Networks that are chains of common layers, as `pfl.engines.chain_kernels` trains them.
 
-For chains of linear layers and activations a layer of many models is one batched matrix product.
+In chains of linear layers and activations, a layer of many models is one batched matrix product.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ KINDS: dict[type[nn.Module], str] = {
 class Chain:
     """A network that is a chain of layers.
 
+    Args:
+        steps: The layers, in order.
+        spans: For each layer, where its parameters lie in the flat vector.
+
     Attributes:
-        batched: Whether many models can run at once: if there are no convolutions.
+        batched: Whether many models run at once: true for chains without convolutions.
     """
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
@@ -48,7 +52,7 @@ class Chain:
 
     @classmethod
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
-        """The chain that a network is, for inputs [n, ...]; None where it is something else."""
+        """Returns the chain that a network is, for inputs [n, ...]; None for any other network."""
         steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
         if not all(_known(step) for step in steps) or _hooked(network):
             return None
@@ -58,12 +62,12 @@ class Chain:
         for step in steps:
             own = [layers.get(names[parameter]) for parameter in step.parameters()]
             spans[step] = [span for span in own if span is not None]
-            if len(own) > len(spans[step]):  # a frozen parameter
+            if len(own) > len(spans[step]):  # a parameter is frozen
                 return None
-        if sum(len(spans[step]) for step in steps) != len(space.layers):  # shared ones
+        if sum(len(spans[step]) for step in steps) != len(space.layers):  # a parameter is shared
             return None
         kinds = [KINDS[type(step)] for step in steps]
-        if "convolution" not in kinds:  # its samples are flat throughout
+        if "convolution" not in kinds:  # samples are vectors in all layers
             if "pooling" in kinds or (inputs.ndim > 2 and "flatten" not in kinds):
                 return None
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
@@ -73,36 +77,44 @@ class Chain:
         return cls(steps, spans) if inputs.ndim == 4 and flat else None
 
     def models(self, w: Tensor) -> list[Models]:
-        """The network with the models w [C, P]: all at once, or one by one with convolutions."""
+        """Returns the models w [C, P]: in one object, or one object each with convolutions."""
         return [Models(self, w)] if self.batched else [Models(self, row) for row in w.split(1)]
 
 
 class Models:
-    """C models of a chain, which are views of w [C, P]: they move when w does.
+    """C models of a chain, whose parameters are views of w [C, P]: they change when w does.
 
-    A single model has plain matrices instead of batches of them, and its samples no axis for the
-    client.
+    A single model has matrices instead of batches of matrices, and its samples have no axis for
+    the client.
+
+    Args:
+        chain: The layers.
+        w: The models' values, [C, P].
     """
 
     def __init__(self, chain: Chain, w: Tensor) -> None:
-        self.chain, self.w, self.alone = chain, w, len(w) == 1
+        self.chain, self.w, self.is_single = chain, w, len(w) == 1
         self.parameters: list[list[Tensor]] = []
         for step in chain.steps:
             views = [
                 w[:, span].unflatten(1, _shape(step, parameter))
                 for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
             ]
-            self.parameters.append([view[0] for view in views] if self.alone else views)
+            self.parameters.append([view[0] for view in views] if self.is_single else views)
 
     def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Every step's input and then the output, [C, B, K]; and what derivatives need besides.
+        """Runs the layers.
 
         Args:
             inputs: [C, B, ...].
+
+        Returns:
+            The input of every layer followed by the output of the last, [C, B, K]; and what the
+            layers' derivatives need besides.
         """
-        chain, x = self.chain, inputs[0] if self.alone else inputs
+        chain, x = self.chain, inputs[0] if self.is_single else inputs
         if chain.batched:
-            x = x.flatten(1 if self.alone else 2)
+            x = x.flatten(1 if self.is_single else 2)
         if chain.layers.channels_last:
             x = x.to(memory_format=torch.channels_last)
         return forward(x, chain.layers, self.parameters)
@@ -114,11 +126,15 @@ class Models:
         into: Models,
         step: Step,
     ) -> None:
-        """Move other models by the gradients here, as a step does before it is finished.
+        """Moves the models `into` along the gradients at these models.
+
+        This is the part of a step before `Step.apply_after_gradient`.
 
         Args:
-            kept: Of `forward`.
-            d: The loss's derivative by the output, of its shape.
+            kept: What `forward` returned.
+            d: The derivative of the loss by the output, of the output's shape.
+            into: The models to move; these models themselves if the step has no offset.
+            step: The update rule.
         """
         places = self.parameters, into.parameters
         backward(*kept, d, self.chain.layers, *places, step.shrink, -step.lr)
@@ -132,20 +148,20 @@ class Models:
         into: Models,
         step: Step,
     ) -> Tensor:
-        """Steps of `into` by K batches, one after another, along gradients of cross entropies.
-
-        `into` is this if the step has no offset.
+        """Takes K steps of the models `into`, along the gradients of cross entropies.
 
         Args:
-            inputs: Samples as a `StepBlock` has them, [N, ...].
-            targets: int64 [N].
-            picks: Which of them each batch takes, int64 [K, C, B].
-            weights: Of samples, [K, C, B]; None for 1 / B.
+            inputs: Samples as in a `StepBlock`, [N, ...].
+            targets: Classes, int64 [N].
+            picks: Indices of the samples of each batch, int64 [K, C, B].
+            weights: Of the samples, [K, C, B]; None for 1 / B.
+            into: The models to move; these models themselves if the step has no offset.
+            step: The update rule.
 
         Returns:
             The batches' weighted mean losses, [K, C].
         """
-        if self.alone:
+        if self.is_single:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
         batches = inputs, targets, picks, weights
         places = self.parameters, into.parameters, self.w, into.w
@@ -157,6 +173,7 @@ class Models:
 
 
 def _steps(network: nn.Module) -> list[nn.Module]:
+    """Returns the layers of nested sequences; the network itself where it is no sequence."""
     if type(network) is nn.Sequential:
         return [step for child in network for step in _steps(child)]
     if isinstance(network, Classifier) and type(network).forward is Classifier.forward:
@@ -165,7 +182,7 @@ def _steps(network: nn.Module) -> list[nn.Module]:
 
 
 def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
-    """Max pooling before ReLU: the same values and derivatives, with a quarter of the work."""
+    """Puts max pooling before ReLU: equal values and derivatives with a quarter of the work."""
     steps = list(steps)
     for n, (one, two) in enumerate(itertools.pairwise(steps)):
         if type(one) is nn.ReLU and type(two) is nn.MaxPool2d:
@@ -174,6 +191,7 @@ def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
 
 
 def _known(step: nn.Module) -> bool:
+    """Whether the kernels can run a layer with its settings."""
     if type(step) is nn.Conv2d:
         return step.padding_mode == "zeros" and not isinstance(step.padding, str)
     if type(step) is nn.MaxPool2d:
@@ -184,13 +202,13 @@ def _known(step: nn.Module) -> bool:
 
 
 def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
-    """A linear layer's bias is a row."""
+    """Returns the shape of a parameter's view; the bias of a linear layer is a row."""
     row = isinstance(step, nn.Linear) and parameter.ndim == 1
     return (1, *parameter.shape) if row else tuple(parameter.shape)
 
 
 def _settings(step: nn.Module) -> list[int]:
-    """Sizes of a layer's window, all in one list."""
+    """Returns the sizes of a layer's window, in one list."""
     window: tuple[Any, ...] = ()
     last: list[int] = []
     if isinstance(step, nn.Conv2d):
@@ -203,7 +221,7 @@ def _settings(step: nn.Module) -> list[int]:
 
 
 def _hooked(network: nn.Module) -> bool:
-    """Whether something else than its layers is run."""
+    """Whether hooks or a replaced `forward` run besides the layers."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(
         "forward" in vars(m) or any(getattr(m, kind) for kind in kinds) for m in network.modules()

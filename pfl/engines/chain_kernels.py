@@ -1,9 +1,9 @@
 """Training of chains of common layers, without autograd and without Python.
 
 Automatic differentiation and the interpreter cost more than the arithmetic of small layers. Here
-several local steps are one call that holds no lock, so threads train different clients at the same
-time, and a step of gradient descent goes right into the model. `pfl.engines.chain` says which networks
-these are, and what the arguments mean.
+several local steps are one compiled call that releases the interpreter's lock, so threads train
+different clients at the same time, and each step of gradient descent goes right into the model.
+`pfl.engines.chain` defines which networks are chains, and what the arguments mean.
 """
 
 # No annotations from __future__: TorchScript reads those of named tuples as they are.
@@ -17,14 +17,14 @@ from pfl.torchscript import scripted
 
 
 class Layers(NamedTuple):
-    """What the layers of a chain are.
+    """The layers of a chain.
 
     Attributes:
-        kinds: Names of `pfl.engines.chain.KINDS`.
-        settings: Sizes of their windows.
-        first: The first one with parameters.
+        kinds: Their names in `pfl.engines.chain.KINDS`.
+        settings: The sizes of their windows.
+        first: The index of the first layer with parameters.
         flat: Whether samples are vectors.
-        channels_last: Whether images are laid out with their channels last.
+        channels_last: Whether images are stored with their channels last.
     """
 
     kinds: list[str]
@@ -35,27 +35,27 @@ class Layers(NamedTuple):
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
-    """Minus the samples' cross entropies [..., 1, B], and the derivatives of these [..., K, B].
+    """Returns minus the samples' cross entropies [..., 1, B], and their derivatives [..., K, B].
 
     Args:
         outputs: [..., B, K].
         targets: int64 [..., 1, B].
-        minus_one: -1 [..., 1, B], made once for many batches.
+        minus_one: -1 of shape [..., 1, B], allocated once for many batches.
     """
-    # Over the last axis, when it is short, PyTorch takes seven times as long.
+    # PyTorch takes seven times as long over the last axis when that axis is short.
     log = outputs.mT.log_softmax(-2)
     return log.gather(-2, targets), log.exp_().scatter_add_(-2, targets, minus_one)
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """Of two matrices or of two batches of them; `matmul` would look for more."""
+    """Returns the product of two matrices, or of two batches of matrices."""
     return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
 
 
 def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
-    """x W' + b of one model or of each."""
+    """Returns x W' + b, for one model or for each of several."""
     weight = parameters[0]
-    if weight.size(-2) < x.size(-2):  # the longer side last: twice as fast on CPUs
+    if weight.size(-2) < x.size(-2):  # twice as fast on CPUs with the longer side last
         y = product(weight, x.mT).mT
         return y.add_(parameters[1]) if len(parameters) > 1 else y
     if len(parameters) == 1:
@@ -66,7 +66,7 @@ def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
 
 
 def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: float) -> None:
-    """into <- beta into + alpha left right."""
+    """Computes into <- beta into + alpha left right, in place."""
     if into.dim() == 2:
         into.addmm_(left, right, beta=beta, alpha=alpha)
     else:
@@ -76,7 +76,7 @@ def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: f
 def forward(
     x: Tensor, layers: Layers, parameters: list[list[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """See `pfl.engines.chain.Models.forward`."""
+    """Runs the layers; see `pfl.engines.chain.Models.forward`."""
     values, kept = [x], [x]
     for n, kind in enumerate(layers.kinds):
         x, s, extra = values[-1], layers.settings[n], x
@@ -112,7 +112,7 @@ def backward(
     beta: float,
     alpha: float,
 ) -> None:
-    """See `pfl.engines.chain.Models.backward`: into <- beta into + alpha g."""
+    """Computes into <- beta into + alpha g; see `pfl.engines.chain.Models.backward`."""
     for k in range(len(layers.kinds) - layers.first):
         n = len(layers.kinds) - 1 - k
         kind, s, x, y = layers.kinds[n], layers.settings[n], values[n], values[n + 1]
@@ -173,20 +173,23 @@ def train(
     v: Tensor,
     step: Step,
 ) -> Tensor:
-    """See `pfl.engines.chain.Models.train`; w and v are what `parameters` and `into` are views of."""
+    """Takes K steps; see `pfl.engines.chain.Models.train`.
+
+    `parameters` are views of w, and `into` of v; both are the same if the step has no offset.
+    """
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
     offset, scale, shift = step.offset, step.scale, step.shift
     if layers.flat:
         inputs = inputs.flatten(1)
-    # What can be done for all batches at once is: with small models every call counts.
+    # Done once for all batches: with small models every call costs time.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
     rate = -step.lr if weights is not None else -step.lr / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
-    # One place for all batches: memory that is returned in every step costs page faults.
+    # One buffer for all batches: memory that is freed in every step costs page faults.
     stored = torch.empty(picks.size()[1:] + inputs.size()[1:], dtype=inputs.dtype, device=w.device)
     for k in range(picks.size(0)):
         if offset is not None:
@@ -200,8 +203,8 @@ def train(
         if x.is_floating_point():
             x = x.to(dtype)
         x = x.view(shape)
-        if layers.channels_last:  # max pooling is several times faster so, on CPUs
-            x = x.clone(memory_format=torch.channels_last)  # last: a view forgets it
+        if layers.channels_last:  # max pooling on CPUs is several times faster with it
+            x = x.clone(memory_format=torch.channels_last)  # after `view`, which drops the layout
         values, kept = forward(x, layers, parameters)
         log, d = cross_entropy(values[-1], y[k], minus_one)
         chosen.append(log)

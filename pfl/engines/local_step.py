@@ -1,6 +1,6 @@
-"""The clients' local steps on the rows of a [C, P] matrix: plain ones, and those of optimizers."""
+"""The clients' local steps on the rows of a [C, P] matrix: plain steps, and optimizers' steps."""
 
-# No annotations from __future__: TorchScript reads those of named tuples as they are.
+# Without annotations from __future__: TorchScript reads the annotations of named tuples.
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from pfl.errors import ConfigError
 from pfl.proximal import soft_threshold
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
-"""Makes an optimizer of parameters; configured in YAML by class path and arguments."""
+"""Makes an optimizer of some parameters; configured in YAML by class path and arguments."""
 
 _NOT_ELEMENTWISE = ("LBFGS", "Adafactor", "Muon", "SparseAdam")
 
@@ -25,10 +25,10 @@ class Step(NamedTuple):
     Attributes:
         lr: Learning rate.
         shrink: Factor on v, such as 1 - lr * weight_decay.
-        shift, offset: [C, P], or None for zero.
-        threshold: Of `soft_threshold`.
-        scale: [C, 1], where there is an offset; or None for one.
-        decay: Only where there is an offset.
+        shift, offset: [C, P]; None for zero.
+        threshold: The threshold of `pfl.proximal.soft_threshold`.
+        scale: [C, 1], used only with an offset; None for one.
+        decay: Weight decay at u, used only with an offset.
     """
 
     lr: float
@@ -40,19 +40,19 @@ class Step(NamedTuple):
     decay: float = 0.0
 
     def rows(self, rows: slice) -> "Step":
-        """The step of some rows of v."""
+        """Returns the same step for some rows of v."""
         terms = (self.shift, self.offset, self.scale)
         shift, offset, scale = (None if t is None else t[rows] for t in terms)
         return self._replace(shift=shift, offset=offset, scale=scale)
 
-    def place(self, v: Tensor) -> Tensor:
-        """u: v itself where it is not elsewhere."""
+    def gradient_point(self, v: Tensor) -> Tensor:
+        """Returns u, the point at which the gradient is taken: v itself without an offset."""
         if self.offset is None:
             return v
         return self.offset + (v if self.scale is None else self.scale * v)
 
-    def finish(self, v: Tensor, u: Tensor) -> None:
-        """What comes after the gradient, in place."""
+    def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
+        """Applies decay, shift and threshold to v in place, after the gradient was subtracted."""
         if self.decay > 0:
             v.sub_(u, alpha=self.lr * self.decay)
         if self.shift is not None:
@@ -62,14 +62,14 @@ class Step(NamedTuple):
 
 
 TAKE_GRADIENT = Step(lr=-1.0, shrink=0.0)
-"""The step that puts g in the place of v."""
+"""The step v <- g."""
 
 
 class LocalOptimizer:
-    """Moves C clients' models at once, each as if it were alone.
+    """Moves the models of C clients at once, each as if it had an optimizer of its own.
 
-    An elementwise optimizer treats every float on its own, so that one optimizer of a [C, P]
-    matrix is C optimizers of its rows.
+    An elementwise optimizer treats every value on its own, so one optimizer of a [C, P] matrix is
+    C optimizers of its rows.
 
     Args:
         w: [C, P], changed in place.
@@ -78,7 +78,14 @@ class LocalOptimizer:
         factory: A `torch.optim` optimizer, whose learning rate is set to `lr`; None for plain SGD.
 
     Raises:
-        ConfigError: For an optimizer that mixes the entries of a tensor.
+        ConfigError: The optimizer mixes the entries of a tensor.
+
+    Example:
+        >>> w = torch.ones(2, 3)
+        >>> LocalOptimizer(w, lr=0.5).step(torch.ones(2, 3), active=1)
+        >>> w
+        tensor([[0.5000, 0.5000, 0.5000],
+                [1.0000, 1.0000, 1.0000]])
     """
 
     def __init__(
@@ -97,7 +104,7 @@ class LocalOptimizer:
                 group["lr"] = lr
 
     def step(self, g: Tensor, active: int) -> None:
-        """Move the first `active` rows along -g [C, P]; the other rows keep their place."""
+        """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
         rows = self.w[:active]
         if self.weight_decay:
             g = torch.add(g, self.w, alpha=self.weight_decay)
@@ -107,13 +114,17 @@ class LocalOptimizer:
         # Momentum would also move the rows whose client has no data left.
         rest = self.w[active:].clone()
         self._parameter.grad = g
-        with torch.enable_grad():  # some optimizers refuse to work without
+        with torch.enable_grad():  # some optimizers fail without
             self._optimizer.step()
         self.w[active:] = rest
 
 
 def check_elementwise(optimizer: Optimizer) -> Optimizer:
-    """The optimizer itself, or a ConfigError where its update mixes entries of a tensor."""
+    """Returns the optimizer.
+
+    Raises:
+        ConfigError: The optimizer's update mixes the entries of a tensor.
+    """
     name = type(optimizer).__name__
     if any(base.__name__ in _NOT_ELEMENTWISE for base in type(optimizer).__mro__):
         raise ConfigError(
@@ -124,12 +135,12 @@ def check_elementwise(optimizer: Optimizer) -> Optimizer:
 
 
 def check_server_step(factory: OptimizerFactory) -> None:
-    """A ConfigError where the optimizer takes no step from a gradient alone."""
+    """Raises a ConfigError unless the optimizer takes a step from a gradient alone."""
     vector = torch.nn.Parameter(torch.zeros(2))
     vector.grad = torch.zeros(2)
     try:
         factory([vector]).step()
-    except Exception as error:  # whatever it or its constructor raises
+    except Exception as error:  # the optimizer and its constructor may raise any type
         raise ConfigError(
             f"model.server_optimizer: {' '.join(str(error).split())}; the server has a vector and "
             f"its gradient, for one such as SGD, Adam or Adagrad"

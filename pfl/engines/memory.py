@@ -1,4 +1,4 @@
-"""How many clients a GPU can train at once."""
+"""How many clients the memory of a GPU can train at once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pfl.engines.oracle import Oracle
 
 
 def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -> int:
-    """As many as the free memory of the batch's GPU holds; at least 1.
+    """Returns how many clients fit into the free memory of the batch's GPU; at least 1.
 
-    Measured with a gradient of two clients, since nobody knows what the layers of a network keep.
+    The memory of a gradient of two clients is measured, since what a network's layers keep cannot
+    be computed.
 
     Args:
+        oracle: Runs the network.
         batch: Of one client, as large as any.
-        vectors: How many vectors of P values a client has besides: models, what it remembers.
-        share: Of the free memory, what is for clients.
+        vectors: How many vectors of P values a client needs besides: models and client states.
+        share: The share of the free memory that clients may take.
     """
     device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
     inputs, targets = (

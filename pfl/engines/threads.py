@@ -11,7 +11,7 @@ import torch
 
 R = TypeVar("R")
 
-GROUP_FLOATS = 1 << 20  # of what a thread works on at a time: about what a CPU's cache holds
+GROUP_FLOATS = 1 << 20  # values a thread works on at a time, about a CPU's cache
 
 
 class _Inside(threading.local):
@@ -23,14 +23,20 @@ _inside = _Inside()
 
 def _begin() -> None:
     _inside.threads = True
-    torch.set_num_threads(1)  # it is each thread's own: OpenMP would start as many for each
+    torch.set_num_threads(1)  # a setting of each thread, else OpenMP starts as many for each
 
 
 class ClientThreads:
-    """Threads with one core each: layers of small batches use several cores badly, clients well.
+    """A pool of single-core threads.
+
+    The layers of small batches scale poorly over cores; independent clients scale well.
 
     Args:
-        count: How many; with 1 everything runs in the thread that calls.
+        count: Number of threads; with 1 everything runs in the calling thread.
+
+    Example:
+        >>> list(ClientThreads(2).map(lambda client: client * 10, [1, 2, 3]))
+        [10, 20, 30]
     """
 
     def __init__(self, count: int) -> None:
@@ -40,19 +46,19 @@ class ClientThreads:
             self._pool = ThreadPoolExecutor(count, "client", _begin)
 
     def workers(self, items: int) -> int:
-        """How many threads share this many items; one of them asks for itself alone."""
+        """Returns how many threads share `items` tasks; 1 in a worker, since pools do not nest."""
         return 1 if _inside.threads else max(1, min(self.count, items))
 
     def map(self, work: Callable[..., R], *items: Sequence) -> Iterable[R]:
-        """`work` of every item (or pair of items and so on), in their order.
+        """Returns `work(item)` for every item (or pair of items and so on), in their order.
 
-        A single item has the caller's thread and cores, and so has what one of the threads asks.
+        A single item runs in the calling thread, with its cores; so do the calls of a worker.
         """
         if self._pool is None or self.workers(len(items[0])) == 1:
             return map(work, *items)
         return self._pool.map(work, *items)
 
     def close(self) -> None:
-        """End the threads."""
+        """Ends the threads."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)

@@ -1,14 +1,16 @@
-"""3x3 convolutions by Winograd's minimal filtering, with fewer multiplications than they say.
+"""3x3 convolutions by Winograd's minimal filtering, with fewer multiplications.
 
 Lavin, Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016. An output tile of m x m
 needs an input tile of t x t, t = m + 2; with d, g and y an input tile, a filter and an output tile,
-y = A' [(G g G') * (B' d B)] A, where * is by entries. Over channels, the t^2 entries are t^2 matrix
-products, of 36 / (9 * 16) = 1/4 (m = 4) or 4/9 (m = 2) of the multiplications. Each transform is
-one matrix product too: B' d B is (B (x) B)' vec(d).
+y = A' [(G g G') * (B' d B)] A, where * is elementwise. Over channels, the t^2 entries are t^2
+matrix products, of 36 / (9 * 16) = 1/4 (m = 4) or 4/9 (m = 2) of the multiplications. Each
+transform is one matrix product too: B' d B is (B (x) B)' vec(d).
 
-PyTorch's own convolutions on CPUs are direct. Rounding errors are ten times theirs for m = 4, and
-not larger than theirs for m = 2. Until the backward pass transformed inputs stay in memory, 9/4
-(m = 4) or 4 times the inputs.
+PyTorch's own convolutions on CPUs are direct. The rounding errors here are ten times as large for
+m = 4, and not larger for m = 2. Until the backward pass the transformed inputs stay in memory: 9/4
+(m = 4) or 4 (m = 2) times the inputs.
+
+Only `pfl.engines.select` uses this file. Without it, those convolutions run as PyTorch has them.
 """
 
 from __future__ import annotations
@@ -54,34 +56,37 @@ _BLOCK = 3 << 19  # floats of transformed tiles at a time, about 6 MiB
 
 @functools.cache
 def _matrices(m: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """B' (x) B' [t t, t t], G (x) G [t t, 9] and A' (x) A' [m m, t t]."""
+    """Returns B' (x) B' [t t, t t], G (x) G [t t, 9] and A' (x) A' [m m, t t]."""
     exact = (torch.tensor(rows, dtype=torch.float64) for rows in _MATRICES[m])
     return tuple(torch.kron(one, one).to(dtype) for one in exact)
 
 
 def _tiles(x: Tensor, size: Sequence[int], m: int, side: tuple[int, int]) -> Tensor:
-    """Tiles of x [N, H, W, C], the beginnings of which are m apart: [*size, N, *side, C]."""
+    """Returns tiles of x [N, H, W, C] that begin m apart: [*size, N, *side, C], a view."""
     n, h, w, c = x.stride()
     shape = (*size, len(x), *side, x.size(3))
     return x.as_strided(shape, (h, w, n, m * h, m * w, c), x.storage_offset())
 
 
 def _blocks(images: int, floats: int) -> list[slice]:
-    """Slices of the images, which have so many floats each in their transformed tiles."""
+    """Returns slices of the images, for `floats` values of transformed tiles in each image."""
     size = max(1, _BLOCK // floats)
     return [slice(i, i + size) for i in range(0, images, size)]
 
 
 class Convolution(torch.autograd.Function):
-    """x [N, C, H, W] and w [K, C, 3, 3] to [N, K, H, W], padded by one zero, channels last."""
+    """The convolution of x [N, C, H, W] with w [K, C, 3, 3]: [N, K, H, W], padding 1."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, m: int, keep: bool = True) -> Tensor:
-        """U, V and M are the paper's transformed filters, inputs and outputs: [t t, ., .].
+        """Returns the convolution; U, V and M are the paper's transforms, [t t, ., .].
 
         Args:
-            m: Of the tiles.
-            keep: Whether derivatives will be asked for.
+            ctx: Autograd's context.
+            x: Images, [N, C, H, W].
+            w: Filters, [K, C, 3, 3].
+            m: Side of an output tile.
+            keep: Whether a backward pass follows.
         """
         B, G, A = _matrices(m, x.dtype)
         (N, C, H, W), K, t = x.shape, len(w), m + 2
@@ -106,7 +111,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The steps of `forward`, transposed, in the opposite order."""
+        """Applies the transposed steps of `forward`, in the opposite order."""
         U, *kept = ctx.saved_tensors
         m, (N, C, H, W), side, K, t = ctx.m, ctx.shape, ctx.side, dy.size(1), ctx.m + 2
         B, G, A = _matrices(m, dy.dtype)
@@ -120,7 +125,7 @@ class Convolution(torch.autograd.Function):
             dM = dM.view(t * t, -1, K)
             dU.baddbmm_(dM.mT, V, beta=float(block.start > 0))
             d = (B.mT @ torch.bmm(dM, U).flatten(1)).view(t, t, -1, *side, C)
-            # Tiles overlap by two rows and columns: four parts, each of which has no overlap.
+            # Tiles overlap by two rows and columns; each of these four parts has no overlap.
             for i, j in ((0, 0), (m, 0), (0, m), (m, m)):
                 part = d[i : i + m, j : j + m]
                 _tiles(dx[block, i:, j:], part.shape[:2], m, side).add_(part)
@@ -129,10 +134,10 @@ class Convolution(torch.autograd.Function):
 
 
 def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -> int | None:
-    """The tiles' m where this way is faster than the direct one; else None.
+    """Returns the tiles' m where Winograd's way is faster than the direct one; else None.
 
-    Few channels make the transforms, few tiles those of the filters, cost more than they save
-    (benchmarks/convolutions.py).
+    With few channels the transforms of inputs, and with few tiles those of filters, cost more than
+    they save (benchmarks/convolutions.py).
     """
     few, many = sorted(channels)
     tiles = images * -(-height // 4) * -(-width // 4)
@@ -142,28 +147,29 @@ def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -
 
 
 class WinogradConv2d(nn.Conv2d):
-    """A 3x3 convolution of stride 1 and padding 1 that is computed in the faster of both ways."""
+    """A 3x3 convolution of stride 1 and padding 1, computed in the faster of two ways."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[N, C, H, W] to [N, K, H, W]."""
+        """Maps [N, C, H, W] to [N, K, H, W]."""
         channels, m = (self.in_channels, self.out_channels), None
         plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         if plain and x.ndim == 4 and not torch.is_autocast_enabled("cpu"):
             m = tile_size(len(x), channels, *x.shape[2:])
-        if m is None:  # the direct way is faster with many channels if they come first
+        if m is None:  # with many channels the direct way is faster if the channels come first
             return super().forward(x.contiguous() if min(channels) >= 256 else x)
         y: Tensor = Convolution.apply(x, self.weight, m, torch.is_grad_enabled())
         return y if self.bias is None else y + self.bias.view(-1, 1, 1)
 
 
-def install(network: nn.Module) -> None:
-    """Let those convolutions of a network be computed so that can."""
-    for module in network.modules():
-        if _can(module):
-            module.__class__ = WinogradConv2d
+def use_winograd(network: nn.Module) -> bool:
+    """Replaces every eligible `nn.Conv2d` of a network, in place; True if there was one."""
+    eligible = [module for module in network.modules() if _is_eligible(module)]
+    for module in eligible:
+        module.__class__ = WinogradConv2d  # keeps its parameters and its place in the network
+    return bool(eligible)
 
 
-def _can(module: nn.Module) -> bool:
+def _is_eligible(module: nn.Module) -> bool:
     if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
         return False
     window = (module.kernel_size, module.stride, module.padding, module.dilation)

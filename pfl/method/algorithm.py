@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from pfl.clients import Clients, steps_per_epoch
 from pfl.communication import Message, dense
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
+from pfl.engines.base import EngineName
 from pfl.engines.local_step import (
     LocalOptimizer,
     OptimizerFactory,
@@ -21,7 +22,6 @@ from pfl.engines.local_step import (
     check_elementwise,
     check_server_step,
 )
-from pfl.engines.oracle import Engine
 from pfl.errors import ConfigError, require
 from pfl.method.module import FederatedModule, Network
 from pfl.proximal import soft_threshold
@@ -56,7 +56,9 @@ class FederatedAlgorithm(FederatedModule):
             then used wherever a model is evaluated on that client.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating ones.
-        engine: How the network is run: "sequential", "vmap" or "auto".
+        engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
+            one client after another; "vmap", all clients at once; "debug", slowly, with client,
+            round, epoch and step in every error.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class FederatedAlgorithm(FederatedModule):
         weighting: Literal["samples", "uniform"] = "samples",
         buffers: Literal["average", "local"] = "average",
         loss: nn.Module | None = None,
-        engine: Engine = "auto",
+        engine: EngineName = "auto",
     ) -> None:
         super().__init__(network, batch_size, buffers, loss, engine)
         require("lr", lr, 0 < lr < math.inf, "positive and finite")
@@ -229,7 +231,7 @@ class FederatedAlgorithm(FederatedModule):
             name: The losses appear as `<name>/loss`.
         """
         data = clients.data
-        free = data.in_memory and self.oracle.scripted(data.samples.targets)
+        free = data.in_memory and self.oracle.engine.releases_gil()
         parts = self.threads.workers(len(clients)) if free else 1
 
         def train_part(part: int) -> tuple[Tensor, list[int]]:
@@ -270,7 +272,7 @@ class FederatedAlgorithm(FederatedModule):
     def _train(self, clients: Clients) -> None:
         if self.device.type == "cpu":  # a GPU may not hold all of them
             self.load_state(clients)
-        size = self._group_size(len(clients))
+        size = self.oracle.engine.group_size(len(clients), self.threads.count)
         for group, (totals, down, up) in self.in_groups(clients, self._train_group, size):
             for name in self.store.names:
                 self.store.write(name, group.ids, group.state[name])
@@ -300,7 +302,8 @@ class FederatedAlgorithm(FederatedModule):
         with self.in_full_precision():
             if not clients.state:
                 self.load_state(clients)
-            sent = self.client_update(clients, self._message.values)
+            with self.oracle.guard(clients, self._shared):
+                sent = self.client_update(clients, self._message.values)
         messages = sent if isinstance(sent, dict) else {"w": sent}
         messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
         down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
@@ -317,6 +320,11 @@ class FederatedAlgorithm(FederatedModule):
             weights = torch.from_numpy(weight).to(self.global_model)
             totals[name] = weights @ message.values.to(weights.dtype)
         return totals, down, up
+
+    def _shared(self) -> dict[str, Tensor]:
+        """Returns what all clients share, by the name that a method has for it."""
+        states = {f"self.{name}": state for name, state in self.named_buffers(recurse=False)}
+        return {"w": self._message.values, "self.global_model": self.global_model, **states}
 
     def _finish_round(self) -> None:
         counts, losses = self._booked()

@@ -22,10 +22,11 @@ from pfl.clients.memory_tiers import DEVICE_SHARE
 from pfl.clients.store import ClientStore
 from pfl.communication import Ledger
 from pfl.distributed.collectives import gather
+from pfl.engines.base import EngineName
 from pfl.engines.batch import default_loss
 from pfl.engines.memory import clients_that_fit
-from pfl.engines.oracle import Engine, Oracle
-from pfl.engines.threads import GROUP_FLOATS, ClientThreads
+from pfl.engines.oracle import Oracle
+from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require
 from pfl.method.checkpoint import check, refuse_part_of_a_round, restore, save
 from pfl.parameters import ParameterSpace
@@ -65,7 +66,7 @@ class FederatedModule(LightningModule):
         batch_size: int | None,
         buffers: Literal["average", "local"],
         loss: nn.Module | None,
-        engine: Engine,
+        engine: EngineName,
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
@@ -223,9 +224,13 @@ class FederatedModule(LightningModule):
         data = loop.client_data(device)
         owner = int(loop.datamodule.client_sizes.argmax())
         few = Clients(np.array([owner]), 0, data, dtype=self.space.vector.dtype)
-        self.oracle.precision = trainer.precision_plugin.forward_context
         batch = next(few.batches(self._probe_size(loop)))
-        self.oracle.inspect(batch.inputs[0], batch.targets[0], loop.datamodule.num_classes)
+        self.oracle.inspect(
+            batch.inputs[0],
+            batch.targets[0],
+            loop.datamodule.num_classes,
+            precision=trainer.precision_plugin.forward_context,
+        )
         loop.stateful = bool(self.client_state_names)
         # The same for all processes, or they would not agree who trains whom.
         loop.chunk_size = min(gather(loop.clients_at_once or self._clients_that_fit(few)))
@@ -248,10 +253,8 @@ class FederatedModule(LightningModule):
     def on_fit_start(self) -> None:
         """Allocate what clients remember, with the final device and dtype, or take it over."""
         self.oracle.to(self.device, self.space.vector.dtype)
-        if self.threads is ONE_THREAD and self.device.type == "cpu" and not self.oracle.random:
-            # Networks that draw random numbers share one generator.
-            self.threads = ClientThreads(self._threads)
-            self.oracle.allocate_replicas(self._threads)
+        if self.threads is ONE_THREAD and self.device.type == "cpu":
+            self.threads = ClientThreads(self.oracle.allocate_replicas(self._threads))
         if self.device.type == "cpu" and self.space.size < ONE_THREAD_PARAMETERS:
             torch.set_num_threads(1)
         total = self._loop.num_clients
@@ -276,16 +279,6 @@ class FederatedModule(LightningModule):
         torch.set_num_threads(self._threads)
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
-
-    def _group_size(self, clients: int) -> int:
-        """How many clients are trained in lock step."""
-        share = -(-clients // self.threads.count)
-        if self.oracle.engine == "vmap" and share * self.space.size < GROUP_FLOATS // 8:
-            share = clients  # threads would spend their time on waiting for the interpreter
-        if self.device.type == "cpu":
-            alone = self.oracle.engine == "sequential"
-            share = min(share, 1 if alone else max(1, GROUP_FLOATS // self.space.size))
-        return max(1, share)
 
     def in_groups(
         self,

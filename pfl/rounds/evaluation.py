@@ -237,9 +237,8 @@ def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
     if algorithm.device.type != "cpu":
         return POOL_ON_GPU
     share = -(-int(clients.sizes.sum()) // algorithm.threads.count)
-    # Maps of convolutions, which take the engine `loop` on CPUs, are larger than their images.
-    larger = 2 if algorithm.oracle.engine == "sequential" else 1
-    fit = GROUP_FLOATS // (larger * math.prod(clients.data.samples.input_shape))
+    size = math.prod(clients.data.samples.input_shape)
+    fit = algorithm.oracle.engine.samples_at_once(size)
     return max(1, min(POOL, share, fit))
 
 

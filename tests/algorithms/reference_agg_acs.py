@@ -261,8 +261,8 @@ def fedacs(
     Parameters
     ----------
     memory
-        What the server knows of a client with candidates="all". "sent": what the client has uploaded,
-        which is its model before its last training; nothing of a client that never took part.
+        What the server knows of a client with candidates="all". "sent": what the client has
+        uploaded, its model before its last training; nothing of a client that never took part.
         Other readings, for comparison: "newest", the model that the client has now, of clients
         that took part; "everyone", that of all clients.
     start

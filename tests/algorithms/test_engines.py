@@ -79,8 +79,8 @@ def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
             )
 
 
-# With singular values, once a round or in every step, both are about 1e-6 from what double precision
-# gives (more or less by the CPU: its matrix kernels differ).
+# With singular values, once a round or in every step, both are about 1e-6 from what double
+# precision gives (more or less by the CPU: its matrix kernels differ).
 @pytest.mark.parametrize(
     ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 4e-6), ("LPGD", 4e-6)]
 )

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from models import MLP, SmallCNN
+from models import MLP, LeNet5, SmallCNN
 from pfl.algorithms import FedAvg
 from pfl.engines.batch import Batch, default_loss
 from tests.networks import (
@@ -38,7 +38,7 @@ def test_gradients_are_those_of_plain_pytorch(build, shape, classes, engine):
     counts = counts_of(build)
     network, w, batch = problem(build, shape, labels(classes, counts), counts)
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine, num_classes=classes)
-    assert oracle.engine == engine
+    assert oracle.engine.batched == (engine == "vmap")
     assert_gradient(oracle, network, w, batch, cross_entropy)
 
 
@@ -176,7 +176,7 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_networks_work_in_the_loop(kind):
+def test_recurrent_networks_have_the_gradients_of_plain_pytorch(kind):
     network, w, batch = problem(lambda: Recurrent(kind), (6, 4), labels(3))
     oracle = make(network, batch.inputs[0], batch.targets[0])
     assert_gradient(oracle, network, w, batch, cross_entropy)
@@ -208,20 +208,30 @@ class Branching(nn.Sequential):
     ],
     ids=["BatchNorm", "Dropout", "F.dropout", "control flow"],
 )
-def test_vmap_is_refused_where_it_cannot_be_and_auto_takes_the_loop(build, reason):
+def test_vmap_is_refused_where_it_cannot_run_and_auto_takes_the_sequential_engine(build, reason):
     network, _, batch = problem(build, (12,), labels(3))
     with refused("engine", "vmap", type(network).__name__, reason, "engine: sequential"):
         make(network, batch.inputs[0], batch.targets[0], engine="vmap")
-    assert make(network, batch.inputs[0], batch.targets[0], engine="auto").engine == "sequential"
+    oracle = make(network, batch.inputs[0], batch.targets[0], engine="auto")
+    assert oracle.engine.name == "sequential"
 
 
-def test_auto_on_a_cpu_takes_vmap_unless_the_network_convolves():
-    for build, shape, engine in [
-        (lambda: MLP(12, (7,), 3), (12,), "vmap"),
-        (lambda: SmallCNN(2, image_size=8, num_classes=3, width=2), (2, 8, 8), "sequential"),
-    ]:
-        network, _, batch = problem(build, shape, labels(3))
-        assert make(network, batch.inputs[0], batch.targets[0], engine="auto").engine == engine
+@pytest.mark.parametrize(
+    ("build", "shape", "loss", "engine", "batched"),
+    [
+        (lambda: MLP(12, (7,), 3), (12,), default_loss, "compiled chain", True),
+        (lambda: MLP(12, (7,), 3), (12,), cross_entropy, "chain", True),
+        (lambda: LeNet5(num_classes=3, image_size=16), (1, 16, 16), default_loss, None, False),
+        (lambda: mlp(nn.GELU()), (12,), default_loss, "vmap", True),
+        (lambda: SmallCNN(2, 8, 3, width=2), (2, 8, 8), default_loss, "sequential", False),
+    ],
+    ids=["linear chain", "own loss", "chain with convolutions", "no chain", "convolutions"],
+)
+def test_auto_takes_the_fastest_engine_that_works(build, shape, loss, engine, batched):
+    """On a CPU: chains where there are some; no batches of convolutions."""
+    network, _, batch = problem(build, shape, labels(3))
+    chosen = make(network, batch.inputs[0], batch.targets[0], loss=loss, engine="auto").engine
+    assert (chosen.name, chosen.batched) == (engine or "compiled chain", batched)
 
 
 # ---- evaluation ----------------------------------------------------------------------------------

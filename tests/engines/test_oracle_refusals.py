@@ -17,7 +17,7 @@ from tests.refusal import refused
 
 
 def test_an_unknown_engine_is_refused():
-    with refused("engine", "'jax'", "auto, loop or vmap"):
+    with refused("engine", "'jax'", "auto, sequential, vmap, debug"):
         Oracle(mlp(), ParameterSpace(mlp()), default_loss, "jax")
 
 

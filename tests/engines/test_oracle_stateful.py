@@ -13,7 +13,7 @@ from datamodules.partitioners import Natural
 from datamodules.protocols import SharedTest
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, UnknownOrigin
 from tests.networks import (
     COUNTS,
     Functional,
@@ -66,7 +66,7 @@ def test_inspection_leaves_no_trace_in_the_buffers():
     network, _, batch = problem(normalized, (12,), labels(3))
     before = buffers_of(network)
     oracle = make(network, batch.inputs[0], batch.targets[0])
-    assert torch.equal(buffers_of(oracle.network), before)
+    assert torch.equal(buffers_of(oracle.runner.network), before)
 
 
 def test_evaluation_uses_the_rows_and_does_not_move_them():
@@ -212,13 +212,23 @@ def test_a_double_algorithm_with_batch_norm_can_be_set_up(tmp_path):
 DROPOUT = {"module": lambda: mlp(nn.Dropout()), "functional": Functional}
 
 
+class Seeds(UnknownOrigin):
+    """The origin of a batch with one seed for each row."""
+
+    def __init__(self, seeds):
+        self.seeds = seeds
+
+    def seed(self, row):
+        return self.seeds[row]
+
+
 @pytest.mark.parametrize("build", DROPOUT.values(), ids=DROPOUT)
 def test_dropout_is_a_function_of_the_seed(build):
     network, w, batch = problem(build, (12,), labels(3))
     oracle = make(network, batch.inputs[0], batch.targets[0])
-    assert oracle.random
+    assert oracle.runner.is_stochastic
     seeds = [11, -12, 2**62, 14]
-    batch.seeds = seeds.__getitem__
+    batch.origin = Seeds(seeds)
     torch.manual_seed(1)
     state = torch.get_rng_state()
     loss, g = oracle.gradient(w, batch)
@@ -233,7 +243,7 @@ def test_dropout_is_a_function_of_the_seed(build):
             batch.inputs[row : row + 1],
             batch.targets[row : row + 1],
             [COUNTS[row]],
-            lambda _, row=row: seeds[row],
+            Seeds([seeds[row]]),
         )
         torch.testing.assert_close(oracle.gradient(w[row : row + 1], one)[1][0], g[row])
     # It is what PyTorch draws from that seed.
@@ -241,7 +251,7 @@ def test_dropout_is_a_function_of_the_seed(build):
         torch.manual_seed(seeds[0])
         first = Batch(batch.inputs[:1], batch.targets[:1], COUNTS[:1])
         torch.testing.assert_close(plain(network, w, first, cross_entropy)[1][0], g[0])
-    batch.seeds = lambda row: seeds[row] + 1
+    batch.origin = Seeds([seed + 1 for seed in seeds])
     assert not torch.equal(oracle.gradient(w, batch)[1], g)
 
 
@@ -254,7 +264,7 @@ def test_inspection_leaves_the_global_generator_alone():
 
 def test_a_network_without_random_numbers_is_not_taken_for_one():
     network, _, batch = problem(mlp, (12,), labels(3))
-    assert not make(network, batch.inputs[0], batch.targets[0]).random
+    assert not make(network, batch.inputs[0], batch.targets[0]).runner.is_stochastic
 
 
 def test_dropout_is_off_in_evaluation():

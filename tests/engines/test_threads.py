@@ -63,7 +63,7 @@ def test_threads_change_no_bit(make, side, threads):
         return w, losses, buffers
 
     wanted = [train(group) for group in groups]
-    before = {k: v.clone() for k, v in oracle.network.state_dict().items()}
+    before = {k: v.clone() for k, v in oracle.runner.network.state_dict().items()}
     pool = ClientThreads(threads)
     oracle.allocate_replicas(threads)
     try:
@@ -73,7 +73,7 @@ def test_threads_change_no_bit(make, side, threads):
     finally:
         pool.close()
     assert [t.name for t in threading.enumerate() if t.name.startswith("client")] == []
-    assert all(torch.equal(v, before[k]) for k, v in oracle.network.state_dict().items())
+    assert all(torch.equal(v, before[k]) for k, v in oracle.runner.network.state_dict().items())
 
 
 def test_an_error_in_a_thread_is_raised():

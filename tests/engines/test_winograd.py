@@ -10,7 +10,7 @@ import models
 import pfl.engines.winograd
 from pfl.engines.batch import Batch, default_loss
 from pfl.engines.oracle import Oracle
-from pfl.engines.winograd import WinogradConv2d, install, tile_size
+from pfl.engines.winograd import WinogradConv2d, tile_size, use_winograd
 from pfl.parameters import ParameterSpace
 
 
@@ -115,7 +115,7 @@ def test_only_convolutions_of_its_kind_are_replaced():
         nn.Linear(64, 64),
     ]
     network = nn.Sequential(nn.Conv2d(64, 64, **same), *others)
-    install(network)
+    use_winograd(network)
     assert [type(layer) for layer in network] == [WinogradConv2d, *map(type, others)]
 
 
@@ -138,9 +138,9 @@ def test_an_oracle_of_a_resnet_takes_tiles_and_gives_the_same_gradient(engine):
     oracle = Oracle(network, space, default_loss, engine)
     x, y = torch.randn(20, 3, 8, 8, dtype=torch.float64), torch.arange(20) % 10
     oracle.inspect(x[:2], y[:2])
-    fast = [m for m in oracle.network.modules() if type(m) is WinogradConv2d]
+    fast = [m for m in oracle.runner.network.modules() if type(m) is WinogradConv2d]
     assert len(fast) == 13 and not any(type(m) is WinogradConv2d for m in network.modules())
-    assert oracle.engine == "sequential" and oracle.channels_last
+    assert oracle.engine.name == "sequential" and oracle.runner.channels_last
 
     loss, g = oracle.gradient(space.vector.detach()[None], Batch(x[None], y[None], [20]))
     expected = nn.functional.cross_entropy(plain(x), y)
@@ -153,4 +153,4 @@ def test_vmap_keeps_the_networks_own_layers():
     network = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(), nn.Linear(64 * 16, 2))
     oracle = Oracle(network, ParameterSpace(network), default_loss, "vmap")
     oracle.inspect(torch.randn(2, 64, 4, 4), torch.tensor([0, 1]))
-    assert type(oracle.network[0]) is nn.Conv2d and oracle.engine == "vmap"
+    assert type(oracle.runner.network[0]) is nn.Conv2d and oracle.engine.name == "vmap"

@@ -53,7 +53,7 @@ def test_chunks_are_disjoint_and_complete(world, at_once, owned):
 
 
 def test_the_dearest_clients_are_dealt_first_to_who_has_least():
-    """Sizes 9 | 7 | 6 4 | then 3 to the 7, 2 to the 9, 1 to 7 + 3: no assign_clients of 32 ends before 11."""
+    """Sizes 9 | 7 | 6 4 | then 3 to the 7, 2 to the 9, 1 to 7 + 3: no way of 32 ends before 11."""
     ids = np.array([0, 2, 3, 5, 6, 7, 9])
     got = [
         loop(world=(rank, 3)).chunks(ids, "train", 1, owned=False)[0].tolist() for rank in range(3)

@@ -1,0 +1,128 @@
+"""The interface of an engine, with defaults for all but the gradient."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from pfl.engines.batch import Batch, StepBlock
+from pfl.engines.local_step import Step
+from pfl.engines.runner import ModelRunner
+from pfl.engines.threads import GROUP_FLOATS
+
+EngineName = Literal["auto", "sequential", "vmap", "debug"]
+"""What a user can choose: the fastest engine that works, or one by name."""
+
+
+class Engine(ABC):
+    """A way to run a network with the models of several clients, the rows of a matrix [C, P].
+
+    All engines compute the same values, to rounding. A new engine needs `gradient`; the other
+    methods have defaults. `select_engine` decides which one is used.
+
+    Args:
+        runner: The network, its loss, and what was found out about them.
+    """
+
+    name: ClassVar[str]
+    batched: bool = False
+    """Whether one call computes several clients' models."""
+    max_threads: int | None = None
+    """How many threads may call at the same time; None: any number."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+
+    @abstractmethod
+    def gradient(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss of each row of a batch, and its gradient.
+
+        Args:
+            w: [A, P], the model of each row of the batch.
+            batch: A mini-batch of each of A clients.
+            buffers: [A, number of changing buffer values]; changed in place by running the network.
+
+        Returns:
+            loss [A] and g [A, P].
+        """
+
+    def descend(
+        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
+    ) -> tuple[Tensor, list[int]]:
+        """Takes plain steps in place, batch after batch.
+
+        Args:
+            v: [C, P]; rows that a batch does not have keep their values.
+            blocks: The batches, first those of the first steps.
+            step: The update rule.
+            buffers: As for `gradient`, [C, ...].
+
+        Returns:
+            The mean losses of all rows of all batches, one after another, and their sample counts.
+        """
+        losses, counts = [v.new_empty(0)], []
+        for block in blocks:
+            counts += block.counts.ravel().tolist()
+            for batch in block:
+                rows = slice(batch.clients)
+                own = None if buffers is None else buffers[rows]
+                losses.append(self.take_step(v[rows], batch, step.rows(rows), own))
+        return torch.cat(losses), counts
+
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+        """Takes one plain step of v [A, P] in place; returns the losses [A]."""
+        u = step.gradient_point(v)
+        loss, g = self.gradient(u, batch, buffers)
+        v.mul_(step.shrink).sub_(g, alpha=step.lr)
+        step.apply_after_gradient(v, u)
+        return loss
+
+    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+        """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
+        rows = [
+            self.runner.predict(
+                w[c], batch.inputs[c, :count], None if buffers is None else buffers[c]
+            )
+            for c, count in enumerate(batch.counts)
+        ]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def releases_gil(self) -> bool:
+        """Whether `descend` runs without the interpreter's lock, so that threads run at once."""
+        return False
+
+    def group_size(self, clients: int, threads: int) -> int:
+        """Returns how many of `clients` clients train in lock step, on `threads` threads."""
+        share, size = -(-clients // threads), self.runner.space.size
+        on_cpu = self.runner.device.type == "cpu"
+        if not self.batched:
+            return 1 if on_cpu else max(1, share)
+        if share * size < GROUP_FLOATS // 8:
+            share = clients  # threads would spend their time waiting for the interpreter
+        return max(1, min(share, GROUP_FLOATS // size) if on_cpu else share)
+
+    def samples_at_once(self, sample_size: int) -> int:
+        """Returns how many samples of `sample_size` values one forward pass on a CPU should take.
+
+        So many that a CPU's cache holds them, with twice the room for an unbatched engine: there,
+        networks have convolutions, whose feature maps are larger than their images.
+        """
+        return GROUP_FLOATS // ((1 if self.batched else 2) * sample_size)
+
+    def guard(
+        self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]
+    ) -> AbstractContextManager[None]:
+        """Returns a context for a method's own code on some clients; the debug engine checks there.
+
+        Args:
+            clients: The clients (`pfl.clients.Clients`).
+            shared: Gives the tensors, by name, that the code must not change.
+        """
+        return nullcontext()

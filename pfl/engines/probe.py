@@ -1,0 +1,153 @@
+"""What a network does, found out by running a few samples; and whether data and loss fit it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from pfl.engines.batch import Batch
+from pfl.engines.runner import ModelRunner, Transform, name_of, private_copy
+from pfl.engines.sequential import SequentialEngine
+from pfl.errors import ConfigError
+from pfl.parameters import BufferSpace
+from pfl.randomness import isolated
+
+MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+"""Errors of a network or a loss that does not fit the data."""
+
+
+def probe(
+    runner: ModelRunner, transform: Transform, batch: Batch, num_classes: int | None
+) -> ModelRunner:
+    """Returns a runner that has a new copy of the network, and the facts about how it behaves.
+
+    The facts are the buffers that training changes, whether random numbers are drawn, and the
+    faster memory layout. Buffers and random generators are as before afterwards.
+
+    Args:
+        runner: Has the network, its loss and the precision.
+        transform: Replaces layers of the new copy.
+        batch: A few samples of one client.
+        num_classes: Number of classes; None for regression.
+
+    Raises:
+        ConfigError: The network cannot take these inputs, its output does not fit the targets, or
+            the loss is not per sample.
+    """
+    device = batch.inputs.device
+    network, is_transformed = private_copy(runner.original, transform)
+    plain = ModelRunner(
+        runner.original, network, runner.space, runner.loss, runner.precision, transform
+    )
+    plain.to(device, runner.space.vector.dtype)
+    before = {n: (b, b._version, b.clone()) for n, b in network.named_buffers()}
+    with isolated(device):
+        state = _random_state(device)
+        _check_fit(plain, batch, num_classes)
+        is_stochastic = not all(map(torch.equal, state, _random_state(device)))
+        channels_last = _channels_last_pays(plain, batch, is_transformed)
+    # All buffers of a module in which one changed: another may have kept its value by chance.
+    now = dict(network.named_buffers())
+    moved = {n.rpartition(".")[0] for n, b in now.items() if _is_written(b, *before[n])}
+    changed = [n for n in now if n.rpartition(".")[0] in moved]
+    with torch.no_grad():
+        for name, buffer in now.items():
+            buffer.copy_(before[name][2])
+    return replace(
+        plain,
+        buffers=BufferSpace(network, changed),
+        is_stochastic=is_stochastic,
+        channels_last=channels_last,
+    )
+
+
+def _is_written(now: Tensor, before: Tensor, version: int, value: Tensor) -> bool:
+    """Whether a buffer was written, even with its own value (C++ code does not count versions)."""
+    return now is not before or now._version != version or not torch.equal(now, value)
+
+
+def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> None:
+    """Raises a ConfigError unless data, network and loss fit each other."""
+    name, shape = type(runner.network).__name__, list(batch.inputs.shape[2:])
+    inputs, targets = batch.inputs[0], batch.targets[0]
+    w = runner.space.vector.detach().clone()[None]
+    try:
+        with torch.no_grad(), runner.precision():
+            outputs = runner.load(w[0], None, training=True)[0](inputs)
+    except MISFITS as error:
+        single = ", in a batch of one sample, as a client's last one is with this model.batch_size"
+        raise ConfigError(
+            f"network: {name} cannot process inputs of shape {shape}"
+            f"{single if len(inputs) == 1 else ''}: {first_line(error)}"
+        ) from error
+    if not isinstance(outputs, Tensor):
+        raise ConfigError(
+            f"network: {name} returns a {type(outputs).__name__}; it must return one tensor"
+        )
+    if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
+        raise ConfigError(
+            f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
+            f"with {num_classes} classes; give it num_classes={num_classes}"
+        )
+    try:
+        SequentialEngine(runner).gradient(w, batch)
+        _check_samples_are_independent(runner, outputs, targets)
+    except ConfigError:
+        raise
+    except MISFITS as error:
+        raise ConfigError(
+            f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
+            f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"
+        ) from error
+
+
+def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets: Tensor) -> None:
+    """Refuses a loss that broadcasts [n, 1] against [n]: it compares every sample with every other.
+
+    Raises:
+        ConfigError: It does.
+    """
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of the same
+        outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
+        together, single = (runner.loss(outputs[:n], targets[:n]) for n in (len(targets), 1))
+    if together.shape[1:] != single.shape[1:]:
+        raise ConfigError(
+            f"loss: {name_of(runner.loss)} compares outputs {list(outputs.shape)} with targets "
+            f"{list(targets.shape)} all against all; give both the same shape"
+        )
+
+
+def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool) -> bool:
+    """Whether images should have their channels last.
+
+    On CPUs max pooling is several times faster with this layout, and transformed layers need it.
+    """
+    pools = any(isinstance(m, nn.MaxPool2d) for m in runner.network.modules())
+    on_cpu = batch.inputs.device.type == "cpu"
+    if not on_cpu or not (pools or is_transformed) or batch.inputs[0].ndim != 4:
+        return False
+    w = runner.space.vector.detach().clone()[None]
+    # Two samples of each, since a single image may look as if it had either layout.
+    inputs, targets = (x.repeat_interleave(2, 1) for x in (batch.inputs, batch.targets))
+    doubled = Batch(inputs, targets, [2 * n for n in batch.counts])
+    try:
+        SequentialEngine(replace(runner, channels_last=True)).gradient(w, doubled)
+    except RuntimeError:  # a network that takes views of its feature maps
+        return False
+    return True
+
+
+def _random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's text that is not empty."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")

@@ -1,0 +1,160 @@
+"""A private copy of a network that is run with one model at a time."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from pfl.errors import ConfigError
+from pfl.parameters import BufferSpace, ParameterSpace
+
+Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
+Transform: TypeAlias = Callable[[nn.Module], bool]
+Replica: TypeAlias = tuple[nn.Module, list[nn.Parameter]]
+
+
+def keep_layers(network: nn.Module) -> bool:
+    """Changes nothing: the transform of networks that run as they are."""
+    return False
+
+
+@dataclass
+class ModelRunner:
+    """What all engines share: network, loss, and what was found out by running both once.
+
+    Running a model points the parameters of the network at the model's values. Each thread
+    therefore has a replica of the network, after `allocate_replicas`.
+
+    Attributes:
+        original: The user's network; copied, never run or changed.
+        network: The private copy that the main thread runs.
+        space: Maps the network's parameters to vectors of P values.
+        loss: loss(outputs, targets), one value per sample.
+        precision: Opens the Trainer's precision context (autocast).
+        transform: Replaces layers of a copy by faster ones of equal value; True if there were any.
+        buffers: The buffers that training changes (running statistics).
+        is_stochastic: Whether the network draws random numbers (dropout).
+        channels_last: Whether images are stored with their channels last.
+    """
+
+    original: nn.Module
+    network: nn.Module
+    space: ParameterSpace
+    loss: Loss
+    precision: Precision = nullcontext
+    transform: Transform = keep_layers
+    buffers: BufferSpace = field(default_factory=lambda: BufferSpace(nn.Identity()))
+    is_stochastic: bool = False
+    channels_last: bool = False
+
+    def __post_init__(self) -> None:
+        self._main: Replica = (self.network, self.space.parameters_of(self.network))
+        self._unused: list[Replica] = []
+        self._of_thread: dict[int, Replica] = {}
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the models."""
+        return self.space.vector.device
+
+    @property
+    def is_mixed_precision(self) -> bool:
+        """Whether the network runs under autocast."""
+        with self.precision():
+            return torch.is_autocast_enabled(self.device.type)
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def load(self, w: Tensor, buffers: Tensor | None, *, training: bool) -> Replica:
+        """Returns this thread's network with the model w [P], and its parameters: views of w."""
+        network, parameters = self.replica(training=training)
+        self.space.point(parameters, w)
+        if buffers is not None and self.buffers.size:
+            with torch.no_grad():
+                self.buffers.write(network, buffers)
+        return network, parameters
+
+    def replica(self, *, training: bool) -> Replica:
+        """Returns this thread's network, in training or evaluation mode, and its parameters."""
+        thread = threading.get_ident()
+        if thread not in self._of_thread:
+            self._of_thread[thread] = self._unused.pop() if self._unused else self._main
+        network, parameters = self._of_thread[thread]
+        if network.training != training:
+            network.train(training)
+        return network, parameters
+
+    def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...], in evaluation."""
+        with self.precision():
+            return self.load(w, buffers, training=False)[0](self.laid_out(inputs))
+
+    def laid_out(self, inputs: Tensor) -> Tensor:
+        """Returns the inputs in the memory layout that the network runs fastest with."""
+        return inputs.to(memory_format=torch.channels_last) if self.channels_last else inputs
+
+    # ---- losses and scores --------------------------------------------------------------------
+
+    def per_sample(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the loss of each of n samples, [n].
+
+        Raises:
+            ConfigError: The loss does not return one value (or one tensor) per sample.
+        """
+        losses = self.loss(outputs, targets)
+        if losses.ndim == 0 or len(losses) != len(targets):
+            raise ConfigError(
+                f"loss: {name_of(self.loss)} returns shape {list(losses.shape)} for a batch of "
+                f"{len(targets)}; it must return one value per sample (reduction='none')"
+            )
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns each sample's loss and share of right predictions (NaN for regression), [n]."""
+        losses = self.per_sample(outputs, targets)
+        if targets.is_floating_point():
+            return losses, torch.full_like(losses, torch.nan)
+        hits = (outputs.argmax(1) == targets).to(losses.dtype)
+        return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
+
+    # ---- replicas -----------------------------------------------------------------------------
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Moves the network, and a loss that has tensors of its own (class weights)."""
+        self.network.to(device, dtype)
+        if isinstance(self.loss, nn.Module):
+            self.loss.to(device, dtype)
+
+    def allocate_replicas(self, threads: int) -> None:
+        """Makes a replica of the network for each of several threads; 0 frees them."""
+        self._of_thread = {threading.get_ident(): self._main}
+        self._unused = []
+        for _ in range(threads if threads > 1 else 0):
+            network = private_copy(self.original, self.transform)[0].to(self.space.vector)
+            self._unused.append((network, self.space.parameters_of(network)))
+
+    def release(self) -> None:
+        """Drops the references to the last model, so that its memory can be freed."""
+        self.space.point(self._main[1], self.space.vector.data)
+
+
+def private_copy(original: nn.Module, transform: Transform) -> tuple[nn.Module, bool]:
+    """Returns a transformed copy of a network, and whether the transform changed anything.
+
+    The original is never run, so the copy holds nothing that an earlier run computed and kept.
+    """
+    network = copy.deepcopy(original)
+    return network, transform(network)
+
+
+def name_of(thing: object) -> str:
+    """Returns the name of a function, or of an object's class."""
+    return getattr(thing, "__name__", type(thing).__name__)

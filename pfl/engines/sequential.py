@@ -1,0 +1,82 @@
+"""The reference engine: one client after another, for any network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from pfl.engines.base import Engine
+from pfl.engines.batch import Batch
+from pfl.engines.local_step import Step
+from pfl.randomness import isolated
+
+Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
+
+
+class SequentialEngine(Engine):
+    """Runs client after client with PyTorch's autograd.
+
+    Networks that draw random numbers draw those of the client and the step, whoever else trains.
+    """
+
+    name = "sequential"
+
+    def gradient(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
+        g = torch.empty_like(w)
+
+        def keep(c: int, _: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+            torch.cat([piece.reshape(-1) for piece in pieces], out=g[c])
+
+        return self._each_client(w, batch, buffers, keep), g
+
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+        """Takes one plain step in place, parameter by parameter: no gradient vector is written."""
+        u = step.gradient_point(v)
+
+        def move(c: int, places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
+            if step.offset is not None:  # without an offset the parameters are views of the row
+                places = list(self.runner.space.split(v[c]).values())
+            if step.shrink != 1:
+                v[c].mul_(step.shrink)
+            for place, piece in zip(places, pieces, strict=True):
+                place.sub_(piece, alpha=step.lr)
+
+        loss = self._each_client(u, batch, buffers, move)
+        step.apply_after_gradient(v, u)
+        return loss
+
+    def _each_client(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None, consume: Consume
+    ) -> Tensor:
+        """Returns the losses [A]; `consume` gets each row, its parameters and their gradients."""
+        runner, losses = self.runner, []
+        randomness = isolated if runner.is_stochastic else nullcontext
+        with torch.enable_grad(), runner.precision(), randomness(w.device):
+            for c in range(batch.clients):
+                own = None if buffers is None else buffers[c]
+                loss, parameters, pieces = self._client(c, w[c], batch, own)
+                with torch.no_grad():
+                    consume(c, parameters, pieces)
+                losses.append(loss)
+        return torch.stack(losses).to(w.dtype)
+
+    def _client(
+        self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
+    ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Returns loss, parameters and gradients of row c of a batch, at the model w [P]."""
+        runner, count = self.runner, batch.counts[c]
+        if runner.is_stochastic:
+            torch.manual_seed(batch.origin.seed(c))
+        network, parameters = runner.load(w, buffers, training=True)
+        outputs = network(runner.laid_out(batch.inputs[c, :count]))
+        loss = runner.per_sample(outputs, batch.targets[c, :count]).mean()
+        pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
+        if buffers is not None and runner.buffers.size:
+            buffers.copy_(runner.buffers.read(network, buffers))
+        return loss.detach(), parameters, pieces

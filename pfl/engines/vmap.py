@@ -1,0 +1,44 @@
+"""All clients in one batched call of `torch.func`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from pfl.engines.base import Engine
+from pfl.engines.batch import Batch
+
+
+class VmapEngine(Engine):
+    """Runs all clients at once, for networks without running statistics or random numbers."""
+
+    name = "vmap"
+    batched = True
+
+    def gradient(
+        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
+        runner = self.runner
+        network, _ = runner.replica(training=True)
+
+        def weighted(w: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+            outputs = functional_call(network, runner.space.split(w), (inputs,))
+            return (runner.per_sample(outputs, targets) * weights).sum()
+
+        weights = batch.sample_weights(w.dtype)
+        with torch.enable_grad(), runner.precision():
+            g, loss = vmap(grad_and_value(weighted))(
+                w.detach(), batch.inputs, batch.targets, weights
+            )
+        return loss.detach(), g.detach()
+
+    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+        """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
+        network, _ = self.runner.replica(training=False)
+
+        def run(w: Tensor, inputs: Tensor) -> Tensor:
+            return functional_call(network, self.runner.space.split(w), (inputs,))
+
+        return vmap(run)(w, batch.inputs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,8 @@ class Engine(ABC):
         runner: The network, its loss, and what was found out about them.
     """
 
-    name: ClassVar[str]
+    name: str
+    """How the run's record names the engine."""
     batched: bool = False
     """Whether one call computes several clients' models."""
     max_threads: int | None = None

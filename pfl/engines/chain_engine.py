@@ -103,11 +103,13 @@ class ChainEngine(Engine):
 class CompiledChainEngine(ChainEngine):
     """Runs all steps of a block with cross entropy as one compiled call, without the interpreter.
 
-    Where TorchScript is missing the same code runs as plain Python, which holds the interpreter's
-    lock; `releases_gil` tells.
+    Where TorchScript is missing or fails, the same code runs as plain Python: the eager chain, which
+    holds the interpreter's lock.
     """
 
-    name = "compiled chain"
+    def __init__(self, runner: ModelRunner, chain: Chain) -> None:
+        super().__init__(runner, chain)
+        self.name = "compiled chain" if self.releases_gil() else "eager chain"
 
     @staticmethod
     def supports(runner: ModelRunner, targets: Tensor) -> bool:

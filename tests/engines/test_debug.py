@@ -52,7 +52,7 @@ def two_clients():
     inputs, targets = torch.linspace(-1, 1, 8 * 6).view(8, 6), torch.arange(8) % 3
     owners = torch.tensor([0] * 5 + [1] * 3)
     return TensorDataModule(
-        inputs, targets, inputs, targets, owners, partition=Natural(), protocol=SharedTest()
+        inputs, targets, inputs, targets, owners, partition=Natural(), protocol=SharedTest(0.0)
     )
 
 

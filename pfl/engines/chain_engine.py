@@ -103,8 +103,8 @@ class ChainEngine(Engine):
 class CompiledChainEngine(ChainEngine):
     """Runs all steps of a block with cross entropy as one compiled call, without the interpreter.
 
-    Where TorchScript is missing or fails, the same code runs as plain Python: the eager chain, which
-    holds the interpreter's lock.
+    Where TorchScript is missing or fails, the same code runs as plain Python (the "eager chain"),
+    which holds the interpreter's lock.
     """
 
     def __init__(self, runner: ModelRunner, chain: Chain) -> None:

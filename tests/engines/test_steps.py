@@ -5,10 +5,12 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, grad_and_value
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, LeNet5, LogisticRegression, SmallCNN
 from pfl.algorithms import FedProx
+from pfl.engines import Engine
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import TAKE_GRADIENT, Step
 from pfl.engines.oracle import Oracle
@@ -32,6 +34,22 @@ STEPS = {
     "scaled": lambda rows: Step(0.1, offset=rows(), scale=rows()[:, :1]),
     "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01, rows()[:, :1], 0.3),
 }
+
+
+class Functional(Engine):
+    """An engine of a user: the gradient is all that it needs."""
+
+    name = "functional"
+
+    def gradient(self, w, batch, buffers=None):
+        def loss(model, c):
+            n = batch.counts[c]
+            parameters = self.runner.space.split(model)
+            outputs = functional_call(self.runner.network, parameters, (batch.inputs[c, :n],))
+            return self.runner.per_sample(outputs, batch.targets[c, :n]).mean()
+
+        pairs = [grad_and_value(loss)(w[c], c) for c in range(batch.clients)]
+        return torch.stack([loss for _, loss in pairs]), torch.stack([g for g, _ in pairs])
 
 
 def soft(x, threshold):
@@ -73,14 +91,15 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
             v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
             v += 0 if taken.shift is None else taken.shift[c]
             expected[c] = soft(v, taken.threshold)
-    for engine in ("sequential", "vmap", "auto"):
+    for engine in ("sequential", "vmap", "auto", "debug", "own"):
         if engine == "vmap" and network == "LeNet5":
             continue  # convolutions: `auto` is the chain
-        oracle = Oracle(made, space, loss, engine)
+        oracle = Oracle(made, space, loss, "sequential" if engine == "own" else engine)
         oracle.inspect(batches[0].inputs[0], batches[0].targets[0])
         v = start.clone()
         blocks = [StepBlock.of(batch, v.dtype) for batch in batches]
-        seen, counts = oracle.descend(v, blocks, taken)
+        descend = Functional(oracle.runner).descend if engine == "own" else oracle.descend
+        seen, counts = descend(v, blocks, taken)
         torch.testing.assert_close(v, expected, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(seen, torch.stack(losses), rtol=1e-11, atol=1e-12)
         assert counts == [n for batch in batches for n in batch.counts]

@@ -169,23 +169,23 @@ class MatchLabels(Protocol):
         assert labels is not None
         val, train = split_off(owned, labels, (self.validation,), rng)
         available = np.bincount(labels[num_train:], minlength=int(labels.max()) + 1)
-        client, label, wanted = self._wanted(train, labels, available)
+        client, label, number = self._test_counts(train, labels, available)
         # The test samples of each class are put on a circle in random order. Every client takes
         # consecutive samples from a random start: a uniform draw without replacement.
         circles = num_train + rng.permutation(num_samples - num_train)
         circles = circles[np.argsort(labels[circles], kind="stable")]
         first = (np.cumsum(available) - available)[label]
         start = rng.integers(0, np.maximum(available[label], 1))
-        step = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-        place = (np.repeat(start, wanted) + step) % np.repeat(available[label], wanted)
-        drawn = circles[np.repeat(first, wanted) + place]
-        holder = np.repeat(client, wanted)
+        step = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        place = (np.repeat(start, number) + step) % np.repeat(available[label], number)
+        drawn = circles[np.repeat(first, number) + place]
+        holder = np.repeat(client, number)
         order = np.lexsort((drawn, holder))
         return Partition(
             train, val, Ragged.from_sizes(drawn[order], np.bincount(holder, minlength=len(owned)))
         )
 
-    def _wanted(
+    def _test_counts(
         self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the number of test samples for every pair of a client and a training label.
@@ -210,12 +210,12 @@ class MatchLabels(Protocol):
             size[size == np.iinfo(np.int64).max] = 0
         else:
             size = np.full(len(train), self.samples)
-        wanted, remainder = np.divmod(size[client] * count, total)
-        missing = size - np.bincount(client, wanted, minlength=len(train)).astype(np.int64)
+        number, remainder = np.divmod(size[client] * count, total)
+        missing = size - np.bincount(client, number, minlength=len(train)).astype(np.int64)
         by_remainder = np.lexsort((label, -remainder, client))
         first = np.searchsorted(client, np.arange(len(train)))
-        wanted[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
-        return client, label, np.minimum(wanted, available[label])
+        number[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
+        return client, label, np.minimum(number, available[label])
 
     def describe(self) -> str:
         """Describes the protocol in words."""

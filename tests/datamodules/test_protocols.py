@@ -86,16 +86,16 @@ def test_no_sample_occurs_twice_in_the_splits_of_clients(rule, protocol, data):
         seen |= set(held)
     if not isinstance(protocol, SplitOwn):
         assert not seen & official
-    else:  # nothing that the rule dealt gets lost
+    else:  # every sample that the rule assigns is in some split
         pool = np.array(train + test)
         pool = pool[: len(train)] if isinstance(rule, Natural) else pool
-        dealt = Natural(np.arange(len(train)) % clients) if isinstance(rule, Natural) else rule
-        owned = dealt.assign(pool, clients, np.random.default_rng(0))
+        assigning = Natural(np.arange(len(train)) % clients) if isinstance(rule, Natural) else rule
+        owned = assigning.assign(pool, clients, np.random.default_rng(0))
         assert isinstance(rule, ClassesPerClient) or len(seen) == owned.sizes.sum()
 
 
 def part_sizes(held, shares):
-    """Return the sizes of the parts by the rule in words, with exact fractions."""
+    """Returns the sizes of the parts as `Protocol` documents them, by exact fractions."""
     left, parts = held, []
     for share in map(Fraction, shares):
         part = int(share * held + Fraction(1, 2))  # nearest, halves up
@@ -117,10 +117,10 @@ def test_sizes_of_own_splits_are_rounded_as_documented(test, val):
 
 
 def is_sainte_lague(seats, votes):
-    """Whether a split of seats is one that Sainte-Laguë's method gives, whatever way ties go.
+    """Returns whether Sainte-Laguë's method can give a split of seats, however ties are broken.
 
-    The seats are those with the highest quotients votes / (2 s + 1), s = 0, 1, ...: no quotient
-    that got no seat is above one that got a seat.
+    The seats belong to the highest quotients votes / (2 s + 1), s = 0, 1, ...: no quotient
+    without a seat is above a quotient with a seat.
     """
     won = [Fraction(int(v), 2 * int(s) - 1) for s, v in zip(seats, votes, strict=True) if s]
     lost = [Fraction(int(v), 2 * int(s) + 1) for s, v in zip(seats, votes, strict=True) if s < v]

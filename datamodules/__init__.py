@@ -1,4 +1,4 @@
-"""Data sets whose samples are owned by clients; usable in any Lightning project."""
+"""Federated data modules, whose samples are owned by clients, for any Lightning project."""
 
 from datamodules.arrays import ArrayDataModule, TensorDataModule
 from datamodules.base import FederatedDataModule, Loaded
@@ -13,13 +13,13 @@ from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
 from datamodules.theory import LeastSquares, TheoryProblem
 from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic
+from datamodules.tiny_imagenet import TinyImageNetDataModule
 from datamodules.vision import (
     CIFAR10DataModule,
     CIFAR100DataModule,
     EMNISTDataModule,
     FashionMNISTDataModule,
     MNISTDataModule,
-    TinyImageNetDataModule,
 )
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Federated data modules for a user's own tensors, arrays or ``.npz`` file."""
+"""Federated data modules for a user's own tensors, arrays or `.npz` file."""
 
 import os
 from pathlib import Path
@@ -8,34 +8,40 @@ import torch
 from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, require
 from datamodules.partitioners import Partitioner
 from datamodules.protocols import Protocol
 from datamodules.samples import TensorSamples
 
 
 class TensorDataModule(FederatedDataModule):
-    """A data set given as tensors, or as numpy arrays that are taken as they are.
+    """A data set given as tensors, or as NumPy arrays whose types are kept.
 
-    Integer targets are classes, float targets are regression. Inputs of type uint8 are images:
-    they are kept as they are and scaled to float32 in [0, 1] batch by batch.
+    Integer targets are classes, floating targets mean regression. Inputs of type uint8 are images:
+    they are stored as uint8, and every batch is scaled to float32 in [0, 1].
 
     Args:
         inputs: Training inputs [N, ...].
         targets: Training targets [N] or [N, ...].
         test_inputs: Inputs of the official test set, if there is one.
-        test_targets: Its targets.
-        client_ids: For ``Natural``: the client of each training sample, or of each sample
-            (training, then test).
-        num_clients: M; None takes one client per id with ``partition=Natural()``.
-        partition: The rule that deals samples to clients; None is ``IID()``.
-        protocol: What every client is tested on; None is ``SplitOwn()``.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
+        test_targets: Targets of the official test set, if there is one.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text.
+        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
+        partition: The rule that assigns samples to clients; None is `IID()`.
+        protocol: The test protocol; None is `SplitOwn()`.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
 
     Raises:
-        ConfigError: The tensors do not fit one another.
+        ConfigError: An argument is out of range, or the shapes of the tensors do not match.
+
+    Example:
+        >>> inputs, targets = torch.rand(100, 8), torch.arange(100) % 2
+        >>> data = TensorDataModule(inputs, targets, num_clients=5)
+        >>> data.num_classes, data.client_sizes.tolist()
+        (2, [14, 14, 14, 14, 14])
     """
 
     def __init__(
@@ -57,45 +63,48 @@ class TensorDataModule(FederatedDataModule):
         self._loaded = _loaded(inputs, targets, test_inputs, test_targets, ids)
 
     def load(self) -> Loaded:
-        """Return the samples that were given."""
+        """Returns the given samples."""
         return self._loaded
 
 
 class ArrayDataModule(FederatedDataModule):
-    """A data set given as numpy arrays, or as an ``.npz`` file that holds them.
+    """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
 
-    In Python::
+    Integer targets are classes, floating targets mean regression. Inputs of type uint8 are images:
+    they are stored as uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
+    type float64 (or wider) become float32.
 
-        ArrayDataModule(x, y, num_clients=10, partition=Dirichlet(0.3))
-
-    On the command line, with ``np.savez("mine.npz", inputs=x, targets=y)``::
+    In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
 
         data:
           class_path: ArrayDataModule
           init_args: {file: mine.npz, num_clients: 10, partition: IID}
 
-    Integer targets are classes, float targets are regression. Inputs of type uint8 are images:
-    they are kept as they are and scaled to float32 in [0, 1] batch by batch. Inputs and targets of
-    type float64 (or wider) become float32.
-
     Args:
         inputs: Training inputs [N, ...].
         targets: Training targets [N] or [N, ...].
         test_inputs: Inputs of the official test set, if there is one.
-        test_targets: Its targets.
-        client_ids: For ``Natural``: the client of each training sample, or of each sample
-            (training, then test), numbers or text.
-        file: Path of an ``.npz`` file with arrays of these names, instead of the arrays.
-        num_clients: M; None takes one client per id with ``partition=Natural()``.
-        partition: The rule that deals samples to clients; None is ``IID()``.
-        protocol: What every client is tested on; None is ``SplitOwn()``.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
+        test_targets: Targets of the official test set, if there is one.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text.
+        file: Path of an `.npz` file whose arrays have the names above, instead of the arrays.
+        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
+        partition: The rule that assigns samples to clients; None is `IID()`.
+        protocol: The test protocol; None is `SplitOwn()`.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
 
     Raises:
-        ConfigError: There is no such file, an array is missing, or the arrays do not fit one
-            another.
+        ConfigError: An argument is out of range, the file does not exist, an array is missing, or
+            the shapes of the arrays do not match.
+
+    Example:
+        >>> from datamodules import Dirichlet
+        >>> x, y = np.random.rand(100, 8), np.arange(100) % 2
+        >>> data = ArrayDataModule(x, y, num_clients=2, partition=Dirichlet(0.3))
+        >>> data.samples.inputs.dtype, data.num_clients
+        (torch.float32, 2)
     """
 
     def __init__(
@@ -122,47 +131,52 @@ class ArrayDataModule(FederatedDataModule):
             "client_ids": client_ids,
         }
         given = {key: np.asarray(value) for key, value in arrays.items() if value is not None}
-        if file is not None and given:
-            raise ConfigError(f"file={str(file)!r} and {', '.join(given)} exclude one another")
+        key = "ArrayDataModule.file"
+        if file is not None:
+            expected = f"None, as {', '.join(given)} are given"
+            require(key, str(file), not given, expected)
         self._file = None if file is None else Path(file).expanduser()
         self._loaded: Loaded | None = None
         if self._file is None:
-            self._loaded = _from_arrays("the call", given)
-        elif not self._file.is_file():
-            raise ConfigError(f"file={str(file)!r} does not exist; give the path of an .npz file")
+            self._loaded = _from_arrays("an array, as there is no file", given)
+        else:
+            require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
 
     def load(self) -> Loaded:
-        """Return the samples that were given, or read them from the file."""
+        """Returns the given samples, or reads them from the file."""
         if self._loaded is not None:
             return self._loaded
         assert self._file is not None
-        return _from_arrays(f"file={str(self._file)!r}", _read(self._file))
+        return _from_arrays(f"an array in {str(self._file)!r}", _read(self._file))
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Read the arrays of an ``.npz`` file."""
+    """Reads the arrays of an `.npz` file."""
+    key = f"ArrayDataModule.file: {str(path)!r}"
     try:
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in stored.files}
-    except Exception as error:  # whatever numpy and zipfile raise for broken or foreign files
-        raise ConfigError(
-            f"file={str(path)!r} is not an .npz file of plain arrays, as numpy.savez writes"
-        ) from error
+            arrays = {name: stored[name] for name in stored.files}
+    except Exception as error:  # NumPy and zipfile raise many types for files of other formats
+        expected = "an .npz file of plain arrays, as numpy.savez writes"
+        raise ConfigError(f"{key}; it must be {expected}") from error
     if unknown := sorted(arrays.keys() - set(_KEYS)):
-        raise ConfigError(
-            f"file={str(path)!r} holds {', '.join(unknown)}; it may hold {', '.join(_KEYS)}"
-        )
+        known = ", ".join(_KEYS)
+        raise ConfigError(f"{key} holds {', '.join(unknown)}; it must hold only {known}")
     return arrays
 
 
-def _from_arrays(source: str, arrays: dict[str, np.ndarray]) -> Loaded:
-    """Turn arrays into samples."""
+def _from_arrays(expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
+    """Converts arrays to samples.
+
+    Args:
+        expected: What inputs and targets must be, for the message of an error.
+        arrays: The arrays, by name.
+    """
     for key in ("inputs", "targets"):
-        if key not in arrays:
-            raise ConfigError(f"{key} is missing: {source} must give inputs and targets")
+        require(f"ArrayDataModule.{key}", None, key in arrays, expected)
     tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
     return _loaded(
         tensors["inputs"],
@@ -174,15 +188,15 @@ def _from_arrays(source: str, arrays: dict[str, np.ndarray]) -> Loaded:
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:
-    """Turn an array into a tensor; float64 and wider become float32."""
-    if array.dtype.kind not in "biuf":
-        raise ConfigError(f"{key} of type {array.dtype} must be numbers")
+    """Converts an array to a tensor; float64 and wider types become float32."""
+    is_number = array.dtype.kind in "biuf"
+    require(f"ArrayDataModule.{key}.dtype", array.dtype, is_number, "a type of numbers")
     if array.dtype.kind == "f" and array.dtype.itemsize > 4:
-        with np.errstate(over="ignore"):  # what becomes infinite is refused with the other data
+        with np.errstate(over="ignore"):  # infinite values raise an error when the data are loaded
             array = array.astype(np.float32)
     if array.dtype.kind == "u" and array.dtype != np.uint8:
         array = array.astype(np.int64)
-    # A file may come from a machine of the other byte order, which torch does not take.
+    # A file may have the other byte order, which PyTorch does not accept.
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return torch.from_numpy(np.ascontiguousarray(array))
 
@@ -194,10 +208,11 @@ def _loaded(
     test_targets: Tensor | np.ndarray | None = None,
     client_ids: np.ndarray | None = None,
 ) -> Loaded:
-    """Pair up tensors as samples."""
+    """Builds the samples of a data set from its tensors."""
     if (test_inputs is None) != (test_targets is None):
-        missing = "test_inputs" if test_inputs is None else "test_targets"
-        raise ConfigError(f"{missing} is missing: give both of test_inputs and test_targets")
+        names = ("test_inputs", "test_targets")
+        missing, given = names if test_inputs is None else reversed(names)
+        raise ConfigError(f"{missing}: None; it must be given, as {given} is")
     test = None
     if test_inputs is not None and test_targets is not None:
         test = TensorSamples(test_inputs, test_targets)

@@ -1,15 +1,15 @@
-"""The data module that every federated data set derives from."""
+"""The base class of all federated data modules."""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from datamodules.errors import ConfigError, check_whole
+from datamodules.errors import ConfigError, check_whole, require
 from datamodules.loaders import ClientDataModule, ShuffleSampler, make_loader
 from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import IID, Natural, Partitioner
@@ -17,17 +17,21 @@ from datamodules.protocols import Protocol, SplitOwn
 from datamodules.randomness import generator
 from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
 
-T = TypeVar("T")
-
 
 class Loaded(NamedTuple):
-    """What a data set consists of.
+    """The samples of a data set.
 
     Attributes:
         train: The training samples.
         test: The official test samples, or None if the data set has none.
-        client_ids: For ``Natural``: the client of each training sample, or of each sample
-            (training, then test), numbers or text [N]; or None.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text [N]; or None.
+
+    Example:
+        >>> from datamodules import TensorSamples
+        >>> loaded = Loaded(TensorSamples(torch.rand(10, 3), torch.arange(10) % 2))
+        >>> len(loaded.train), loaded.test
+        (10, None)
     """
 
     train: Samples
@@ -36,44 +40,45 @@ class Loaded(NamedTuple):
 
 
 class FederatedDataModule(LightningDataModule, ABC):
-    """A data set whose samples are owned by clients.
+    """The base class of data modules whose samples are owned by clients.
 
-    A subclass implements ``load``, and ``prepare_data`` if its data must be downloaded first
-    (it should do nothing when they are there already)::
+    A subclass implements `load`, and `prepare_data` if its data must be downloaded first (with no
+    effect if the data are already there). A constructor with further arguments passes the arguments
+    of this class on as `**kwargs`; from these the command line also knows their types.
 
-        class MyData(FederatedDataModule):
-            def load(self):
-                return Loaded(TensorSamples(x, y), TensorSamples(test_x, test_y))
-
-        dm = MyData(num_clients=20, partition=Dirichlet(0.1), protocol=SplitOwn())
-        trainer.fit(model, datamodule=dm.client(3))  # one client
-        trainer.fit(model, datamodule=dm)  # all clients' data, pooled
-
-    Where it has arguments of its own, those of this class go on as ``**kwargs``, from which the
-    command line also knows their types::
-
-        def __init__(self, noise: float = 0.1, **kwargs):
-            super().__init__(**kwargs)
-
-    Data are loaded and dealt when first needed. What is drawn depends on ``seed`` only.
+    Data are loaded and assigned to clients when first used. All random draws depend on `seed` only.
 
     Args:
-        num_clients: M; None takes one client per id with ``partition=Natural()``.
-        partition: The rule that deals samples to clients; None is ``IID()``.
-        protocol: What every client is tested on; None is ``SplitOwn()``.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
+        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
+        partition: The rule that assigns samples to clients; None is `IID()`.
+        protocol: The test protocol; None is `SplitOwn()`.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples, at least 0; None is 0.
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
 
     Attributes:
-        partitioner: The rule given as ``partition``.
-        protocol: The protocol.
-        batch_size: As given.
-        seed: As given, or 0.
+        partitioner: The partition rule, the argument `partition`.
+        protocol: The test protocol.
+        batch_size: Samples per batch, or None.
+        seed: The seed; 0 if the argument is None.
 
     Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) does not fit them,
-            or data in memory hold NaN or infinite values.
+        ConfigError: An argument is out of range, or (when the data are loaded) an argument does not
+            fit the data, or data in memory contain NaN or infinite values.
+
+    Example:
+        >>> from datamodules import Loaded, TensorSamples
+        >>> class Noise(FederatedDataModule):
+        ...     def __init__(self, features: int = 3, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         self.features = features
+        ...     def load(self):
+        ...         inputs = torch.rand(60, self.features)
+        ...         return Loaded(TensorSamples(inputs, torch.arange(60) % 2))
+        >>> data = Noise(features=4, num_clients=5)
+        >>> inputs, targets = next(iter(data.train_dataloader()))  # the samples of all clients
+        >>> inputs.shape, len(data.client(3).train)  # one client
+        (torch.Size([32, 4]), 9)
     """
 
     def __init__(
@@ -86,36 +91,33 @@ class FederatedDataModule(LightningDataModule, ABC):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        self.partitioner = _check_type(
-            "partition", IID() if partition is None else partition, Partitioner, "IID()"
-        )
-        self.protocol = _check_type(
-            "protocol", SplitOwn() if protocol is None else protocol, Protocol, "SplitOwn()"
-        )
-        if num_clients is None and not isinstance(self.partitioner, Natural):
-            raise ConfigError(
-                f"num_clients=None needs partition=Natural(), not {self.partitioner!r}; give a "
-                "number of clients"
-            )
-        self._num_clients: int | None = None
-        if num_clients is not None:
-            self._num_clients = check_whole("num_clients", num_clients, 1)
-        # A method's settings have these names as well.
         name = type(self).__name__
+        partition = IID() if partition is None else partition
+        protocol = SplitOwn() if protocol is None else protocol
+        is_rule, is_protocol = isinstance(partition, Partitioner), isinstance(protocol, Protocol)
+        require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
+        require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
+        self.partitioner, self.protocol = partition, protocol
+        self._num_clients: int | None = None
+        if num_clients is None:
+            expected = "a whole number, unless partition=Natural()"
+            require(f"{name}.num_clients", None, isinstance(partition, Natural), expected)
+        else:
+            self._num_clients = check_whole(f"{name}.num_clients", num_clients)
         self.batch_size = batch_size
         if batch_size is not None:
-            self.batch_size = check_whole("batch_size", batch_size, 1, name)
-        self.seed = 0 if seed is None else check_whole("seed", seed, 0, name)
-        self.num_workers = check_whole("num_workers", num_workers, 0)
+            self.batch_size = check_whole(f"{name}.batch_size", batch_size)
+        self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
+        self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
         self._samples: Samples | None = None
         self._partition: Partition | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
-        """Return the samples of the data set. Called once."""
+        """Loads the samples of the data set; called once."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Load the data and deal them to the clients; does nothing when called again."""
+        """Loads the data and assigns them to the clients; further calls have no effect."""
         if self._partition is not None:
             return
         loaded = self.load()
@@ -138,61 +140,59 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
 
     def _check_loaded(self, loaded: Loaded) -> None:
-        """Check what ``load`` returned, which users write."""
+        """Checks the result of `load`, which may be a user's own method."""
         name = type(self).__name__
         if not isinstance(loaded, Loaded):
             raise ConfigError(
-                f"load() of {name} returned {type(loaded).__name__}; it must return "
+                f"{name}.load: returned {type(loaded).__name__}; it must return "
                 "datamodules.Loaded(train, test)"
             )
         for prefix, samples in {"": loaded.train, "test_": loaded.test}.items():
-            if prefix and samples is None:  # no official test set
+            if prefix and samples is None:  # there is no official test set
                 continue
             if not isinstance(samples, Samples):
                 raise ConfigError(
-                    f"load() of {name} returned a Loaded of {type(samples).__name__}; it must hold "
-                    "TensorSamples(inputs, targets), or DatasetSamples(dataset, targets)"
+                    f"{name}.load: returned a Loaded of {type(samples).__name__}; it must hold "
+                    "TensorSamples(inputs, targets) or DatasetSamples(dataset, targets)"
                 )
             if isinstance(samples, TensorSamples):
                 check_finite(f"{prefix}inputs", samples.inputs)
                 check_finite(f"{prefix}targets", samples.targets)
         has_test = loaded.test is not None and len(loaded.test) > 0
-        if self.protocol.needs_official_test and not has_test:
-            raise ConfigError(
-                f"protocol={self.protocol!r} needs an official test set, but "
-                f"{name} has none; use SplitOwn"
-            )
+        holds = has_test or not self.protocol.needs_official_test
+        expected = "SplitOwn, as the data set has no official test set"
+        require(f"{name}.protocol", self.protocol, holds, expected)
 
     def _bind_ids(self, loaded: Loaded, num_train: int, pool: int) -> tuple[Partitioner, int]:
-        """Return the rule, with client ids if it needs them, and how many samples are dealt."""
+        """Returns the rule, with client ids if required, and the number of samples to assign."""
         rule = self.partitioner
         if not isinstance(rule, Natural):
             return rule, pool
         ids = rule.with_ids(loaded.client_ids).ids()
         num_samples = num_train + (0 if loaded.test is None else len(loaded.test))
-        if len(ids) not in (num_train, num_samples):
-            raise ConfigError(
-                f"client_ids has {len(ids)} entries; give one for each of the {num_train} training "
-                f"samples or of all {num_samples} samples"
-            )
+        expected = f"({num_train},), one id per training sample"
+        if num_samples > num_train:
+            expected += f", or ({num_samples},), one id per training and official test sample"
+        holds = len(ids) in (num_train, num_samples)
+        require("Natural.client_ids.shape", ids.shape, holds, expected)
         return Natural(ids[:pool]), min(pool, len(ids))
 
     def _ready(self) -> None:
-        """Prepare the data, for use without a Trainer."""
+        """Prepares and loads the data if no Trainer has done so."""
         if self._partition is None:
             self.prepare_data()
             self.setup()
 
     @property
     def samples(self) -> Samples:
-        """All samples in one index space: training, then official test samples."""
+        """The training samples, followed by the official test samples."""
         self._ready()
         assert self._samples is not None
         return self._samples
 
     @property
     def partition(self) -> Partition:
-        """The clients' index arrays."""
+        """The training, validation and test samples of every client."""
         self._ready()
         assert self._partition is not None
         return self._partition
@@ -209,11 +209,12 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @cached_property
     def _targets(self) -> np.ndarray:
+        """The targets of all samples; see `_host_targets`."""
         return _host_targets(self.samples)
 
     @cached_property
     def num_classes(self) -> int | None:
-        """K, one more than the highest integer target; None for regression."""
+        """K, the largest integer target plus one; None for regression."""
         targets = self.samples.targets
         if targets is None or targets.is_floating_point():
             return None
@@ -221,34 +222,34 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def has_labels(self) -> bool:
-        """Whether every sample has one integer target, its class: what ``label_counts`` counts."""
+        """Whether every sample has one integer target, its class, as `label_counts` requires."""
         targets = self.samples.targets
         return targets is not None and not targets.is_floating_point() and targets.ndim == 1
 
     @property
     def input_shape(self) -> torch.Size:
-        """Shape of one input, without a batch axis."""
+        """The shape of one input, without a batch axis."""
         return self.samples.input_shape
 
     def label_counts(
         self, split: Literal["train", "val", "test"] = "train", clients: slice = slice(None)
     ) -> np.ndarray:
-        """Return how many samples of each class every client has, int64 [M, K].
+        """Returns the number of samples of each class for every client, int64 [M, K].
 
         Args:
-            split: Which of the client's samples.
-            clients: A stretch of clients to count for instead of all M.
+            split: The split whose samples are counted: "train", "val" or "test".
+            clients: The clients to count for, a slice of step 1; by default all M.
 
         Raises:
-            ConfigError: The targets are not one class per sample, or there is no such split.
+            ConfigError: The targets are not one class per sample, or the split is unknown.
         """
-        if split not in ("train", "val", "test"):
-            raise ConfigError(f"split={split!r} must be 'train', 'val' or 'test'")
+        splits = ("train", "val", "test")
+        require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
         targets, classes = self._targets, self.num_classes
         if classes is None or not self.has_labels:
             raise ConfigError(
-                f"label_counts needs one integer label per sample, but the targets are "
-                f"{targets.dtype} of shape {targets.shape}"
+                f"label_counts: targets are {targets.dtype} of shape {targets.shape}; they must be "
+                "one integer label per sample"
             )
         arrays: IndexArrays = getattr(self.partition, split)
         counts = np.empty((len(arrays.sizes[clients]), classes), np.int64)
@@ -264,13 +265,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         return counts
 
     def client(self, client: int) -> ClientDataModule:
-        """Return the data of one client as a data module for plain Lightning use.
+        """Returns the data of one client as a Lightning data module.
 
         Raises:
-            ConfigError: There is no such client.
+            ConfigError: `client` is not from 0 to M - 1.
         """
-        if not 0 <= client < self.num_clients:
-            raise ConfigError(f"client={client} must be between 0 and {self.num_clients - 1}")
+        last = self.num_clients - 1
+        require("client", client, 0 <= client <= last, f"from 0 to {last}")
         parts = self.partition
         return ClientDataModule(
             self.samples,
@@ -284,45 +285,38 @@ class FederatedDataModule(LightningDataModule, ABC):
         )
 
     def train_dataloader(self) -> DataLoader:
-        """Return all clients' training samples, shuffled anew in every epoch."""
+        """Returns a loader of all clients' training samples, in a new order in every epoch."""
         indices = _pooled(self.partition.train)
         sampler = ShuffleSampler(len(indices), self.seed, "pooled order")
         return make_loader(self.samples, indices, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
-        """Return all clients' validation samples."""
+        """Returns a loader of all clients' validation samples."""
         indices = _pooled(self.partition.val)
         return make_loader(self.samples, indices, self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
-        """Return all clients' test samples; one that several clients share comes once."""
+        """Returns a loader of all clients' test samples, each sample once."""
         indices = _pooled(self.partition.test)
         return make_loader(self.samples, indices, self.batch_size, self.num_workers)
 
     def describe(self) -> str:
-        """Say in words how samples are dealt and what is evaluated, for the record of a run."""
+        """Describes partition rule, protocol and seed in words, for the record of a run."""
         rule, protocol = self.partitioner.describe(), self.protocol.describe()
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}."
 
 
 def _host_targets(samples: Samples) -> np.ndarray:
-    """Return the targets as an array; NaN [N] where regression targets are only streamed."""
+    """Returns the targets as an array; NaN [N] for regression targets that are only streamed."""
     if samples.targets is None:
         return np.full(len(samples), np.nan, np.float32)
     targets = samples.targets.cpu().numpy()
-    if targets.dtype.kind == "i" and targets.ndim == 1 and targets.min() < 0:
-        raise ConfigError(f"targets hold {targets.min()}; class labels must be 0 or more")
+    if targets.dtype.kind == "i" and targets.ndim == 1:
+        least = int(targets.min())
+        require("smallest target", least, least >= 0, "at least 0, as integer targets are classes")
     return targets
 
 
 def _pooled(arrays: IndexArrays) -> np.ndarray:
-    """Return every sample that some client holds, once, ascending."""
+    """Returns the samples of all clients, each sample once, ascending."""
     return np.unique(arrays[0] if arrays.is_shared else arrays.flat)
-
-
-def _check_type(key: str, value: T, kind: type, example: str) -> T:
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"{key}={value!r} must be an object of a {kind.__name__} class, such as {key}={example}"
-        )
-    return value

@@ -1,4 +1,4 @@
-"""Handwritten digits that come with scikit-learn: a real data set without a download."""
+"""The handwritten digits of scikit-learn, a real data set without a download."""
 
 import numpy as np
 import torch
@@ -11,18 +11,24 @@ from datamodules.samples import TensorSamples
 
 
 class DigitsDataModule(FederatedDataModule):
-    """scikit-learn's 1,797 handwritten digits: inputs float32 [N, 1, 8, 8] in [0, 1], 10 classes.
+    """The 1,797 handwritten digits of scikit-learn: inputs [N, 1, 8, 8], ten classes.
 
-    scikit-learn gives no test set. The official test set here is this package's own choice: every
-    fifth sample of each class, in the order of the file, which is a fifth of every class.
+    Inputs are float32 in [0, 1]. scikit-learn has no test set for the digits. This data module
+    defines one: every fifth sample of each class, in the order of the file.
 
     Args:
-        num_clients: M.
-        partition: The rule that deals samples to clients; None is ``Dirichlet(0.1)``.
-        protocol: What every client is tested on; None is ``SplitOwn()``.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
+        num_clients: The number of clients M.
+        partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
+        protocol: The test protocol; None is `SplitOwn()`.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
+
+    Example:
+        >>> from datamodules import Dirichlet
+        >>> data = DigitsDataModule(num_clients=10, partition=Dirichlet(0.3), seed=1)
+        >>> data.num_clients, data.num_classes, len(data.samples)
+        (10, 10, 1797)
     """
 
     def __init__(
@@ -44,7 +50,7 @@ class DigitsDataModule(FederatedDataModule):
         )
 
     def load(self) -> Loaded:
-        """Return the training and test samples."""
+        """Loads the training and the test samples."""
         # An optional dependency that only this data set needs.
         from sklearn.datasets import load_digits
 

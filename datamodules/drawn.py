@@ -1,10 +1,11 @@
-"""Index arrays that are computed when they are asked for."""
+"""Index arrays that are computed on access instead of being stored."""
 
 import itertools
 from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from datamodules.partition import IndexArrays, clients_per_block
 from datamodules.randomness import fold
@@ -12,17 +13,24 @@ from datamodules.randomness import fold
 
 @dataclass(frozen=True, eq=False)
 class Drawn(IndexArrays):
-    """Index arrays of M clients, all of one length, drawn anew whenever they are asked for.
+    """Index arrays of M clients, all of one length, computed anew on every access.
 
-    A client's array is a function of the key and the client, whoever it is asked for with, and
-    takes time and no memory: so a million clients cost no more than the few that are looked at.
-    ``flat`` and all that needs it (``select``, ``MatchLabels``, pooled loaders) draw everything.
+    The array of a client is a function of the key and the client alone, whichever other clients are
+    accessed with it. Access takes time but no memory is held, so a million clients cost no more
+    than the few that are accessed. The property `flat`, and all that needs it (the method `select`,
+    the protocol `MatchLabels`, loaders of all clients' samples), computes every array.
 
     Attributes:
-        key: Of all draws, a whole number from 0 to 2^63 - 1.
+        key: The key of all draws, a whole number from 0 to 2^63 - 1.
         num_clients: M.
         size: The number of samples of each client.
-        total: The number of samples that there are; indices are below it.
+        total: The number of samples to draw from; all indices are below `total`.
+
+    Example:
+        >>> from datamodules import DigitsDataModule, Drawn, Sampled
+        >>> arrays = DigitsDataModule(num_clients=1_000_000, partition=Sampled(10)).partition.train
+        >>> isinstance(arrays, Drawn), len(arrays), arrays[765_432].shape
+        (True, 1000000, (7,))
     """
 
     key: int
@@ -32,25 +40,25 @@ class Drawn(IndexArrays):
 
     @abstractmethod
     def rows(self, clients: np.ndarray) -> np.ndarray:
-        """Return the ascending arrays of clients [C] as rows, [C, size] of ``dtype``."""
+        """Returns the ascending arrays of `clients` [C] as rows, [C, size] of type `dtype`."""
 
     @property
     @abstractmethod
     def width(self) -> int:
-        """How many numbers are looked at to draw one client's array."""
+        """The number of entries that are drawn in order to compute the array of one client."""
 
     @property
     def dtype(self) -> type[np.signedinteger]:
-        """int32 where the number of samples allows it, else int64."""
+        """The type of the indices: int32 where the number of samples allows it, else int64."""
         return np.int32 if self.total <= np.iinfo(np.int32).max else np.int64
 
     @property
-    def sizes(self) -> np.ndarray:  # type: ignore[override]  # not stored, for a copy would be
-        """The number of samples of each client, int64 [M]: a view of one number, read-only."""
+    def sizes(self) -> np.ndarray:  # type: ignore[override]  # a property saves storing the array
+        """The number of samples of each client, int64 [M]: a read-only view of one number."""
         return np.broadcast_to(np.int64(self.size), self.num_clients)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Draw the arrays of some clients, laid end to end; see ``IndexArrays.of``."""
+        """Draws the arrays of some clients and concatenates them; see `IndexArrays.of`."""
         if isinstance(clients, slice):
             clients = np.arange(*clients.indices(len(self)))
         elif len(clients) and not 0 <= clients.min() <= clients.max() < len(self):
@@ -63,60 +71,82 @@ class Drawn(IndexArrays):
         return drawn.ravel()
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Return the key and the three numbers."""
+        """Returns the key, the number of clients, and the two numbers of samples."""
         return (np.array([self.key, self.num_clients, self.size, self.total]),)
 
 
 class Subsets(Drawn):
-    """A random set of ``size`` of ``total`` samples for each client, independently of the others.
+    """A random set of `size` of `total` samples for each client, independent of the other clients.
 
-    All sets are equally likely, as far as 64 random bits modulo ``total`` are uniform (to 2^-64).
+    All sets are equally likely, as far as 64 random bits modulo `total` are uniform (to 2^-64).
     """
 
     @property
     def width(self) -> int:
-        """All samples where they are shuffled, else those that are drawn."""
+        """All samples if they are shuffled, else the samples that are drawn."""
         return self.total if self._by_shuffling else self.size
 
     @property
     def _by_shuffling(self) -> bool:
-        return 2 * self.size > self.total  # so few are left out that it is no waste
+        """Whether the samples are shuffled, which is efficient if most of them are in the set."""
+        return 2 * self.size > self.total
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
-        """Draw different numbers below ``total`` in each row, ascending.
+        """Draws different indices below `total` for each client, ascending.
 
-        Up to half of the samples are drawn with replacement, and all but one of equal ones are
-        drawn again until none are equal. Nothing in this tells one number from another, so all sets
-        are equally likely. A new draw is new to its row with probability 1/2 or more: the rows that
-        are drawn again become fewer in a geometric series.
+        For a set of up to half of the samples, the indices are drawn with replacement. Of equal
+        indices all but one are drawn again, until no two are equal. The procedure treats all
+        indices alike, so all sets are equally likely. A new index differs from all others of its
+        client with probability 1/2 or more, so the number of clients that need another attempt
+        falls geometrically.
         """
-        keys = fold(self.key, clients)[:, None]
         if self._by_shuffling:
-            order = np.argsort(fold(keys, np.arange(self.total)), axis=1, kind="stable")
+            order = np.argsort(
+                random_bits(self.key, clients, range(self.total)), axis=1, kind="stable"
+            )
             return np.sort(order[:, : self.size].astype(self.dtype), axis=1)
-        rows = self._numbers(keys, 0)
+        rows = self._indices(clients, 0)
         rows.sort(axis=1)
-        some = np.arange(len(rows))  # rows that may have equal numbers
+        unfinished = np.arange(len(rows))  # numbers of the rows that may have equal indices
         for attempt in itertools.count(1):
-            part = rows[some]
-            again = _repeated(part)
-            still = again.any(axis=1)
-            if not still.any():
+            again = _repeated(rows[unfinished])
+            still = np.unique(np.nonzero(again)[0])
+            if not len(still):
                 break
-            some, part, again = some[still], part[still], again[still]
-            part[again] = self._numbers(keys[some], attempt)[again]
+            unfinished, again = unfinished[still], again[still]
+            part = rows[unfinished]
+            part[again] = self._indices(clients[unfinished], attempt)[again]
             part.sort(axis=1)
-            rows[some] = part
+            rows[unfinished] = part
         return rows
 
-    def _numbers(self, keys: np.ndarray, attempt: int) -> np.ndarray:
-        """Draw ``size`` numbers below ``total`` for each key, others in every attempt."""
-        draws = fold(keys, np.arange(attempt * self.size, (attempt + 1) * self.size))
-        return (draws % np.uint64(self.total)).astype(self.dtype)
+    def _indices(self, clients: np.ndarray, attempt: int) -> np.ndarray:
+        """Draws `size` indices below `total` for each client, different ones in every attempt."""
+        places = range(attempt * self.size, (attempt + 1) * self.size)
+        bits, total = random_bits(self.key, clients, places), np.uint64(self.total)
+        bits -= bits // total * total  # the remainder, faster than by `%`
+        return bits.astype(self.dtype)
+
+
+def random_bits(key: int, clients: np.ndarray, places: range) -> np.ndarray:
+    """Draws 64 random bits for each pair of a client and a place.
+
+    Args:
+        key: A whole number from 0 to 2^63 - 1.
+        clients: Client ids, integers [C].
+        places: P whole numbers of at least 0 that tell the draws of a client apart.
+
+    Returns:
+        uint64 [C, P].
+    """
+    ids = torch.from_numpy(np.array(clients, np.int64, order="C"))  # torch needs a writable array
+    keys = fold(torch.tensor(key), ids)
+    bits = fold(keys[:, None], torch.arange(places.start, places.stop))
+    return bits.numpy().view(np.uint64)
 
 
 def _repeated(rows: np.ndarray) -> np.ndarray:
-    """Return where an entry of ascending rows equals the one before it, bool."""
+    """Returns where an entry of ascending rows equals the previous entry, as booleans."""
     repeated = np.zeros(rows.shape, bool)
     np.equal(rows[:, 1:], rows[:, :-1], out=repeated[:, 1:])
     return repeated

@@ -1,4 +1,4 @@
-"""Ordinary torch loaders over part of the samples, and the data of one client."""
+"""PyTorch data loaders of a part of the samples, and the data module of one client."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,11 +14,11 @@ from datamodules.samples import Samples
 
 
 class Selection(Dataset):
-    """The samples at the given indices, as a map-style data set.
+    """A map-style data set of the samples at the given indices.
 
     Args:
         samples: All samples.
-        indices: int64 [n].
+        indices: The indices of the samples of this data set, int64 [n].
     """
 
     def __init__(self, samples: Samples, indices: np.ndarray) -> None:
@@ -26,26 +26,29 @@ class Selection(Dataset):
         self.indices = torch.as_tensor(indices)
 
     def __len__(self) -> int:
-        """Return n."""
+        """Returns n, the number of samples."""
         return len(self.indices)
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        """Return one sample."""
+        """Returns the input and the target of one sample."""
         return self.samples.gather(self.indices[position])
 
     def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Return a whole batch by one gather; torch's loader calls this if it is there."""
+        """Returns a whole batch; PyTorch's loader calls this method of data sets that have one."""
         return self.samples.gather(self.indices[torch.as_tensor(positions)])
 
 
 class ShuffleSampler(Sampler[int]):
-    """A random order that depends on the seed and the epoch only.
+    """A sampler in random order, which depends on its keys and the epoch only.
 
-    Lightning sets the epoch; a plain Python loop gets the next epoch with every pass.
+    Lightning sets the epoch. Without Lightning every pass advances the epoch by one.
 
     Args:
-        length: Number of samples.
-        keys: Seed, purpose and further keys of the generator.
+        length: The number of samples.
+        keys: The arguments of `datamodules.randomness.generator`: seed, purpose, further keys.
+
+    Attributes:
+        epoch: The epoch of the next pass, counted from 0.
     """
 
     def __init__(self, length: int, *keys: Any) -> None:
@@ -54,15 +57,15 @@ class ShuffleSampler(Sampler[int]):
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next pass."""
+        """Sets the epoch of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Return the number of samples."""
+        """Returns the number of samples."""
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        """Start a pass."""
+        """Yields the positions 0 to `length` - 1 in the order of the epoch."""
         order = generator(*self.keys, self.epoch).permutation(self.length)
         self.epoch += 1
         yield from order.tolist()
@@ -75,17 +78,17 @@ def make_loader(
     num_workers: int = 0,
     sampler: Sampler | None = None,
 ) -> DataLoader:
-    """Return a loader of batches (x, y).
+    """Returns a loader of batches (inputs, targets).
 
     Args:
         samples: All samples.
-        indices: int64 [n], those to load.
-        batch_size: Samples per batch; None loads all of them as one.
-        num_workers: As of torch's DataLoader.
-        sampler: The order; None keeps that of ``indices``.
+        indices: The indices of the samples to load, int64 [n].
+        batch_size: Samples per batch; None loads all n samples as one batch.
+        num_workers: Worker processes of the loader.
+        sampler: The order of the samples; None keeps the order of `indices`.
     """
-    # torch draws a seed for workers whenever a pass starts; a generator of the loader's own
-    # keeps that away from the global random state.
+    # PyTorch draws a seed for workers at the start of every pass. With a generator of its own a
+    # loader does not draw this seed from the global random state.
     own = torch.Generator()
     return DataLoader(
         Selection(samples, indices),
@@ -98,17 +101,24 @@ def make_loader(
 
 
 class ClientDataModule(LightningDataModule):
-    """The data of one client; fits into any plain Lightning project.
+    """The Lightning data module of one client, built by `FederatedDataModule.client`.
 
     Args:
         samples: All samples of the data set.
-        train: int64 [n], indices of the client's training samples.
-        val: Indices of its validation samples.
-        test: Indices of its test samples.
-        batch_size: Samples per batch; None loads everything as one batch.
-        num_workers: As of torch's DataLoader.
+        train: Indices of the client's training samples, int64 [n].
+        val: Indices of the client's validation samples, int64.
+        test: Indices of the client's test samples, int64.
+        batch_size: Samples per batch; None loads all samples of a split as one batch.
+        num_workers: Worker processes of the loaders.
         seed: Seed of the order of the training samples.
-        client: The client's number, so that clients have orders of their own.
+        client: The number of the client, on which the order of the training samples depends, too.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> client = DigitsDataModule(num_clients=20, batch_size=8).client(3)
+        >>> inputs, targets = next(iter(client.train_dataloader()))
+        >>> inputs.shape, targets.shape
+        (torch.Size([8, 1, 8, 8]), torch.Size([8]))
     """
 
     def __init__(
@@ -131,19 +141,19 @@ class ClientDataModule(LightningDataModule):
         self.client = client
 
     def train_dataloader(self) -> DataLoader:
-        """Return the training samples, shuffled anew in every epoch."""
+        """Returns a loader of the training samples, in a new random order in every epoch."""
         sampler = ShuffleSampler(len(self.train), self.seed, "client order", self.client)
         return make_loader(self.samples, self.train, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
-        """Return the validation samples."""
+        """Returns a loader of the validation samples."""
         return make_loader(self.samples, self.val, self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
-        """Return the test samples."""
+        """Returns a loader of the test samples."""
         return make_loader(self.samples, self.test, self.batch_size, self.num_workers)
 
 
 def _collate(batch: Any) -> Any:
-    """Pass on a batch as ``__getitems__`` made it."""
+    """Returns a batch unchanged, as `Selection.__getitems__` has built it."""
     return batch

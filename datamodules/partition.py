@@ -1,4 +1,4 @@
-"""Which client owns which sample, stored as a few flat arrays."""
+"""Which client owns which sample, stored in a few flat arrays."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -13,72 +13,79 @@ _BLOCK = 1 << 16  # entries of a block of clients: arrays of half a MiB stay in 
 
 
 class IndexArrays(ABC):
-    """Index arrays of M clients: which samples each of them holds.
+    """Index arrays of M clients: for each client, the indices of its samples.
 
-    ``Ragged`` stores them, ``datamodules.drawn.Drawn`` computes them when they are asked for.
+    `Ragged` stores the arrays, `Drawn` computes them on access.
 
     Attributes:
         sizes: int64 [M], the number of samples of each client.
+
+    Example:
+        >>> from datamodules import Ragged
+        >>> arrays = Ragged.from_sizes(np.array([4, 0, 7]), np.array([2, 1]))
+        >>> len(arrays), arrays[0].tolist(), arrays.owners.tolist()
+        (2, [4, 0], [0, 0, 1])
     """
 
     sizes: np.ndarray
 
     @abstractmethod
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Return the arrays of some clients laid end to end, in the order they are asked for.
+        """Returns the arrays of some clients, concatenated in the order of `clients`.
 
         Args:
-            clients: Their ids, integers [C], or a slice of all ids.
+            clients: Client ids, integers [C], or a slice of the ids of all clients.
 
         Returns:
-            int64 or int32 [sum of their sizes].
+            int64 or int32, with as many entries as the clients have samples.
 
         Raises:
-            IndexError: There is no such client.
+            IndexError: A client id is out of range.
         """
 
     @abstractmethod
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Return the integers that all index arrays follow from, for ``Partition.hash``."""
+        """Returns the integers that determine all index arrays, for `Partition.hash`."""
 
     def __len__(self) -> int:
-        """Return the number of clients M."""
+        """Returns the number of clients M."""
         return len(self.sizes)
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Return the index array of one client."""
+        """Returns the index array of one client."""
         return self.of(np.array([range(len(self))[client]]))
 
     @property
     def is_shared(self) -> bool:
-        """Whether the clients share one array, which is stored once."""
+        """Whether all clients share one array, which is stored once."""
         return False
 
     @property
     def owners(self) -> np.ndarray:
-        """The client of each entry of ``flat``, int64 [sizes.sum()]."""
+        """The client of each entry of `flat`, int64 [sizes.sum()]."""
         return np.repeat(np.arange(len(self)), self.sizes)
 
     @property
     def flat(self) -> np.ndarray:
-        """All clients' arrays laid end to end, [sizes.sum()]."""
+        """The arrays of all clients, concatenated, [sizes.sum()]."""
         return self.of(slice(None))
 
     def select(self, keep: np.ndarray) -> "Ragged":
-        """Keep the entries of ``flat`` where ``keep`` (bool) holds; clients stay in place."""
+        """Returns the entries of `flat` where `keep` (bool) is true, for the same M clients."""
         sizes = np.bincount(self.owners[keep], minlength=len(self))
         return Ragged.from_sizes(self.flat[keep], sizes)
 
     def blocks(self, clients: slice = slice(None)) -> Iterator[slice]:
-        """Cut clients into blocks small enough for the processor's cache.
+        """Cuts clients into blocks whose arrays fit into the processor's cache.
 
         Work on 30 million entries takes several times as long in one piece as block by block.
 
         Args:
-            clients: Which ones, a stretch of ids; all if not given.
+            clients: A slice, of step 1, of the ids of all clients.
 
         Yields:
-            The clients of a block, with at most 65,536 entries beside those of one of them.
+            A slice of client ids. The clients of a block have at most 65,536 entries, not counting
+            the last client.
         """
         first, last, _ = clients.indices(len(self))
         ends = np.cumsum(self.sizes[clients])
@@ -91,16 +98,21 @@ class IndexArrays(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Ragged(IndexArrays):
-    """Index arrays of M clients in one flat array; no Python object per client.
+    """Index arrays of M clients, stored in one flat array without a Python object per client.
 
-    Client ``i`` holds ``indices[starts[i] : starts[i] + sizes[i]]``. The clients' stretches lie end
-    to end in the order of the clients, or every client's stretch is the whole of ``indices``: a
-    test set that is the same for all is stored once.
+    Client `i` has the samples `indices[starts[i] : starts[i] + sizes[i]]`. Either these slices
+    follow one another in the order of the clients, or the slice of every client is the whole of
+    `indices`, so that a test set shared by all clients is stored once.
 
     Attributes:
         indices: int64 or int32 [total], sample indices.
-        starts: int64 [M], where each client's stretch begins.
-        sizes: int64 [M], its length.
+        starts: int64 [M], the position in `indices` where the slice of each client begins.
+        sizes: int64 [M], the number of samples of each client.
+
+    Example:
+        >>> arrays = Ragged.from_owners(np.array([1, 0, -1, 1]), num_clients=2)
+        >>> arrays[0].tolist(), arrays[1].tolist()
+        ([1], [0, 3])
     """
 
     indices: np.ndarray
@@ -109,24 +121,24 @@ class Ragged(IndexArrays):
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
-        """Build from the clients' arrays laid end to end, in the order of the clients."""
+        """Builds index arrays from the concatenation of the clients' arrays and their sizes [M]."""
         sizes = sizes.astype(np.int64)
         return cls(indices, np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, num_clients: int) -> "Ragged":
-        """Group samples by owner.
+        """Groups samples by owner.
 
         Args:
-            owners: Integers [N]: the client of every sample, -1 for nobody.
+            owners: Integers [N]: the client of every sample, -1 for a sample without a client.
             num_clients: M.
 
         Returns:
             One ascending index array per client.
         """
-        # The pair (owner, sample) packed into one integer: sorting values is several times
-        # faster than an argsort of the owners. M and N are both far below 2^31. All is done in
-        # one array, as new memory costs more than the arithmetic.
+        # Each pair (owner, sample) is packed into one integer, because sorting values is several
+        # times faster than an argsort of the owners. M and N are both far below 2^31. One array
+        # is reused for all steps, because new memory costs more than the arithmetic.
         bits = len(owners).bit_length()
         packed = np.empty(len(owners), np.int64)
         for begin in range(0, len(owners), _BLOCK):
@@ -135,19 +147,19 @@ class Ragged(IndexArrays):
             np.bitwise_or(high, np.arange(begin, end), out=packed[begin:end])
         packed.sort()
         starts = np.searchsorted(packed, np.arange(num_clients + 1) << bits)
-        indices = packed[starts[0] :]  # behind the samples of nobody, which are negative
+        indices = packed[starts[0] :]  # samples without a client are negative and come first
         indices &= (1 << bits) - 1
         return cls.from_sizes(indices, np.diff(starts))
 
     @classmethod
     def shared(cls, indices: np.ndarray, num_clients: int) -> "Ragged":
-        """Give every client the same array, stored once."""
-        start, size = np.int64(0), np.int64(len(indices))  # of everyone: views of one number
+        """Builds index arrays in which all clients have the same array, stored once."""
+        start, size = np.int64(0), np.int64(len(indices))
         starts, sizes = (np.broadcast_to(number, num_clients) for number in (start, size))
         return cls(indices.astype(np.int64), starts, sizes)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Return the arrays of some clients laid end to end; a view where they lie so already."""
+        """Returns the arrays of some clients, concatenated; a view if they are adjacent."""
         starts, sizes = self.starts[clients], self.sizes[clients]
         total = int(sizes.sum())
         if isinstance(clients, slice) and (
@@ -159,31 +171,38 @@ class Ragged(IndexArrays):
         return self.indices[skipped + np.arange(total)]
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Return all three arrays."""
+        """Returns all three arrays."""
         return self.starts, self.sizes, self.indices
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Return the index array of one client, as a view."""
+        """Returns the index array of one client, as a view."""
         start = self.starts[client]
         return self.indices[start : start + self.sizes[client]]
 
     @property
     def is_shared(self) -> bool:
-        """Whether the clients share one array, which is stored once."""
+        """Whether all clients share one array, which is stored once."""
         return len(self.indices) < self.sizes.sum()
 
 
 @dataclass(frozen=True, eq=False)
 class Partition:
-    """Every client's training, validation and test samples.
+    """The training, validation and test samples of every client.
 
-    Sample indices count through one index space: the training samples, followed by the official
-    test samples if the data set has any.
+    Indices 0 to `num_train` - 1 are the training samples of the data set. The official test
+    samples, if the data set has any, follow.
 
     Attributes:
         train: Training samples of each client.
-        val: Validation samples, taken from the client's own; empty arrays if there are none.
-        test: Test samples, as the protocol gives them.
+        val: Validation samples of each client, taken from its own samples; empty arrays if there is
+            no validation.
+        test: Test samples of each client, chosen by the protocol.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> partition = DigitsDataModule(num_clients=4).partition
+        >>> len(partition), len(partition.hash), partition.train.sizes.dtype
+        (4, 64, dtype('int64'))
     """
 
     train: IndexArrays
@@ -191,17 +210,17 @@ class Partition:
     test: IndexArrays
 
     def __len__(self) -> int:
-        """Return the number of clients M."""
+        """Returns the number of clients M."""
         return len(self.train)
 
     @cached_property
     def hash(self) -> str:
-        """SHA-256 (64 hex digits) over all arrays as little-endian int64: equal on all platforms.
+        """SHA-256 (64 hex digits) over all arrays as little-endian int64, equal on all platforms.
 
-        It changes when any sample moves to another client or to another split. Of arrays that are
-        computed when asked for (``Sampled``) it covers what they are computed from: the key that
-        the seed gives, the numbers of clients, of samples of each, and of samples to draw from,
-        which of a client's samples are in which split, and the labels this is stratified by.
+        The hash changes when any sample moves to another client or to another split. Arrays that
+        are computed on access (`Sampled`) enter the hash by what determines them: the key derived
+        from the seed, the number of clients, the number of samples per client and in all, the
+        position of each split, and the labels used for stratification.
         """
         digest = hashlib.sha256()
         for name in ("train", "val", "test"):
@@ -214,14 +233,14 @@ class Partition:
 
 
 def clients_per_block(entries: int) -> int:
-    """Return how many clients a block has whose arrays take this many entries each."""
+    """Returns the number of clients in a block if the array of each has this many entries."""
     return max(1, _BLOCK // max(1, entries))
 
 
 def stable_argsort(keys: np.ndarray) -> np.ndarray:
-    """Return ``np.argsort(keys, kind="stable")`` of integers of at least 0.
+    """Returns `np.argsort(keys, kind="stable")` for integers of at least 0.
 
-    Keys that fit into 16 bits, for which numpy has a radix sort, are sorted several times faster.
+    Keys that fit into 16 bits, for which NumPy has a radix sort, are sorted several times faster.
     """
     narrow = keys.max(initial=0) < 1 << 16
     return np.argsort(keys.astype(np.uint16) if narrow else keys, kind="stable")

@@ -4,26 +4,34 @@ from abc import ABC, abstractmethod
 
 import numpy as np
 
-from datamodules.errors import ConfigError
+from datamodules.errors import check_whole, require
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.splits import split_off
 
 
 class Protocol(ABC):
-    """A choice of every client's training, validation and test samples.
+    """A test protocol: the choice of every client's training, validation and test samples.
 
     Validation samples always come from the client's own samples and never overlap with its
     training or test samples.
 
-    Every protocol rounds in the same way: a share s of n samples is the nearest whole number to
-    s n (halves up), and at least one if s > 0; if that leaves no training sample, first the
-    validation and then the test set gives way. So a client with one sample only trains, and one
-    with two has no validation set if it has a test set of its own. Where targets are classes the
-    samples are stratified: each class's part of a split is proportional to its part of the
-    client's samples, by Sainte-Laguë's method.
+    All protocols round in the same way. A share s of n samples is s n rounded to the nearest whole
+    number (halves are rounded up), and at least one if s > 0. If no training sample would be left,
+    first the validation set and then the test set is made smaller. A client with one sample
+    therefore only trains, and a client with two samples and a test set of its own has no
+    validation set. Where targets are classes, the samples are stratified: the share of each class
+    in a split is proportional to its share in the client's samples, by Sainte-Laguë's method.
 
     Args:
         validation: Share of the client's own samples for its validation set, from 0 to below 1.
+
+    Attributes:
+        needs_official_test: Whether the protocol needs an official test set.
+
+    Example:
+        >>> from datamodules import SharedTest
+        >>> SharedTest(validation=0.2).describe()
+        'every client is tested on the whole official test set, validated on 20% of its own'
     """
 
     needs_official_test = True
@@ -32,7 +40,7 @@ class Protocol(ABC):
         self.validation = _check_share("validation", validation, self)
 
     def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Return how many samples are dealt to clients, counted from the first sample."""
+        """Returns how many samples are assigned to clients, counted from the first sample."""
         return num_train
 
     @abstractmethod
@@ -44,41 +52,49 @@ class Protocol(ABC):
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
-        """Split every client's samples and give it a test set.
+        """Splits the samples of every client and chooses its test set.
 
         Args:
-            owned: The samples dealt to each client.
-            labels: The class of all samples, int64 [num_samples]; None if targets are no classes.
-            num_train: How many of all samples are training samples; the others are official test
-                samples.
-            num_samples: How many samples there are in all.
+            owned: The samples assigned to each client.
+            labels: The class of every sample, int64 [num_samples]; None if targets are no classes.
+            num_train: The number of training samples, which come first; all other samples are
+                official test samples.
+            num_samples: The number of all samples.
             rng: The only source of randomness.
 
         Raises:
-            ConfigError: The protocol needs something that the data do not have.
+            ConfigError: The data lack something that the protocol needs.
         """
 
     @abstractmethod
     def describe(self) -> str:
-        """Say in words what is evaluated on what, for the record of a run."""
+        """Describes the protocol in words, for the record of a run."""
 
     def __repr__(self) -> str:
-        """Return the call that builds this protocol."""
+        """Returns the constructor call that builds this protocol."""
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
 class SplitOwn(Protocol):
-    """Each client is tested on its own data, which nobody trains on.
+    """A protocol that tests each client on a share of its own samples, which it does not train on.
 
-    If the data set has an official test set, its samples are dealt to the clients together with
-    the training samples and every client splits the union, as PFLlib does.
+    If the data set has an official test set, its samples are assigned to the clients together with
+    the training samples and every client splits the union, as in PFLlib.
 
     Args:
         test: Share of a client's samples for its test set, from 0 to below 1.
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
-        ConfigError: A share is out of range, or the two leave nothing to train on.
+        ConfigError: A share is out of range, or the two shares leave no training samples.
+
+    Example:
+        >>> from datamodules import IID, DigitsDataModule
+        >>> protocol = SplitOwn(test=0.5, validation=0.25)
+        >>> data = DigitsDataModule(num_clients=1, partition=IID(), protocol=protocol)
+        >>> partition = data.partition
+        >>> len(partition.train[0]), len(partition.val[0]), len(partition.test[0])
+        (449, 449, 899)
     """
 
     needs_official_test = False
@@ -86,14 +102,11 @@ class SplitOwn(Protocol):
     def __init__(self, test: float = 0.2, validation: float = 0.1) -> None:
         self.test = _check_share("test", test, self)
         super().__init__(validation)
-        if test + validation >= 1:
-            raise ConfigError(
-                f"test={test} and validation={validation} of SplitOwn leave nothing to train on; "
-                "their sum must be below 1"
-            )
+        key, total = "SplitOwn.test + SplitOwn.validation", test + validation
+        require(key, total, total < 1, "below 1, as the rest is for training")
 
     def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Return how many samples are dealt to clients: all."""
+        """Returns how many samples are assigned to clients: all."""
         return num_samples
 
     def split(
@@ -104,40 +117,42 @@ class SplitOwn(Protocol):
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
-        """Split every client's samples into test, validation and training."""
+        """Splits the samples of every client into test, validation and training samples."""
         test, val, train = split_off(owned, labels, (self.test, self.validation), rng)
         return Partition(train, val, test)
 
     def describe(self) -> str:
-        """Say in words what is evaluated on what."""
+        """Describes the protocol in words."""
         return f"each client is tested on {self.test:.0%} of its own samples" + _also(self)
 
 
 class MatchLabels(Protocol):
-    """Each client's test set is drawn from the official one with its training label ratio.
+    """A protocol that draws official test samples for each client in its training label ratio.
 
-    This is the protocol of FedSLR (appendix B.1). A client with training label shares p gets
-    ``samples`` p test samples, rounded by largest remainders (equal remainders: the lower label
-    first), without replacement. Different clients may share test samples. If the official test
-    set has too few samples of a class the client gets all of them and its test set is smaller;
-    other classes do not fill the gap, as that would bend the ratio.
+    This is the protocol of FedSLR (appendix B.1). A client with shares p of the training labels
+    gets `samples` p test samples, rounded by largest remainders (of equal remainders, the lower
+    label first), without replacement. Clients may share test samples. If the official test set has
+    too few samples of a class, the client gets all of them and its test set is smaller; other
+    classes do not fill the gap, as that would distort the ratio.
 
     Args:
-        samples: Test samples per client; None takes the most that keep the ratio (classes which
-            the official test set lacks are ignored).
+        samples: Test samples per client; None takes the most that keep the ratio (classes missing
+            from the official test set are ignored).
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
-        ConfigError: An argument is out of range, or there is no official test set or the targets
-            are no classes.
+        ConfigError: An argument is out of range, or (when samples are split) there is no official
+            test set or the targets are no classes.
+
+    Example:
+        >>> from datamodules import ClassesPerClient, DigitsDataModule
+        >>> data = DigitsDataModule(4, ClassesPerClient(2), MatchLabels(samples=20))
+        >>> (data.label_counts("test") > 0).sum(1).tolist(), data.partition.test.sizes.tolist()
+        ([2, 2, 2, 2], [20, 20, 20, 20])
     """
 
     def __init__(self, samples: int | None = 100, validation: float = 0.1) -> None:
-        if samples is not None and (not isinstance(samples, int | np.integer) or samples < 1):
-            raise ConfigError(
-                f"samples={samples!r} of MatchLabels must be a whole number of at least 1, or null"
-            )
-        self.samples = samples
+        self.samples = samples if samples is None else check_whole("MatchLabels.samples", samples)
         super().__init__(validation)
 
     def split(
@@ -148,37 +163,39 @@ class MatchLabels(Protocol):
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
-        """Split off the validation sets and draw the test sets."""
-        if labels is None:
-            raise ConfigError(
-                "protocol=MatchLabels needs one integer label per sample; use SplitOwn or "
-                "SharedTest for other targets"
-            )
+        """Splits off the validation sets and draws the test sets."""
+        expected = "SplitOwn or SharedTest, unless every sample has one integer label"
+        require("protocol", self, labels is not None, expected)
+        assert labels is not None
         val, train = split_off(owned, labels, (self.validation,), rng)
         available = np.bincount(labels[num_train:], minlength=int(labels.max()) + 1)
-        client, label, wanted = self._wanted(train, labels, available)
-        # Every client takes a stretch of one random circle of each class's test samples, from a
-        # random start: for each client a uniform draw without replacement.
+        client, label, number = self._test_counts(train, labels, available)
+        # The test samples of each class are put on a circle in random order. Every client takes
+        # consecutive samples from a random start: a uniform draw without replacement.
         circles = num_train + rng.permutation(num_samples - num_train)
         circles = circles[np.argsort(labels[circles], kind="stable")]
         first = (np.cumsum(available) - available)[label]
         start = rng.integers(0, np.maximum(available[label], 1))
-        step = np.arange(wanted.sum()) - np.repeat(np.cumsum(wanted) - wanted, wanted)
-        place = (np.repeat(start, wanted) + step) % np.repeat(available[label], wanted)
-        drawn = circles[np.repeat(first, wanted) + place]
-        holder = np.repeat(client, wanted)
+        step = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        place = (np.repeat(start, number) + step) % np.repeat(available[label], number)
+        drawn = circles[np.repeat(first, number) + place]
+        holder = np.repeat(client, number)
         order = np.lexsort((drawn, holder))
         return Partition(
             train, val, Ragged.from_sizes(drawn[order], np.bincount(holder, minlength=len(owned)))
         )
 
-    def _wanted(
+    def _test_counts(
         self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return client, label and number of test samples of every label that a client trains on.
+        """Returns the number of test samples for every pair of a client and a training label.
 
-        The three are int64 [pairs], sorted by client and label. Shares are kept as fractions of
-        whole numbers, so that ties are the same on every platform.
+        Shares are computed as fractions of whole numbers, so that ties are the same on every
+        platform.
+
+        Returns:
+            Client, label and number of test samples, int64 [pairs] each, sorted by client and
+            label.
         """
         pair, count = np.unique(
             train.owners * len(available) + labels[train.flat], return_counts=True
@@ -193,15 +210,15 @@ class MatchLabels(Protocol):
             size[size == np.iinfo(np.int64).max] = 0
         else:
             size = np.full(len(train), self.samples)
-        wanted, remainder = np.divmod(size[client] * count, total)
-        missing = size - np.bincount(client, wanted, minlength=len(train)).astype(np.int64)
+        number, remainder = np.divmod(size[client] * count, total)
+        missing = size - np.bincount(client, number, minlength=len(train)).astype(np.int64)
         by_remainder = np.lexsort((label, -remainder, client))
         first = np.searchsorted(client, np.arange(len(train)))
-        wanted[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
-        return client, label, np.minimum(wanted, available[label])
+        number[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
+        return client, label, np.minimum(number, available[label])
 
     def describe(self) -> str:
-        """Say in words what is evaluated on what."""
+        """Describes the protocol in words."""
         number = (
             "as many samples as possible" if self.samples is None else f"{self.samples} samples"
         )
@@ -212,13 +229,19 @@ class MatchLabels(Protocol):
 
 
 class SharedTest(Protocol):
-    """Every client is tested on the same, whole official test set (as in FedCLUP's table).
+    """A protocol that tests every client on the whole official test set, as FedCLUP's table does.
 
     Args:
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Raises:
-        ConfigError: The share is out of range, or there is no official test set.
+        ConfigError: The share is out of range, or (when samples are split) there is no official
+            test set.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> DigitsDataModule(num_clients=3, protocol=SharedTest()).partition.test.sizes
+        array([355, 355, 355])
     """
 
     def split(
@@ -229,25 +252,23 @@ class SharedTest(Protocol):
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
-        """Split off the validation sets; the test set is stored once."""
+        """Splits off the validation sets; the test set is stored once."""
         val, train = split_off(owned, labels, (self.validation,), rng)
         return Partition(train, val, Ragged.shared(np.arange(num_train, num_samples), len(owned)))
 
     def describe(self) -> str:
-        """Say in words what is evaluated on what."""
+        """Describes the protocol in words."""
         return "every client is tested on the whole official test set" + _also(self)
 
 
 def _check_share(key: str, value: float, protocol: Protocol) -> float:
-    if not 0 <= value < 1:
-        raise ConfigError(
-            f"{key}={value!r} of {type(protocol).__name__} must be at least 0 and below 1"
-        )
+    """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
+    require(f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1")
     return value
 
 
 def _also(protocol: Protocol) -> str:
-    """Say in words what share is used for validation."""
+    """Describes in words what share is used for validation."""
     if not protocol.validation:
         return ", without validation"
     return f", validated on {protocol.validation:.0%} of its own"

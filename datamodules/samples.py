@@ -1,4 +1,4 @@
-"""What a data set gives: inputs and targets that can be gathered by index."""
+"""Samples of a data set: inputs and targets that can be gathered by index."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from datamodules.errors import ConfigError
+from datamodules.errors import ConfigError, require
 
-_BLOCK = 1 << 20  # entries that are looked through at a time
+_BLOCK = 1 << 20  # entries that are checked at a time
 _ITEMS = (
-    "the data set's items must be pairs (input, target) of tensors, arrays or numbers, the "
-    "inputs all of one shape"
+    "all items must be pairs (input, target) of tensors, arrays or numbers, with inputs of one "
+    "shape"
 )
 
 
@@ -22,42 +22,49 @@ class Samples(ABC):
     """N pairs of an input and a target.
 
     Attributes:
-        targets: The targets on the host or device, [N] or [N, ...]: int64 for classes, float for
-            regression; None only for streamed regression data.
+        targets: The targets, [N] or [N, ...]: int64 for classes, floating for regression; None only
+            for streamed regression data.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> samples = DigitsDataModule().samples
+        >>> inputs, targets = samples.gather(torch.tensor([[0, 1, 2], [3, 4, 5]]))
+        >>> len(samples), inputs.shape, targets.shape
+        (1797, torch.Size([2, 3, 1, 8, 8]), torch.Size([2, 3]))
     """
 
     targets: Tensor | None
 
     @abstractmethod
     def __len__(self) -> int:
-        """Return N."""
+        """Returns N, the number of samples."""
 
     @abstractmethod
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the samples at ``index``.
+        """Returns the samples at `index`.
 
-        Images stored as uint8 come out as float32 in [0, 1]: they are scaled here, batch by
-        batch, and so take a quarter of the memory.
+        Images stored as uint8 are returned as float32 in [0, 1]. Stored in this way they take a
+        quarter of the memory.
 
         Args:
-            index: int64 of any shape S.
+            index: Indices of samples, int64 of any shape S.
 
         Returns:
-            inputs [*S, ...] and targets [*S, ...].
+            Inputs [*S, ...] and targets [*S, ...].
         """
 
     @abstractmethod
     def to(self, device: torch.device | str) -> "Samples":
-        """Return samples whose ``gather`` answers on ``device``."""
+        """Returns samples whose method `gather` returns tensors on `device`."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held in memory; 0 for streamed data."""
+        """The number of bytes held in memory; 0 for streamed data."""
 
     @property
     def input_shape(self) -> torch.Size:
-        """Shape of one input, without a batch axis."""
+        """The shape of one input, without a batch axis."""
         return self.gather(torch.zeros(1, dtype=torch.int64))[0].shape[1:]
 
 
@@ -65,11 +72,17 @@ class TensorSamples(Samples):
     """Samples held in memory.
 
     Args:
-        inputs: Tensor or array [N, ...] of any type; uint8 is scaled to [0, 1] by ``gather``.
-        targets: Tensor, array or list [N] or [N, ...]; integers (and bool) become int64.
+        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
+        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
 
     Raises:
-        ConfigError: The numbers of inputs and targets differ, or there are none.
+        ConfigError: The numbers of inputs and targets differ or are 0.
+
+    Example:
+        >>> samples = TensorSamples(torch.rand(10, 3), torch.arange(10) % 2)
+        >>> inputs, targets = samples.gather(torch.tensor([4, 1]))
+        >>> inputs.shape, targets
+        (torch.Size([2, 3]), tensor([0, 1]))
     """
 
     targets: Tensor
@@ -77,21 +90,22 @@ class TensorSamples(Samples):
     def __init__(
         self, inputs: Tensor | np.ndarray, targets: Tensor | np.ndarray | Sequence[float]
     ) -> None:
-        inputs, targets = _as_tensor("inputs", inputs), _as_tensor("targets", targets)
-        if inputs.ndim == 0 or targets.ndim == 0 or len(inputs) != len(targets) or not len(inputs):
-            raise ConfigError(
-                f"inputs of shape {tuple(inputs.shape)} and targets of shape "
-                f"{tuple(targets.shape)} need the same, non-zero number of samples"
-            )
+        inputs = _as_tensor("TensorSamples.inputs", inputs)
+        targets = _as_tensor("TensorSamples.targets", targets)
+        shape, number = tuple(inputs.shape), len(inputs) if inputs.ndim else 0
+        require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
+        shape = tuple(targets.shape)
+        expected = f"({number}, ...), one target per input"
+        require("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
         self.inputs = inputs
         self.targets = targets if targets.is_floating_point() else targets.long()
 
     def __len__(self) -> int:
-        """Return N."""
+        """Returns N, the number of samples."""
         return len(self.targets)
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the samples at ``index``; see ``Samples.gather``."""
+        """Returns the samples at `index`; see `Samples.gather`."""
         flat = index.reshape(-1).to(self.inputs.device)
         inputs = scaled(self.inputs.index_select(0, flat))
         targets = self.targets.index_select(0, flat)
@@ -101,7 +115,7 @@ class TensorSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "TensorSamples":
-        """Return a copy on ``device``, or this object if it is there already."""
+        """Returns a copy on `device`, or this object if its tensors are on `device` already."""
         inputs, targets = self.inputs.to(device), self.targets.to(device)
         if inputs is self.inputs and targets is self.targets:
             return self
@@ -109,22 +123,29 @@ class TensorSamples(Samples):
 
     @property
     def nbytes(self) -> int:
-        """Bytes held in memory."""
+        """The number of bytes held in memory."""
         return self.inputs.nbytes + self.targets.nbytes
 
 
 class DatasetSamples(Samples):
-    """Samples read one at a time from a data set that does not fit into memory.
+    """Samples read one at a time from a data set, which need not fit into memory.
 
     Args:
         dataset: A map-style torch data set whose items are pairs (input, target) of tensors,
             arrays or numbers, all inputs of one shape.
-        targets: All targets, a tensor, array or list [N], if known without reading every item.
-            They are needed for classification; None means regression.
-        device: Where ``gather`` puts what it returns.
+        targets: All targets, a tensor, array or list [N], required for classification; None means
+            regression.
+        device: The device of the tensors that `gather` returns.
 
     Raises:
         ConfigError: The numbers of items and targets differ.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> dataset = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+        >>> samples = DatasetSamples(dataset, targets=torch.arange(10) % 2)
+        >>> samples.gather(torch.tensor([4, 1]))[0].shape
+        torch.Size([2, 3])
     """
 
     def __init__(
@@ -135,12 +156,10 @@ class DatasetSamples(Samples):
     ) -> None:
         self._length = len(dataset)  # type: ignore[arg-type]
         if targets is not None:
-            targets = _as_tensor("targets", targets)
-        if targets is not None and targets.shape[:1] != (self._length,):
-            raise ConfigError(
-                f"targets of shape {tuple(targets.shape)} do not fit a data set of "
-                f"{self._length} items"
-            )
+            targets = _as_tensor("DatasetSamples.targets", targets)
+            shape = tuple(targets.shape)
+            expected = f"({self._length}, ...), one target per item"
+            require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
         self.dataset = dataset
         if targets is not None and not targets.is_floating_point():
             targets = targets.long()
@@ -148,16 +167,16 @@ class DatasetSamples(Samples):
         self.device = torch.device(device)
 
     def __len__(self) -> int:
-        """Return N."""
+        """Returns N, the number of samples."""
         return self._length
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the items at ``index`` one by one; see ``Samples.gather``.
+        """Reads the items at `index` one by one; see `Samples.gather`.
 
         Raises:
-            ConfigError: The items are not pairs that can be stacked.
+            ConfigError: The items are no pairs, or their inputs or targets differ in shape.
         """
-        # An empty index still needs the shape of an item.
+        # For an empty index one item is read all the same, as its shape is needed.
         items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
         inputs, targets = (column[: index.numel()] for column in _stack(items))
         if not targets.is_floating_point():
@@ -168,96 +187,104 @@ class DatasetSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "DatasetSamples":
-        """Return samples that stay on the host and answer on ``device``."""
+        """Returns samples that stay on the host and are gathered on `device`."""
         return DatasetSamples(self.dataset, self.targets, device)
 
     @property
     def nbytes(self) -> int:
-        """Return 0: nothing is held."""
+        """0, as no samples are held in memory."""
         return 0
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:
-    """Join two sets of samples into one index space, ``first`` before ``second``.
+    """Joins training and official test samples; the indices of the latter follow the former.
+
+    Args:
+        first: The training samples.
+        second: The official test samples.
 
     Raises:
-        ConfigError: One is streamed and the other is not, or their inputs or targets differ in
-            shape or type.
+        ConfigError: Only one of the two is streamed, or their inputs or targets differ in shape or
+            type.
     """
     if isinstance(first, TensorSamples) and isinstance(second, TensorSamples):
         for key in ("inputs", "targets"):
             a, b = getattr(first, key), getattr(second, key)
-            if a.shape[1:] != b.shape[1:] or a.dtype != b.dtype:
-                raise ConfigError(
-                    f"test_{key} of shape {tuple(b.shape)} and type {b.dtype} do not fit {key} "
-                    f"of shape {tuple(a.shape)} and type {a.dtype}"
-                )
+            sizes = ", ".join(map(str, ("N", *a.shape[1:])))
+            fits = a.shape[1:] == b.shape[1:]
+            require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
+            require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
         return TensorSamples(
             torch.cat([first.inputs, second.inputs]), torch.cat([first.targets, second.targets])
         )
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
         if (first.targets is None) != (second.targets is None):
-            raise ConfigError("targets are given for only one of the training and test samples")
+            raise ConfigError(
+                "DatasetSamples.targets: given for only one of training and test samples; they "
+                "must be given for both, or for neither"
+            )
         targets = None
         if first.targets is not None and second.targets is not None:
             targets = torch.cat([first.targets, second.targets])
         joined: Dataset = ConcatDataset([first.dataset, second.dataset])
         return DatasetSamples(joined, targets, first.device)
     raise ConfigError(
-        f"training samples are {type(first).__name__} but test samples are "
-        f"{type(second).__name__}; use one of TensorSamples and DatasetSamples for both"
+        f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
+        "must be TensorSamples, or both DatasetSamples"
     )
 
 
 def scaled(inputs: Tensor) -> Tensor:
-    """Turn uint8 into float32 in [0, 1]; leave every other type alone."""
+    """Returns uint8 inputs as float32 in [0, 1], and inputs of any other type unchanged."""
     return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
 
 
 def check_finite(key: str, values: Tensor) -> None:
-    """Raise ConfigError if floating ``values`` [N, ...] hold NaN or infinite numbers."""
+    """Raises a ConfigError if floating `values` [N, ...] contain NaN or infinite numbers."""
     if not values.is_floating_point() or not values.numel():
         return
-    # Block by block, as `isfinite` takes memory and time; a sum that is finite shows the same.
+    # `isfinite` takes much memory and time. A finite sum shows that all values of a block are.
     bad = 0
     for block in values.split(max(1, _BLOCK // values[0].numel())):
         if not block.sum(dtype=torch.float32).isfinite():
             bad += int((~block.reshape(len(block), -1).isfinite().all(1)).sum())
     if bad:
         raise ConfigError(
-            f"{key} hold NaN or infinite values (as {str(values.dtype).removeprefix('torch.')}) in "
-            f"{bad} of {len(values)} samples; all must be finite"
+            f"{key}: NaN or infinite values (as {str(values.dtype).removeprefix('torch.')}) in "
+            f"{bad} of {len(values)} samples; all values must be finite"
         )
 
 
 def _as_tensor(key: str, values: Any) -> Tensor:
-    """Turn an array or a list into a tensor."""
+    """Converts an array or a list to a tensor."""
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{key} of type {type(values).__name__} must be a tensor, or numbers that "
-            f"torch.as_tensor takes: {_line(error)}"
+            f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
+            f"that torch.as_tensor accepts: {_line(error)}"
         ) from error
 
 
 def _stack(items: list[Any]) -> tuple[Tensor, Tensor]:
-    """Stack the inputs and the targets of several items."""
+    """Stacks the inputs and the targets of several items."""
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ConfigError(f"{_ITEMS}, but one is {_kind(item)}")
+            raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {_ITEMS}")
     try:
         inputs, targets = (
             torch.stack([torch.as_tensor(value) for value in column])
             for column in zip(*items, strict=True)
         )
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"{_ITEMS}, but one is {_kind(items[0])}: {_line(error)}") from error
+        raise ConfigError(
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {_ITEMS}: {_line(error)}"
+        ) from error
     return inputs, targets
 
 
 def _kind(item: Any) -> str:
-    """Say what an item consists of."""
+    """Describes the type of an item in words."""
     name = type(item).__name__
     if isinstance(item, tuple | list):
         return f"a {name} of {', '.join(type(value).__name__ for value in item)}"
@@ -265,4 +292,5 @@ def _kind(item: Any) -> str:
 
 
 def _line(error: Exception) -> str:
+    """Returns the message of an error on one line."""
     return " ".join(str(error).split())

@@ -1,14 +1,14 @@
-"""Parts of every client's own samples, stratified by class."""
+"""Splits of every client's own samples into parts, stratified by class."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.drawn import Drawn
+from datamodules.drawn import Drawn, random_bits
 from datamodules.partition import IndexArrays, Ragged, stable_argsort
-from datamodules.randomness import fold
 
-# Row numbers in a block of clients are below 2^16, so that their sum with a draw is exact.
+# Row numbers in a block of clients are below 2^16: their sum with a draw of 36 bits is exact in
+# float64, which has 53 bits.
 _DRAW_BITS = 36
 
 
@@ -18,16 +18,16 @@ def split_off(
     shares: tuple[float, ...],
     rng: np.random.Generator,
 ) -> list[IndexArrays]:
-    """Split every client's samples into parts of the given shares and the rest, which is last.
+    """Splits every client's samples into parts of the given shares and a last part, the rest.
 
     Args:
         owned: The samples of each client.
-        labels: The class of all samples, int64 [N], to stratify by; None: at random.
-        shares: Of each part but the last, 0 to 1; ``Protocol`` says how they are rounded.
+        labels: The class of every sample, int64 [N], for stratification; None splits at random.
+        shares: The share of each part but the last, 0 to 1; see `Protocol` for the rounding.
         rng: The only source of randomness.
 
     Returns:
-        The parts, ascending for every client; of ``Drawn`` arrays, ones that are drawn too.
+        The parts, ascending for every client. If `owned` is `Drawn`, the parts are `Drawn`, too.
     """
     if isinstance(owned, Drawn):
         return _split_drawn(owned, labels, shares, rng)
@@ -36,13 +36,13 @@ def split_off(
     parts = [Ragged.from_sizes(np.empty(held.sum(), kind), held) for held in sizes]
     for clients in owned.blocks():
         samples, held = owned.of(clients), owned.sizes[clients]
-        # Drawn also where nothing is split off, so that what is drawn afterwards stays the same.
+        # Numbers are drawn even if nothing is split off, so that later draws stay the same.
         draws = rng.random(len(samples))
         if not any(shares):
             continue
         owner = np.repeat(np.arange(clients.start, clients.stop), held)
         order = _stratified_order(owner, None if labels is None else labels[samples], draws)
-        # Within each client, in stratified order, the first part comes first.
+        # The first samples of each client, in stratified order, are the first part, and so on.
         part = np.empty(len(order), np.int8)
         numbers = np.tile(np.arange(len(sizes), dtype=np.int8), len(held))
         part[order] = np.repeat(numbers, sizes[:, clients].T.ravel())
@@ -55,6 +55,7 @@ def split_off(
 def _split_drawn(
     owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: np.random.Generator
 ) -> list[IndexArrays]:
+    """Splits arrays that are computed on access; see `split_off`."""
     key, begin = int(rng.integers(1 << 63)), 0
     labels = None if labels is None else labels[: owned.total]
     parts: list[IndexArrays] = []
@@ -66,13 +67,15 @@ def _split_drawn(
 
 @dataclass(frozen=True, eq=False)
 class Part(Drawn):
-    """A part of every client's drawn samples; parts of the same key that adjoin are disjoint.
+    """A part of every client's samples, computed on access.
+
+    Parts with the same key and the same whole are disjoint if their ranges are.
 
     Attributes:
-        whole: The samples of each client, of which this is a part.
-        labels: The class of all samples, int64 [total], to stratify by; None: at random.
-        begin: The part is the entries ``begin`` to ``begin + size`` of a client's samples in
-            stratified order.
+        whole: All samples of each client.
+        labels: The class of every sample, int64 [total], for stratification; None splits at random.
+        begin: The part has the range `begin` to `begin + size` of a client's samples in stratified
+            order.
     """
 
     whole: Drawn
@@ -81,16 +84,16 @@ class Part(Drawn):
 
     @property
     def width(self) -> int:
-        """That of the whole."""
-        return self.whole.width
+        """The number of entries that are drawn for the whole of one client and for its order."""
+        return 2 * self.whole.width
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
-        """Draw the clients' samples, order them, and take the part."""
+        """Draws all samples of the clients, orders them, and returns the part."""
         if not self.size:
             return np.empty((len(clients), 0), self.dtype)
         samples = self.whole.rows(clients)
-        keys = fold(self.key, clients)[:, None]
-        draws = fold(keys, np.arange(self.whole.size)) >> np.uint64(64 - _DRAW_BITS)
+        bits = random_bits(self.key, clients, range(self.whole.size))
+        draws = bits >> np.uint64(64 - _DRAW_BITS)
         owner = np.repeat(np.arange(len(clients)), self.whole.size)
         label = None if self.labels is None else self.labels[samples.ravel()]
         order = _stratified_order(owner, label, draws.ravel() * 2.0**-_DRAW_BITS)
@@ -98,14 +101,14 @@ class Part(Drawn):
         return samples.ravel()[np.sort(mine, axis=1)]
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Return what defines the whole, the place of the part in it, and the labels."""
+        """Returns the integers that determine the whole, the range of the part, and the labels."""
         none = np.empty(0, np.int64)
         labels = none if self.labels is None else self.labels
         return *self.whole.definition(), *super().definition(), np.array([self.begin]), labels
 
 
 def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
-    """Return the sizes of the parts, int64 [len(shares) + 1, M]; see ``Protocol`` for the rule."""
+    """Returns the sizes of the parts, int64 [len(shares) + 1, M]; see `Protocol` for the rule."""
     left = held.copy()
     parts = []
     for share in shares:
@@ -119,22 +122,22 @@ def _part_sizes(held: np.ndarray, shares: tuple[float, ...]) -> np.ndarray:
 def _stratified_order(
     client: np.ndarray, label: np.ndarray | None, draws: np.ndarray
 ) -> np.ndarray:
-    """Order samples by client so that any first part of a client's samples is stratified.
+    """Orders samples by client such that the first n samples of a client are stratified for any n.
 
-    The j-th of the g samples of a class (j = 0, 1, ..., in random order) is placed at
-    (j + 1/2) / g: any first part then holds a share of every class that is rounded by
-    Sainte-Laguë's method. Ties are broken at random.
+    The j-th of the g samples of a class (j = 0, 1, ..., in random order) gets the position
+    (j + 1/2) / g. Sorted by position, the first n samples hold a share of every class that is
+    rounded by Sainte-Laguë's method. Ties are broken at random.
 
     Args:
-        client: int64 [n], ascending.
-        label: int64 [n], or None for a random order within each client.
+        client: The client of each sample, int64 [n], ascending.
+        label: The class of each sample, int64 [n]; None orders the samples of a client at random.
         draws: Uniform random numbers in [0, 1), [n].
 
     Returns:
-        int64 [n], a permutation.
+        A permutation of the samples, int64 [n].
     """
-    # One stable sort by (client, fraction): adding the two loses nothing that matters, as clients
-    # are numbered below 2^31 and come in ascending order already.
+    # One stable sort by (client, fraction). The rounding of their sum does no harm, as clients are
+    # numbered below 2^31 and already in ascending order.
     order = np.argsort(client + draws, kind="stable")
     if label is None or not len(order):
         return order

@@ -1,4 +1,4 @@
-"""Synthetic problems whose constants, and where possible solutions, are known."""
+"""Synthetic problems with known constants and, where possible, known solutions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
-from datamodules.errors import ConfigError, check_whole
+from datamodules.errors import check_whole, require
 from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import Natural
 from datamodules.protocols import Protocol
@@ -20,24 +20,32 @@ from datamodules.theory_newton import coupled_step
 
 
 class TheoryProblem(FederatedDataModule):
-    """Clients that draw samples of their own, and what is known of their objectives f_i.
+    """The base class of synthetic problems, in which client i has an objective f_i.
 
-    A subclass implements ``draw`` and those of the attributes and methods below that it knows.
-    Everything is float64. What client k draws depends on the seed and on k only: more clients, or
-    more samples of other splits, change nothing for those that are there already.
+    A subclass implements `draw` and `rule`, and overrides the attributes and methods below for
+    which it knows an answer. All numbers are float64. The samples of a client depend on the seed
+    and the number of the client only: more clients, or more samples of later splits, leave the
+    existing samples unchanged.
 
     Args:
-        num_clients: M.
-        samples: Training, validation and test samples of every client.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
-        seed: Of all that is drawn; None is 0.
+        num_clients: The number of clients M.
+        samples: The numbers of training, validation and test samples of every client.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
+        seed: Seed of all random draws; None is 0.
         num_workers: Worker processes of the loaders.
 
     Attributes:
-        true_models: The models that the data were made with, float64 [M, P], or None.
+        true_models: The models that generated the data, float64 [M, P], or None.
         smoothness: L, an upper bound of the eigenvalues of every f_i's Hessian, or None.
-        strong_convexity: μ, a lower bound of them, if there is a positive one; else None.
-        heterogeneity: R, a distance from one point that no true model exceeds, or None.
+        strong_convexity: μ, a positive lower bound of these eigenvalues, or None.
+        heterogeneity: R, an upper bound of the distances of all true models from some point, or
+            None.
+
+    Example:
+        >>> from datamodules import LeastSquares
+        >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
+        >>> isinstance(problem, TheoryProblem), problem.smoothness, problem.strong_convexity
+        (True, 1.0, 0.01)
     """
 
     def __init__(
@@ -53,10 +61,10 @@ class TheoryProblem(FederatedDataModule):
 
     @abstractmethod
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the client's inputs [n, d] and targets [n]: training, validation, then test."""
+        """Draws a client's inputs [n, d] and targets [n]: training, validation, then test."""
 
     def load(self) -> Loaded:
-        """Draw the samples of every client."""
+        """Draws the samples of every client."""
         inputs, targets = zip(*map(self.draw, range(self.num_clients)), strict=True)
         owners = np.repeat(np.arange(self.num_clients), sum(self._sizes))
         samples = TensorSamples(
@@ -66,70 +74,74 @@ class TheoryProblem(FederatedDataModule):
 
     @property
     def true_models(self) -> Tensor | None:
-        """See the class."""
+        """The models that generated the data, float64 [M, P]; None if there are none."""
         return None
 
     @property
     def smoothness(self) -> float | None:
-        """See the class."""
+        """An upper bound L of the eigenvalues of every Hessian; None if unknown."""
         return None
 
     @property
     def strong_convexity(self) -> float | None:
-        """See the class."""
+        """A positive lower bound μ of the eigenvalues of every Hessian; None if there is none."""
         return None
 
     @property
     def heterogeneity(self) -> float | None:
-        """See the class."""
+        """An upper bound R of the distances of all true models from some point, or None."""
         return None
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor] | None:
-        """Solve min over w and all w_i of mean_i [f_i(w_i) + penalty/2 |w_i - w|^2].
+        """Minimizes mean_i [f_i(w_i) + λ/2 |w_i - w|^2] over w and all w_i.
 
         Args:
-            penalty: λ; inf is one model for everyone, 0 is every client alone (and w their mean).
+            penalty: λ, from 0 to inf. For inf all w_i are equal; for 0 each w_i minimizes f_i, and
+                w is the mean of all w_i.
 
         Returns:
-            w [P] and w_i [M, P], float64; None where the solution is unknown or not finite.
+            w [P] and w_i [M, P], float64; None if the solution is unknown or not finite.
+
+        Raises:
+            ConfigError: `penalty` is negative or NaN, in problems with a known solution.
         """
         return None
 
     def identified(self, models: Tensor) -> Tensor:
-        """Return the part of models [..., P] that the objectives can tell; here all of it."""
+        """Returns the part of models [..., P] on which the objectives depend; here all of it."""
         return models
 
     def describe(self) -> str:
-        """Say in words what the problem is and what is evaluated, for the record of a run."""
+        """Describes problem, protocol and seed in words, for the record of a run."""
         protocol = self.protocol.describe()
         return f"{self.num_clients} clients, {self.rule()}; {protocol}; seed {self.seed}."
 
     @abstractmethod
     def rule(self) -> str:
-        """Say in words how the samples are made."""
+        """Describes in words how the samples are generated."""
 
     def train_arrays(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the training inputs [M, n, d] and targets [M, n]; every client has n."""
+        """Returns the training inputs [M, n, d] and targets [M, n] of all clients."""
         indices = self.partition.train.flat.reshape(self.num_clients, -1)
         inputs, targets = self.samples.gather(torch.from_numpy(indices))
         return inputs.numpy(), targets.numpy()
 
 
 class InOrder(Protocol):
-    """Every client's first samples are for training, the next for validation, the last for test.
+    """A protocol that splits each client's samples in their order: training, validation, test.
 
-    For samples drawn one after another from the client's own distribution.
+    The protocol suits samples that are drawn independently from the client's own distribution.
 
     Args:
-        train: Training samples of every client.
-        validation: Validation samples of every client.
-        test: Test samples of every client.
+        train: The number of training samples of every client.
+        validation: The number of validation samples of every client.
+        test: The number of test samples of every client.
     """
 
     needs_official_test = False
 
     def __init__(self, train: int, validation: int, test: int) -> None:
-        super().__init__(validation=0.0)  # the base class has shares, here are counts
+        super().__init__(validation=0.0)  # the base class accepts a share, not a count
         self.train, self.validation, self.test = train, validation, test
 
     def split(
@@ -140,14 +152,14 @@ class InOrder(Protocol):
         num_samples: int,
         rng: np.random.Generator,
     ) -> Partition:
-        """Cut every client's stretch of samples into three."""
+        """Splits the samples of every client in their order."""
         ends = np.cumsum([self.train, self.validation, self.test])
         part = np.searchsorted(ends, np.arange(len(owned.flat)) % ends[-1], side="right")
         train, val, test = (owned.select(part == number) for number in range(3))
         return Partition(train, val, test)
 
     def describe(self) -> str:
-        """Say in words what is evaluated on what."""
+        """Describes the protocol in words."""
         return (
             f"each client draws {self.train} training, {self.validation} validation and "
             f"{self.test} test samples"
@@ -155,30 +167,36 @@ class InOrder(Protocol):
 
 
 class LeastSquares(TheoryProblem):
-    """Linear regression with a chosen condition number, f_i(w) = 1/(2n) |X_i w - y_i|^2.
+    """Linear regression with a given condition number, f_i(w) = 1/(2n) |X_i w - y_i|^2.
 
-    X_i = sqrt(n) Q_i diag(s)^(1/2) V_i' with random orthonormal Q_i [n, d] and V_i [d, d]: every
-    client's Hessian X_i'X_i/n has exactly the eigenvalues s, in equal ratios from μ = 1/κ to
-    L = 1, along directions of its own. y_i = X_i w_i* + noise N(0, I) with w_i* = w_0 + R u_i,
-    |w_0| = 1, and u_i uniform on the unit sphere. The setting of FedCLUP's Figures 7 and 8 (Yu, He,
-    Sun, Xue, Li, ICML 2025).
+    X_i = sqrt(n) Q_i diag(s)^(1/2) V_i' with random orthonormal Q_i [n, d] and V_i [d, d]: the
+    Hessian X_i'X_i/n of every client has exactly the eigenvalues s, a geometric sequence from
+    μ = 1/κ to L = 1, with eigenvectors of its own. y_i = X_i w_i* + noise N(0, I) with true models
+    w_i* = w_0 + R u_i, |w_0| = 1, and u_i uniform on the unit sphere. This is the setting of
+    Figures 7 and 8 of FedCLUP (Yu, He, Sun, Xue, Li, ICML 2025).
 
-    Inputs are float64 [N, d], targets float64 [N]. Train ``LinearRegression(d)`` with the loss
-    ``HalfSquaredError``: the default loss for such targets lacks the factor 1/2.
+    Inputs are float64 [N, d], targets float64 [N]. The network is `LinearRegression(d)` with the
+    loss `HalfSquaredError`; the default loss for such targets lacks the factor 1/2.
 
     Args:
-        num_clients: M.
+        num_clients: The number of clients M.
         samples_per_client: n, at least d.
-        features: d, the number of weights P too.
+        features: d, which is also the number of weights P.
         condition: κ = L/μ, at least 1.
         heterogeneity: R, the distance of every true model from w_0.
-        noise: Standard deviation of the targets around X_i w_i*.
-        batch_size: Samples per batch of the loaders; None loads everything as one batch.
-        seed: Of all that is drawn; None is 0.
+        noise: Standard deviation of the noise in the targets.
+        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
+        seed: Seed of all random draws; None is 0.
         num_workers: Worker processes of the loaders.
 
     Raises:
         ConfigError: An argument is out of range.
+
+    Example:
+        >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
+        >>> common, personal = problem.solve(penalty=0.1)
+        >>> problem.strong_convexity, common.shape, personal.shape
+        (0.01, torch.Size([3]), torch.Size([4, 3]))
     """
 
     def __init__(
@@ -194,21 +212,19 @@ class LeastSquares(TheoryProblem):
         num_workers: int = 0,
     ) -> None:
         name = type(self).__name__
-        check_whole("features", features, owner=name)
-        check_whole("samples_per_client", samples_per_client, features, name)
-        check_number(name, 1, condition=condition)
-        check_number(name, 0, heterogeneity=heterogeneity, noise=noise)
-        if features == 1 and condition != 1:
-            raise ConfigError(
-                f"condition={condition!r} of {name} must be 1 where features=1: "
-                "there is one eigenvalue"
-            )
+        check_whole(f"{name}.features", features)
+        check_whole(f"{name}.samples_per_client", samples_per_client, features)
+        require(f"{name}.condition", condition, condition >= 1, "at least 1")
+        require(f"{name}.heterogeneity", heterogeneity, heterogeneity >= 0, "at least 0")
+        require(f"{name}.noise", noise, noise >= 0, "at least 0")
+        holds = features > 1 or condition == 1
+        require(f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue")
         super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)
         self.features, self.condition, self.noise = features, float(condition), float(noise)
         self._radius = float(heterogeneity)
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the client's inputs and targets."""
+        """Draws the inputs and targets of one client."""
         rng = generator(self.seed, "least squares", client)
         n, d = self._sizes[0], self.features
         spectrum = np.geomspace(1 / self.condition, 1.0, d)
@@ -219,7 +235,7 @@ class LeastSquares(TheoryProblem):
 
     @cached_property
     def true_models(self) -> Tensor:
-        """w_i*, [M, d]."""
+        """The true models w_i*, float64 [M, d]."""
         common = _unit(generator(self.seed, "least squares w_0"), self.features)
         rngs = [generator(self.seed, "least squares u", k) for k in range(self.num_clients)]
         own = np.stack([_unit(rng, self.features) for rng in rngs])
@@ -227,31 +243,31 @@ class LeastSquares(TheoryProblem):
 
     @property
     def smoothness(self) -> float:
-        """L."""
+        """The largest eigenvalue L = 1 of every Hessian."""
         return 1.0
 
     @property
     def strong_convexity(self) -> float:
-        """μ."""
+        """The smallest eigenvalue μ = 1/κ of every Hessian."""
         return 1 / self.condition
 
     @property
     def heterogeneity(self) -> float:
-        """R."""
+        """The distance R of every true model from w_0."""
         return self._radius
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Solve by elimination of the w_i; see the base class."""
-        check_number("solve", 0, penalty=penalty)
+        """Solves the problem by one Newton step; see `TheoryProblem.solve`."""
+        require("solve.penalty", penalty, penalty >= 0, "at least 0")
         x, y = self.train_arrays()
         hessians = np.einsum("mnd,mne->mde", x, x) / x.shape[1]
         gradients = -np.einsum("mnd,mn->md", x, y) / x.shape[1]  # at 0
-        # f is quadratic: one Newton step from 0 is the solution.
+        # All f_i are quadratic, so one Newton step from 0 gives the solution.
         common, own, _ = coupled_step(hessians, gradients, np.zeros_like(gradients), penalty)
         return torch.from_numpy(common), torch.from_numpy(common + own)
 
     def rule(self) -> str:
-        """Say in words how the samples are made."""
+        """Describes in words how the samples are generated."""
         return (
             f"least squares in {self.features} dimensions with condition number "
             f"{self.condition:g}, true models at distance {self._radius:g} from a common "
@@ -259,27 +275,13 @@ class LeastSquares(TheoryProblem):
         )
 
 
-def check_number(owner: str, least: float, **values: float) -> None:
-    """Raise ConfigError unless every value is a number of at least ``least``."""
-    for key, value in values.items():
-        if not value >= least:
-            raise ConfigError(f"{key}={value!r} of {owner} must be a number of at least {least}")
-
-
-def check_choice(owner: str, choices: tuple[str, ...], **values: str) -> None:
-    """Raise ConfigError unless every value is one of ``choices``."""
-    for key, value in values.items():
-        if value not in choices:
-            raise ConfigError(f"{key}={value!r} of {owner} must be {' or '.join(choices)}")
-
-
 def _orthonormal(rng: np.random.Generator, rows: int, columns: int) -> np.ndarray:
-    """Return random orthonormal columns, from the uniform distribution."""
+    """Draws orthonormal columns, [rows, columns], uniformly at random."""
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
-    return q * np.sign(np.diag(r))  # else the signs would be LAPACK's choice
+    return q * np.sign(np.diag(r))  # uniform only if the signs are not LAPACK's choice
 
 
 def _unit(rng: np.random.Generator, size: int) -> np.ndarray:
-    """Return a point of the unit sphere, uniformly."""
+    """Draws a point of the unit sphere, [size], uniformly at random."""
     vector = rng.normal(size=size)
     return vector / np.linalg.norm(vector)

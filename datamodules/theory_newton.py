@@ -1,4 +1,4 @@
-"""Newton's method for clients' models that a quadratic penalty ties together."""
+"""Newton's method for clients' models that are coupled by a quadratic penalty."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import math
 import numpy as np
 
 _STEPS = 200
-_ACCURACY = 1e-10  # of the last step, relative; the error behind it is about its square
-_FLAT = 1e-10  # curvature relative to that at 0 below which there is no solution
+_ACCURACY = 1e-10  # relative length of the last step; the remaining error is about its square
+_FLAT = 1e-10  # curvature, relative to the curvature at 0, below which there is no solution
 
 
 def coupled_step(
     hessians: np.ndarray, gradients: np.ndarray, own: np.ndarray, penalty: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Newton's step for min over w and all w_i of mean_i [f_i(w_i) + λ/2 |w_i - w|^2].
+    """Returns Newton's step for min over w and all w_i of mean_i [f_i(w_i) + λ/2 |w_i - w|^2].
 
-    The variables are w and δ_i = w_i - w, whose mean is 0: there the gradient in w vanishes, and a
-    step keeps it so. With A_i = H_i + λI and r_i = g_i + λ δ_i, the steps s of w and d_i of δ_i
-    solve A_i (s + d_i) - λ s = -r_i and mean_i d_i = 0. So
+    The variables are w and δ_i = w_i - w. The mean of all δ_i is 0: there the gradient of the
+    penalty in w vanishes, and a step preserves this. With A_i = H_i + λI and r_i = g_i + λ δ_i, the
+    steps s of w and d_i of δ_i solve A_i (s + d_i) - λ s = -r_i and mean_i d_i = 0. Therefore
 
         (mean_i λ A_i^-1 H_i) s = -mean_i λ A_i^-1 r_i,        d_i = -A_i^-1 (r_i + H_i s).
 
-    No term is a difference of nearly equal ones, however large or small λ is.
+    No term is a difference of nearly equal numbers, however large or small λ is.
 
     Args:
         hessians: H_i of f_i at w_i, [M, P, P].
@@ -31,11 +31,12 @@ def coupled_step(
         penalty: λ, from 0 to inf.
 
     Returns:
-        s [P], d_i [M, P], and the matrices whose curvature decides whether there is a solution: of
-        w after elimination of the w_i, [1, P, P], or for λ = 0 of each client, [M, P, P].
+        s [P], d_i [M, P], and matrices that are positive definite if there is a solution: the
+        Hessian in w after elimination of the w_i, [1, P, P], or for λ = 0 the Hessian of each
+        client, [M, P, P].
 
     Raises:
-        numpy.linalg.LinAlgError: One of these is singular.
+        numpy.linalg.LinAlgError: One of these matrices is singular.
     """
     if penalty == 0:
         steps = -_solve(hessians, gradients)
@@ -53,27 +54,29 @@ def coupled_step(
 def coupled_softmax(
     x: np.ndarray, y: np.ndarray, classes: int, penalty: float
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Solve min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] for f_i the mean cross entropy of W_i x.
+    """Minimizes mean_i [f_i(w_i) + λ/2 |w_i - w|^2], where f_i is the mean cross entropy of W_i x.
 
-    Newton's method with backtracking. One vector added to all rows of all W_i and W changes
-    nothing, so there is a space of solutions: this is the one in which the rows add up to zero.
+    The method is Newton's with backtracking. Adding one vector to all rows of W and of all W_i does
+    not change the objective; of all solutions the function returns the one whose rows add up to 0.
 
     Args:
         x: Inputs, [M, n, d].
         y: Classes, integers [M, n].
+        classes: The number of classes.
         penalty: λ, from 0 to inf.
 
     Returns:
-        w [P] and w_i [M, P], P = classes d, row by row; None where no finite solution exists: the
-        samples of all clients (for λ = 0, of one of them) can be separated, so that the loss falls
-        forever along some direction.
+        w [P] and w_i [M, P], P = classes d, row by row. None if there is no finite solution: the
+        samples of all clients together (for λ = 0, of any single client) are separable, so that
+        the loss decreases without end in some direction.
     """
     loss = _Softmax(x, y, classes)
     common = np.zeros((classes - 1) * x.shape[2])
     own = np.zeros((len(x), len(common)))
-    tie = 0.0 if math.isinf(penalty) else penalty / 2  # for inf, own stays 0
+    tie = 0.0 if math.isinf(penalty) else penalty / 2  # for inf, `own` stays 0
 
     def objective(common: np.ndarray, own: np.ndarray) -> float:
+        """Returns the objective at w = `common` and w_i = `common` + `own`."""
         return float((loss.values(common + own) + tie * np.square(own).sum(1)).mean())
 
     flat = None
@@ -101,29 +104,29 @@ def coupled_softmax(
 
 
 class _Softmax:
-    """Mean cross entropy of each client, in coordinates Z [classes - 1, d] of W = B Z.
+    """The mean cross entropy of each client, as a function of Z [classes - 1, d] with W = B Z.
 
-    B [classes, classes - 1] has orthonormal columns that are orthogonal to ones, so W's rows add up
-    to zero, and distances are the same in both.
+    The columns of B [classes, classes - 1] are orthonormal and orthogonal to the vector of ones.
+    Therefore the rows of W add up to 0, and W and Z have the same distances.
     """
 
     def __init__(self, x: np.ndarray, y: np.ndarray, classes: int) -> None:
         self.x, self.hit = x, np.eye(classes)[y]
         start = np.eye(classes)
-        start[:, 0] = 1  # so the first column of Q is the constant one
+        start[:, 0] = 1  # makes the first column of Q constant
         self.basis = np.linalg.qr(start)[0][:, 1:]
 
     def models(self, z: np.ndarray) -> np.ndarray:
-        """W, row by row [M, classes d], of coordinates [M, (classes - 1) d]."""
+        """Returns W, row by row [M, classes d], from coordinates `z` [M, (classes - 1) d]."""
         return np.einsum("ck,mkd->mcd", self.basis, self._shaped(z)).reshape(len(z), -1)
 
     def values(self, z: np.ndarray) -> np.ndarray:
-        """f_i, [M]."""
+        """Returns the values of all f_i, [M]."""
         scores = self._scores(z)
         return (np.log(np.exp(scores).sum(-1)) - (scores * self.hit).sum(-1)).mean(1)
 
     def derivatives(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Gradients [M, Q] and Hessians [M, Q, Q]."""
+        """Returns gradients [M, Q] and Hessians [M, Q, Q] of all f_i, Q = (classes - 1) d."""
         x, basis, (clients, size) = self.x, self.basis, z.shape
         share = np.exp(self._scores(z))
         share /= share.sum(-1, keepdims=True)
@@ -135,13 +138,15 @@ class _Softmax:
         return gradients / x.shape[1], hessians.reshape(clients, size, size) / x.shape[1]
 
     def _scores(self, z: np.ndarray) -> np.ndarray:
-        """W_i x [M, n, classes], less the largest of each sample."""
+        """Returns the scores W_i x [M, n, classes], minus the largest score of each sample."""
         scores = np.einsum("mnd,mkd->mnk", self.x, self._shaped(z)) @ self.basis.T
         return scores - scores.max(-1, keepdims=True)
 
     def _shaped(self, z: np.ndarray) -> np.ndarray:
+        """Returns coordinates as matrices, [M, classes - 1, d]."""
         return z.reshape(len(z), -1, self.x.shape[2])
 
 
 def _solve(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Solves one linear system for each matrix [..., P, P] and vector [..., P]."""
     return np.linalg.solve(matrices, vectors[..., None])[..., 0]

@@ -1,7 +1,7 @@
-"""A plain Lightning project that uses ``datamodules``: nothing federated, one client or all.
+"""A plain Lightning project, without federated learning, with the data modules of `datamodules`.
 
-Run it with ``python examples/plain_lightning.py``. It prints the test accuracy of a small network
-that is trained on one client's digits, and of one that is trained on all clients' digits.
+The command `python examples/plain_lightning.py` prints the test accuracy of a small network that is
+trained on the digits of one client, and of a network that is trained on the digits of all clients.
 """
 
 import logging
@@ -25,28 +25,28 @@ class Classifier(lightning.LightningModule):
         )
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Return the loss of a batch."""
+        """Returns the loss of a batch."""
         x, y = batch
         return cross_entropy(self.network(x), y)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log the loss."""
+        """Logs the loss of a batch."""
         x, y = batch
         self.log("val_loss", cross_entropy(self.network(x), y), batch_size=len(y))
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Log the accuracy."""
+        """Logs the accuracy of a batch."""
         x, y = batch
         accuracy = (self.network(x).argmax(1) == y).float().mean()
         self.log("accuracy", accuracy, batch_size=len(y))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return the optimizer."""
+        """Returns the optimizer."""
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
 def fit_and_test(data: lightning.LightningDataModule, dm: DigitsDataModule) -> float:
-    """Train a new network on ``data`` and return its accuracy on the test samples of ``data``."""
+    """Trains a new network on `data` and returns its accuracy on the test samples of `data`."""
     lightning.seed_everything(1, verbose=False)
     model = Classifier(inputs=dm.input_shape.numel(), classes=10)
     trainer = lightning.Trainer(
@@ -63,7 +63,8 @@ def fit_and_test(data: lightning.LightningDataModule, dm: DigitsDataModule) -> f
 
 if __name__ == "__main__":
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    for message in (".*does not have many workers.*", ".*LeafSpec.*"):  # no advice, and Lightning's
+    # Lightning's advice on worker processes, and its use of a deprecated function of PyTorch.
+    for message in (".*does not have many workers.*", ".*LeafSpec.*"):
         warnings.filterwarnings("ignore", message)
     dm = DigitsDataModule(num_clients=20, seed=1)
     print(dm.describe())

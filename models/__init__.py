@@ -1,8 +1,8 @@
-"""Network architectures: plain PyTorch modules with nothing federated in them.
+"""Networks and losses as plain PyTorch modules, for any PyTorch project.
 
-All of them are a `body` followed by a linear `head` (see `models.classifier.Classifier`), and take
-plain values as arguments, so that a YAML file can describe them. There are two losses beside them,
-for objectives that PyTorch's own do not give.
+Every network is a `body` followed by a linear `head` (see `models.classifier.Classifier`). All
+arguments are plain values, so that a YAML file can describe them. The two losses complete
+objectives for which PyTorch has no loss.
 """
 
 from models.cnn import CNN, SmallCNN

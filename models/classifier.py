@@ -1,20 +1,25 @@
-"""The form that all networks here share."""
+"""The base class of all networks, and helpers to build them."""
 
 from torch import Tensor, nn
 
 
 class Classifier(nn.Module):
-    """A body that turns a sample into features, and a linear head that turns these into scores.
+    """A network of a body, which computes features, and a linear head, which computes scores.
 
-    Methods that personalize some layers only can name them in the same way for every network:
-    ``head.*`` is the last layer, ``body.*`` is everything before it.
+    The names of the parameters are the same for every network, so that a method can personalize
+    some layers only: `head.*` is the last layer, `body.*` are all layers before the head.
 
     Args:
-        body: Maps [B, ...] to features [B, F].
-        head: Maps features to scores, one for each class.
+        body: A module that maps inputs [B, ...] to features [B, F].
+        head: A linear layer that maps features [B, F] to scores [B, num_classes].
 
     Shape:
-        Input: what the body takes. Output: [B, num_classes], before the softmax.
+        Input: that of the body. Output: scores [B, num_classes], before the softmax.
+
+    Example:
+        >>> network = Classifier(torch.nn.Flatten(), torch.nn.Linear(12, 3))
+        >>> network(torch.zeros(5, 3, 4)).shape, [name for name, _ in network.named_parameters()]
+        (torch.Size([5, 3]), ['head.weight', 'head.bias'])
     """
 
     def __init__(self, body: nn.Module, head: nn.Linear) -> None:
@@ -23,34 +28,44 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores."""
+        """Returns the scores [B, num_classes] of inputs `x` [B, ...]."""
         return self.head(self.body(x))
 
 
 def pooled_size(network: str, image_size: int, padding: int) -> int:
-    """Return the side of an image after two rounds of a 5x5 convolution and 2x2 pooling.
+    """Returns the side of an image after 5x5 convolution, 2x2 pooling, and both once more.
+
+    Args:
+        network: The class of the network, for the message of an error.
+        image_size: The side of the square input image.
+        padding: The padding of the convolutions.
 
     Raises:
-        ValueError: Nothing is left of the image.
+        ValueError: The image is too small.
     """
     size = image_size
     for _ in range(2):
         size = (size + 2 * padding - 4) // 2
     if size < 1:
-        # Backwards from a side of 1: pooling halves, a convolution takes 4 - 2 padding.
+        # Backwards from a side of 1: pooling halves it, a convolution subtracts 4 - 2 padding.
         least = 2 * (2 + 4 - 2 * padding) + 4 - 2 * padding
-        raise ValueError(
-            f"image_size={image_size} is too small for {network}; the least is {least}"
-        )
+        raise ValueError(f"{network}.image_size: {image_size}; it must be at least {least}")
     return size
 
 
-def group_norm(groups: int, channels: int) -> nn.GroupNorm:
-    """Return a GroupNorm.
+def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
+    """Returns a GroupNorm layer.
+
+    Args:
+        network: The class of the network, for the message of an error.
+        groups: The number of groups.
+        channels: The number of channels.
 
     Raises:
-        ValueError: ``groups`` does not divide ``channels``.
+        ValueError: `groups` does not divide `channels`.
     """
     if groups < 1 or channels % groups:
-        raise ValueError(f"norm_groups={groups} must divide the {channels} channels of a layer")
+        raise ValueError(
+            f"{network}.norm_groups: {groups}; it must divide {channels}, the channels of a layer"
+        )
     return nn.GroupNorm(groups, channels)

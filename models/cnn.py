@@ -8,26 +8,30 @@ from models.classifier import Classifier, group_norm, pooled_size
 
 
 class CNN(Classifier):
-    """The MNIST network of the FedAvg paper, and others of its form.
+    """The convolutional network of the FedAvg paper for MNIST, with variants.
 
     McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
     AISTATS 2017: two 5x5 convolutions (32 and 64 channels), each with ReLU and 2x2 max pooling,
-    then a linear layer with 512 units and ReLU. The convolutions keep the size of the image: only
-    so there are the paper's 1,663,370 parameters for 28x28 images. ``kernel_size=3, hidden=128`` is
-    the network with two convolutions in FedCLUP's released code.
+    then a linear layer with 512 units and ReLU. The convolutions are padded and keep the size of
+    the image, as only then the network has the paper's 1,663,370 parameters for 28x28 images.
+    `kernel_size=3, hidden=128` is the network with two convolutions in FedCLUP's released code.
 
     Args:
-        in_channels: 1 for gray images, 3 for color.
-        num_classes: Number of scores.
-        image_size: Side of the square images, at least 4.
-        kernel_size: Side of the convolutions' kernels, an odd number.
-        hidden: Units of the linear layer.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        num_classes: The number of scores.
+        image_size: The side of the square images, at least 4.
+        kernel_size: The side of the kernels, an odd number.
+        hidden: The number of units of the linear layer.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``image_size`` is too small, or ``kernel_size`` is even or below 1.
+        ValueError: `image_size` is too small, or `kernel_size` is even or below 1.
+
+    Example:
+        >>> CNN()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -39,8 +43,8 @@ class CNN(Classifier):
         hidden: int = 512,
     ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size={kernel_size} of CNN must be odd, such as 3 or 5")
-        # Convolutions that keep the size leave the halving, whatever their kernels.
+            raise ValueError(f"CNN.kernel_size: {kernel_size}; it must be odd and positive")
+        # With padding the size changes by pooling only, whatever the kernel size.
         side, padding = pooled_size("CNN", image_size, padding=2), kernel_size // 2
         body = OrderedDict(
             conv1=nn.Conv2d(in_channels, 32, kernel_size, padding=padding),
@@ -57,25 +61,29 @@ class CNN(Classifier):
 
 
 class SmallCNN(Classifier):
-    """A network for very small images, such as the 8x8 digits of the quick start.
+    """A convolutional network for very small images, such as the 8x8 digits of scikit-learn.
 
-    Two 3x3 convolutions that keep the size, with ``width`` and twice as many channels, each with
-    GroupNorm, ReLU and 2x2 max pooling. GroupNorm keeps no running statistics, which clients with
-    different data could not share (Hsieh et al., "The Non-IID Data Quagmire of Decentralized
-    Machine Learning", ICML 2020).
+    The network has two padded 3x3 convolutions, with `width` and twice as many channels, each with
+    GroupNorm, ReLU and 2x2 max pooling. Unlike BatchNorm, GroupNorm has no running statistics,
+    which clients with different data cannot share (Hsieh et al., "The Non-IID Data Quagmire of
+    Decentralized Machine Learning", ICML 2020).
 
     Args:
-        in_channels: 1 for gray images, 3 for color.
-        image_size: Side of the square images, at least 4.
-        num_classes: Number of scores.
-        width: Channels of the first convolution, a multiple of ``norm_groups``.
-        norm_groups: Groups of every GroupNorm.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        image_size: The side of the square images, at least 4.
+        num_classes: The number of scores.
+        width: The number of channels of the first convolution, a multiple of `norm_groups`.
+        norm_groups: The number of groups of every GroupNorm.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``image_size`` is too small, or ``width`` is no multiple of ``norm_groups``.
+        ValueError: `image_size` is too small, or `width` is no multiple of `norm_groups`.
+
+    Example:
+        >>> SmallCNN()(torch.zeros(2, 1, 8, 8)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -88,14 +96,14 @@ class SmallCNN(Classifier):
     ) -> None:
         side = image_size // 4
         if side < 1:
-            raise ValueError(f"image_size={image_size} is too small for SmallCNN; the least is 4")
+            raise ValueError(f"SmallCNN.image_size: {image_size}; it must be at least 4")
         body = OrderedDict(
             conv1=nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
-            norm1=group_norm(norm_groups, width),
+            norm1=group_norm("SmallCNN", norm_groups, width),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
             conv2=nn.Conv2d(width, 2 * width, kernel_size=3, padding=1, bias=False),
-            norm2=group_norm(norm_groups, 2 * width),
+            norm2=group_norm("SmallCNN", norm_groups, 2 * width),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),

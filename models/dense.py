@@ -11,15 +11,19 @@ from models.classifier import Classifier
 class LogisticRegression(Classifier):
     """Multinomial logistic regression: one linear layer.
 
-    With weight decay its loss is strongly convex, the setting of most convergence theorems.
+    With weight decay the loss is strongly convex, the setting of most convergence theorems.
 
     Args:
-        in_features: Number of values of a sample, e.g. 784 for 28x28 gray images.
-        num_classes: Number of scores.
+        in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
+        num_classes: The number of scores.
         bias: Whether every score has a constant term.
 
     Shape:
-        Input: [B, ...] with ``in_features`` values a sample. Output: [B, num_classes].
+        Input: [B, ...] with `in_features` values per sample. Output: [B, num_classes].
+
+    Example:
+        >>> LogisticRegression(in_features=784)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, in_features: int, num_classes: int = 10, bias: bool = True) -> None:
@@ -27,14 +31,18 @@ class LogisticRegression(Classifier):
 
 
 class LinearRegression(Classifier):
-    """One linear layer with one output, for regression.
+    """Linear regression: one linear layer with one output.
 
     Args:
-        in_features: Number of values of a sample.
-        bias: Whether there is a constant term.
+        in_features: The number of values per sample.
+        bias: Whether the output has a constant term.
 
     Shape:
-        Input: [B, ...] with ``in_features`` values a sample. Output: [B, 1].
+        Input: [B, ...] with `in_features` values per sample. Output: [B, 1].
+
+    Example:
+        >>> LinearRegression(in_features=3)(torch.zeros(2, 3)).shape
+        torch.Size([2, 1])
     """
 
     def __init__(self, in_features: int, bias: bool = False) -> None:
@@ -44,16 +52,20 @@ class LinearRegression(Classifier):
 class MLP(Classifier):
     """Multilayer perceptron: linear layers with ReLU between them.
 
-    ``hidden=(200, 200)`` with ``in_features=784`` is the "2NN" of McMahan et al.,
+    `hidden=(200, 200)` with `in_features=784` is the network "2NN" of McMahan et al.,
     "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 
     Args:
-        in_features: Number of values of a sample, e.g. 784 for 28x28 gray images.
-        hidden: Width of each hidden layer, first to last.
-        num_classes: Number of scores.
+        in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
+        hidden: The number of units of each hidden layer, first to last.
+        num_classes: The number of scores.
 
     Shape:
-        Input: [B, ...] with ``in_features`` values a sample. Output: [B, num_classes].
+        Input: [B, ...] with `in_features` values per sample. Output: [B, num_classes].
+
+    Example:
+        >>> MLP(in_features=64, hidden=(32, 16), num_classes=3)(torch.zeros(2, 8, 8)).shape
+        torch.Size([2, 3])
     """
 
     def __init__(

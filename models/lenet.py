@@ -1,4 +1,4 @@
-"""LeNet-5."""
+"""LeNet-5, a convolutional network for handwritten digits."""
 
 from collections import OrderedDict
 
@@ -12,19 +12,23 @@ class LeNet5(Classifier):
 
     Y. LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
     Two unpadded 5x5 convolutions (6 and 16 channels), each with 2x2 pooling, then linear layers
-    with 120 and 84 units. For images of 32x32, which the paper has, the first of these takes
-    16 x 5 x 5 values; for MNIST's 28x28 it takes 16 x 4 x 4.
+    with 120 and 84 units. The first linear layer has 16 x 5 x 5 inputs for the paper's images of
+    32x32, and 16 x 4 x 4 inputs for MNIST's images of 28x28.
 
     Args:
-        in_channels: 1 for gray images, 3 for color.
-        num_classes: Number of scores.
-        image_size: Side of the square images, at least 16.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        num_classes: The number of scores.
+        image_size: The side of the square images, at least 16.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``image_size`` is too small.
+        ValueError: `image_size` is too small.
+
+    Example:
+        >>> LeNet5(in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28) -> None:

@@ -1,4 +1,4 @@
-"""Logistic regression whose penalty is part of the network's output."""
+"""Logistic regression with a penalty that is part of the network's output, and its loss."""
 
 import torch
 from torch import Tensor, nn
@@ -8,36 +8,44 @@ from models.classifier import Classifier
 
 
 class PenalizedLogisticRegression(Classifier):
-    """Binary logistic regression with weights x that carries a penalty on x along.
+    """Binary logistic regression with weights x, whose output contains a penalty on x.
 
-    Scores are (r, r + a'x) for a sample a, with r = Σ_d β α x_d^2 / (1 + α x_d^2). A softmax does
-    not see the common r: probabilities are those of logistic regression. With the loss
-    ``PenalizedCrossEntropy`` the objective is equation (125) of FedPD (Zhang, Hong, Dhople, Yin,
+    Scores are (r, r + a'x) for a sample a, with r = Σ_d β α x_d^2 / (1 + α x_d^2). The softmax does
+    not depend on the common r, so the probabilities are those of logistic regression. With the loss
+    `PenalizedCrossEntropy` the objective is equation (125) of FedPD (Zhang, Hong, Dhople, Yin,
     Liu, IEEE TSP 2021), mean_j log(1 + exp(-b_j a_j'x)) + r, with b = -1 for class 0 and b = 1 for
-    class 1. The weights start at 0, as in the paper's code: one layer has no symmetry to break.
+    class 1. The weights start at 0, as in the paper's code.
 
     Args:
-        in_features: Number of values of a sample. There is no bias: a constant feature is one.
+        in_features: The number of values per sample. The network has no bias; a constant feature
+            replaces it.
         alpha: α, at least 0.
-        beta: β, at least 0; 0 is plain logistic regression.
+        beta: β, at least 0; 0 gives plain logistic regression.
 
     Shape:
-        Input: [B, ...] with ``in_features`` values a sample. Output: [B, 2].
+        Input: [B, ...] with `in_features` values per sample. Output: [B, 2].
 
     Raises:
-        ValueError: ``alpha`` or ``beta`` is negative: the penalty would be, or have poles.
+        ValueError: `alpha` is negative, and the penalty would have poles, or `beta` is negative,
+            and the penalty would be negative.
+
+    Example:
+        >>> PenalizedLogisticRegression(in_features=3)(torch.zeros(2, 3)).shape
+        torch.Size([2, 2])
     """
 
     def __init__(self, in_features: int, alpha: float = 1.0, beta: float = 0.1) -> None:
         for name, value in (("alpha", alpha), ("beta", beta)):
             if not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0")
+                raise ValueError(
+                    f"PenalizedLogisticRegression.{name}: {value}; it must be at least 0"
+                )
         super().__init__(nn.Flatten(), nn.Linear(in_features, 1, bias=False))
         nn.init.zeros_(self.head.weight)
         self.alpha, self.beta = alpha, beta
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores."""
+        """Returns the scores [B, 2] of inputs `x` [B, ...]."""
         second = self.head(self.body(x))
         squares = self.alpha * self.head.weight.square()
         penalty = self.beta * (squares / (1 + squares)).sum()
@@ -45,12 +53,16 @@ class PenalizedLogisticRegression(Classifier):
 
 
 class PenalizedCrossEntropy(nn.Module):
-    """Cross entropy plus the first score, in which ``PenalizedLogisticRegression`` has its penalty.
+    """Cross entropy plus the first score, which is the penalty of `PenalizedLogisticRegression`.
 
     Shape:
-        Scores: [B, 2]; target: classes, [B]. Loss: [B].
+        Outputs: scores [B, 2]. Targets: classes [B]. Losses: [B].
+
+    Example:
+        >>> PenalizedCrossEntropy()(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
+        tensor([1.1931])
     """
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses."""
+        """Returns the losses [B] of scores [B, 2] for classes [B]."""
         return cross_entropy(outputs, targets, reduction="none") + outputs[:, 0]

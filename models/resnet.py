@@ -10,25 +10,30 @@ from models.classifier import Classifier, group_norm
 
 
 class ResNet18(Classifier):
-    """ResNet-18, by default in the form that federated learning papers use for CIFAR.
+    """ResNet-18, by default in the variant of federated learning papers for CIFAR.
 
-    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. FedSLR (Appendix B.2)
-    takes GroupNorm with 2 groups instead of BatchNorm: 11,173,962 parameters for 10 classes.
-    Convolutions start from He's normal distribution (fan out), as in torchvision.
+    He et al., "Deep Residual Learning for Image Recognition", CVPR 2016. FedSLR (Appendix B.2) has
+    GroupNorm with 2 groups instead of BatchNorm: 11,173,962 parameters for 10 classes. The weights
+    of convolutions are initialized by He's normal distribution (fan out), as in torchvision.
 
     Args:
-        num_classes: Number of scores.
-        in_channels: 1 for gray images, 3 for color.
-        norm: "group", or "batch" for BatchNorm, whose running statistics are buffers.
-        norm_groups: Groups of every GroupNorm; without meaning for "batch".
-        small_images: True starts with a 3x3 convolution at full resolution, for images of 32x32 or
-            64x64; False with ImageNet's 7x7 convolution and 3x3 pooling, each of stride 2.
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        norm: "group" for GroupNorm, or "batch" for BatchNorm, whose running statistics are buffers.
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+        small_images: Whether the first layer is a 3x3 convolution at full resolution, for images of
+            32x32 or 64x64. False is for ImageNet: a 7x7 convolution and 3x3 pooling, each of
+            stride 2.
 
     Shape:
         Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``norm`` is unknown, or ``norm_groups`` does not divide 64.
+        ValueError: `norm` is unknown, or `norm_groups` does not divide 64.
+
+    Example:
+        >>> ResNet18(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
     """
 
     def __init__(
@@ -40,11 +45,12 @@ class ResNet18(Classifier):
         small_images: bool = True,
     ) -> None:
         if norm not in ("group", "batch"):
-            raise ValueError(f"norm={norm!r} is unknown; choose 'group' or 'batch'")
+            raise ValueError(f"ResNet18.norm: {norm!r}; it must be 'group' or 'batch'")
 
         def normalize(channels: int) -> nn.Module:
+            """Returns the normalization layer after a convolution."""
             if norm == "group":
-                return group_norm(norm_groups, channels)
+                return group_norm("ResNet18", norm_groups, channels)
             return nn.BatchNorm2d(channels)
 
         body: OrderedDict[str, nn.Module] = OrderedDict()
@@ -74,7 +80,7 @@ class ResNet18(Classifier):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions around which the input is added to the output."""
+    """A residual block: two 3x3 convolutions, to whose output the input is added."""
 
     def __init__(
         self, inputs: int, outputs: int, normalize: Callable[[int], nn.Module], stride: int
@@ -95,5 +101,6 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Returns the output [B, outputs, H / stride, W / stride] for `x` [B, inputs, H, W]."""
         y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))

@@ -8,31 +8,35 @@ from torch import nn
 
 from models.classifier import Classifier, group_norm
 
-# Configuration A of the paper: channels of each 3x3 convolution; 0 is a 2x2 max pooling.
+# Configuration A of the paper: the channels of each 3x3 convolution; 0 means 2x2 max pooling.
 _LAYERS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
 
 
 class VGG11(Classifier):
-    """VGG-11 with one linear layer behind its eight convolutions, as usual for 32x32 images.
+    """VGG-11 with one linear layer after its eight convolutions, as is usual for 32x32 images.
 
     Simonyan, Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition",
-    ICLR 2015, configuration A. ImageNet's two linear layers of 4,096 units are left out: the head
-    sees 512 features, the width that FedAgg gives for its VGG-11. Convolutions start from He's
-    normal distribution (fan out), biases at 0, as in torchvision.
+    ICLR 2015, configuration A. The two linear layers of 4,096 units for ImageNet are omitted: the
+    head has 512 inputs, the width that FedAgg states for its VGG-11. The weights of convolutions
+    are initialized by He's normal distribution (fan out), biases by 0, as in torchvision.
 
     Args:
-        num_classes: Number of scores.
-        in_channels: 1 for gray images, 3 for color.
-        norm: What follows every convolution: "group" for GroupNorm, "batch" for BatchNorm, whose
-            running statistics are buffers, or "none" as in the paper; only then convolutions have
-            biases.
-        norm_groups: Groups of every GroupNorm; without meaning otherwise.
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        norm: The layer after every convolution: "group" for GroupNorm, "batch" for BatchNorm, whose
+            running statistics are buffers, or "none" as in the paper. Only with "none" the
+            convolutions have biases.
+        norm_groups: The number of groups of every GroupNorm; ignored for other values of `norm`.
 
     Shape:
         Input: [B, in_channels, H, W], H and W at least 32. Output: [B, num_classes].
 
     Raises:
-        ValueError: ``norm`` is unknown, or ``norm_groups`` does not divide 64.
+        ValueError: `norm` is unknown, or `norm_groups` does not divide 64.
+
+    Example:
+        >>> VGG11(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 100])
     """
 
     def __init__(
@@ -43,11 +47,11 @@ class VGG11(Classifier):
         norm_groups: int = 2,
     ) -> None:
         makers: dict[str, Callable[[int], nn.Module]] = {
-            "group": lambda channels: group_norm(norm_groups, channels),
+            "group": lambda channels: group_norm("VGG11", norm_groups, channels),
             "batch": nn.BatchNorm2d,
         }
         if norm != "none" and norm not in makers:
-            raise ValueError(f"norm={norm!r} is unknown; choose 'group', 'batch' or 'none'")
+            raise ValueError(f"VGG11.norm: {norm!r}; it must be 'group', 'batch' or 'none'")
         body: OrderedDict[str, nn.Module] = OrderedDict()
         inputs, conv, pool = in_channels, 1, 1
         for outputs in _LAYERS:
@@ -60,7 +64,7 @@ class VGG11(Classifier):
                 body[f"norm{conv}"] = makers[norm](outputs)
             body[f"relu{conv}"] = nn.ReLU()
             inputs, conv = outputs, conv + 1
-        body[f"pool{pool}"] = nn.AdaptiveAvgPool2d(1)  # of 1x1 for 32x32 images: nothing to do
+        body[f"pool{pool}"] = nn.AdaptiveAvgPool2d(1)  # no effect for 32x32 images
         body["flatten"] = nn.Flatten()
         super().__init__(nn.Sequential(body), nn.Linear(inputs, num_classes))
         for module in self.modules():

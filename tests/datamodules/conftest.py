@@ -1,4 +1,4 @@
-"""What the tests of ``datamodules`` share."""
+"""Fixtures of the tests of `datamodules`."""
 
 import pytest
 
@@ -7,6 +7,5 @@ from tests.refusal import refused
 
 @pytest.fixture(scope="session")
 def one_line():
-    """Return a context that expects a one-line ConfigError with the given parts in it."""
-
+    """Returns a context that expects a one-line ConfigError with the given parts in it."""
     return refused

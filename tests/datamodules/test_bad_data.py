@@ -1,4 +1,4 @@
-"""Data that cannot be trained on, and a ``load`` or a data set of a user's own that is wrong."""
+"""Errors for unusable data, and for a wrong `load` or data set of a user."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class Items(Dataset):
 
 
 class Loading(FederatedDataModule):
-    """Its ``load`` returns what it was given."""
+    """A data module whose `load` returns the argument of the constructor."""
 
     def __init__(self, loaded):
         super().__init__(num_clients=2)
@@ -47,7 +47,7 @@ class Loading(FederatedDataModule):
 
 
 @pytest.mark.parametrize("key", ["inputs", "targets", "test_inputs", "test_targets"])
-def test_what_is_not_finite_is_refused_before_training(key, one_line, tmp_path):
+def test_nan_and_infinite_values_are_refused_before_training(key, one_line, tmp_path):
     rng = np.random.default_rng(0)
     data = {name: rng.normal(size=(10, 3)) for name in ("inputs", "test_inputs")}
     data |= {name: rng.normal(size=10) for name in ("targets", "test_targets")}
@@ -60,20 +60,22 @@ def test_what_is_not_finite_is_refused_before_training(key, one_line, tmp_path):
         ArrayDataModule(**data, num_clients=2),
         TensorDataModule(**tensors, num_clients=2),
     ):
-        with one_line(f"{key} hold NaN or infinite values", " 3 of 10 samples"):
+        with one_line(f"{key}: NaN or infinite values", " 3 of 10 samples"):
             module.setup()
 
 
-def test_too_large_for_float32_is_refused(one_line, recwarn):
-    with one_line("inputs hold", "infinite values (as float32) in 1 of 3 samples"):
+def test_float64_values_too_large_for_float32_are_refused(one_line, recwarn):
+    with one_line("inputs: NaN or", "infinite values (as float32) in 1 of 3 samples"):
         ArrayDataModule(np.array([[1.0], [1e300], [2.0]]), np.arange(3), num_clients=2).setup()
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_finite_values_are_looked_through_in_blocks(kind, one_line, monkeypatch):
+def test_only_values_that_are_not_finite_are_refused_in_blocks_with_an_infinite_sum(
+    kind, one_line, monkeypatch
+):
     monkeypatch.setattr(samples, "_BLOCK", 12)
-    # Their sum is infinite, but none of them is.
+    # The sum of these values is infinite, but every value is finite.
     values = torch.full((7, 5), torch.finfo(kind).max, dtype=kind)
     samples.check_finite("inputs", values)
     samples.check_finite("inputs", values.t())
@@ -91,7 +93,7 @@ WRONG: list[Any] = [Items((X[0], 0)), TensorSamples(X, Y), X]
 @pytest.mark.parametrize(
     ("loaded", "parts"),
     [
-        (Items((X[0], 0)), ["load() of Loading returned Items", "Loaded(train, test)"]),
+        (Items((X[0], 0)), ["Loading.load: returned Items", "Loaded(train, test)"]),
         (TensorSamples(X, Y), ["returned TensorSamples", "Loaded(train, test)"]),
         ((TensorSamples(X, Y), None), ["returned tuple", "Loaded(train, test)"]),
         (None, ["returned NoneType"]),
@@ -99,13 +101,13 @@ WRONG: list[Any] = [Items((X[0], 0)), TensorSamples(X, Y), X]
         (Loaded(*WRONG[1:]), ["Loaded of Tensor;", "TensorSamples(inputs, targets)"]),
     ],
 )
-def test_load_must_return_samples(loaded, parts, one_line):
+def test_load_that_does_not_return_samples_is_refused(loaded, parts, one_line):
     with one_line(*parts):
         Loading(loaded).setup()
 
 
 class Picture:
-    """Stands for a PIL image, which is no tensor."""
+    """A stand-in for a PIL image, which cannot become a tensor."""
 
 
 @pytest.mark.parametrize(
@@ -113,18 +115,18 @@ class Picture:
     [
         ([(Picture(), 0)], ["a tuple of Picture, int"]),
         ([(X[0], 0), (X[1], 1, 2)], ["a tuple of Tensor, int, int"]),
-        ([(X[0], 0), (X[1, :1], 1)], ["inputs all of one shape", "[2, 2]", "[1, 2]"]),
+        ([(X[0], 0), (X[1, :1], 1)], ["inputs of one shape", "[2, 2]", "[1, 2]"]),
         ([(X[0], 0), (X[1], torch.zeros(2))], ["[2]"]),
         ([X[0], X[1]], ["of type Tensor"]),
         ([{"x": X[0], "y": 0}], ["of type dict"]),
     ],
 )
-def test_items_must_be_pairs(items, parts, one_line):
-    with one_line("items must be pairs (input, target)", *parts):
+def test_items_that_are_no_pairs_of_one_shape_are_refused(items, parts, one_line):
+    with one_line("DatasetSamples.dataset: an item is", "must be pairs (input, target)", *parts):
         DatasetSamples(Items(*items)).gather(torch.arange(len(items)))
 
 
-def test_errors_of_the_data_set_itself_are_not_hidden():
+def test_an_error_of_the_data_set_itself_is_raised_unchanged():
     class Broken(Items):
         def __getitem__(self, i):
             raise ValueError("a bug of its own")
@@ -133,25 +135,25 @@ def test_errors_of_the_data_set_itself_are_not_hidden():
         DatasetSamples(Broken(1, 2)).gather(torch.arange(2))
 
 
-def test_arrays_and_lists_are_taken():
-    for found in (
+def test_arrays_and_lists_become_tensors():
+    for actual in (
         TensorSamples(X.numpy(), Y.numpy()),
         TensorSamples(X, Y.tolist()),
         TensorDataModule(X.numpy(), Y.numpy(), num_clients=2).samples,
         DatasetSamples(Items(*zip(X, Y.tolist(), strict=True)), Y.tolist()),  # as of ImageFolder
         DatasetSamples(Items(*zip(X, Y.tolist(), strict=True)), Y.numpy().astype(np.uint8)),
     ):
-        assert torch.equal(found.targets, Y) and found.targets.dtype == torch.int64
-        x, y = found.gather(torch.tensor([4, 1]))
+        assert torch.equal(actual.targets, Y) and actual.targets.dtype == torch.int64
+        x, y = actual.gather(torch.tensor([4, 1]))
         assert torch.equal(x, X[[4, 1]]) and torch.equal(y, Y[[4, 1]])
 
 
-def test_what_is_no_tensor_is_refused(one_line):
-    with one_line("targets of type list", "torch.as_tensor"):
+def test_inputs_and_targets_that_cannot_become_tensors_are_refused(one_line):
+    with one_line("TensorSamples.targets: an object of type list", "torch.as_tensor"):
         TensorSamples(X, ["cat", "dog"] * 3)
-    with one_line("targets of type list", "torch.as_tensor"):
+    with one_line("DatasetSamples.targets: an object of type list", "torch.as_tensor"):
         DatasetSamples(Items(1, 2), ["cat", "dog"])
-    with one_line("inputs of type Picture"):
+    with one_line("TensorSamples.inputs: an object of type Picture"):
         TensorSamples(Picture(), Y)
-    with one_line("targets of shape ()", "2 items"):
+    with one_line("DatasetSamples.targets.shape: (); it must be (2, ...)"):
         DatasetSamples(Items(1, 2), torch.tensor(1))

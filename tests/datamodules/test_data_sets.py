@@ -1,4 +1,4 @@
-"""Digits, a user's own arrays, and configuration by YAML."""
+"""The data modules of digits and of a user's own arrays, and their configuration by YAML."""
 
 import jsonargparse
 import numpy as np
@@ -18,7 +18,7 @@ from datamodules import (
 )
 
 
-def test_digits():
+def test_digits_are_scaled_images_of_ten_classes():
     dm = DigitsDataModule()
     x, y = dm.samples.gather(torch.arange(1797))
     assert len(dm.samples) == 1797
@@ -39,7 +39,7 @@ def test_digits_test_set_is_a_fifth_of_each_class():
     per_class = np.bincount(load_digits().target)
     assert (train + test == per_class).all()
     assert (test == per_class // 5).all()
-    # All images are there once: compare as multisets of rows.
+    # Every image occurs once: the two sorted lists of images are equal.
     x = dm.samples.gather(torch.arange(1797))[0].flatten(1).numpy() * 16
     assert sorted(map(bytes, x.astype(np.uint8))) == sorted(
         map(bytes, load_digits().data.astype(np.uint8))
@@ -50,7 +50,7 @@ X = np.arange(80, dtype=np.float64).reshape(40, 2)
 Y = np.arange(40) % 4
 
 
-def test_arrays():
+def test_arrays_become_tensors_of_standard_types():
     dm = ArrayDataModule(X, Y.astype(np.uint16), num_clients=4, partition=IID())
     x, y = dm.samples.gather(torch.tensor([3]))
     assert x.dtype == torch.float32
@@ -65,7 +65,7 @@ def test_arrays():
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", "longdouble", ">i4", ">u2", "<u2"])
-def test_arrays_of_other_machines(kind, tmp_path):
+def test_arrays_of_any_number_type_and_byte_order_are_read(kind, tmp_path):
     np.savez(tmp_path / "mine.npz", inputs=X.astype(kind), targets=Y.astype(">i8"))
     x, y = ArrayDataModule(file=tmp_path / "mine.npz", num_clients=4).samples.gather(
         torch.arange(40)
@@ -73,47 +73,47 @@ def test_arrays_of_other_machines(kind, tmp_path):
     assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
 
 
-def test_arrays_refuse(one_line, tmp_path):
-    with one_line("targets is missing"):
+def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
+    with one_line("ArrayDataModule.targets: None; it must be an array"):
         ArrayDataModule(X, num_clients=2)
-    with one_line("test_targets is missing"):
+    with one_line("test_targets: None; it must be given, as test_inputs is"):
         ArrayDataModule(X, Y, X, num_clients=2)
-    with one_line("(40, 2)", "(3,)"):
+    with one_line("TensorSamples.targets.shape: (3,); it must be (40, ...)"):
         ArrayDataModule(X, Y[:3], num_clients=2)
-    with one_line("inputs of type", "<U32"):
+    with one_line("ArrayDataModule.inputs.dtype: dtype('<U32'); it must be a type of numbers"):
         ArrayDataModule(X.astype(str), Y, num_clients=2)
-    with one_line("file='a.npz'", "inputs, targets"):
+    with one_line("ArrayDataModule.file: 'a.npz'; it must be None, as inputs, targets are given"):
         ArrayDataModule(X, Y, file="a.npz", num_clients=2)
-    with one_line("nowhere.npz' does not exist"):
+    with one_line("ArrayDataModule.file: ", "nowhere.npz'; it must be the path of an existing"):
         ArrayDataModule(file=tmp_path / "nowhere.npz", num_clients=2)
     (tmp_path / "text.npz").write_text("inputs: 3")
-    with one_line("text.npz' is not an .npz file"):
+    with one_line("ArrayDataModule.file: ", "text.npz'; it must be an .npz file"):
         ArrayDataModule(file=tmp_path / "text.npz", num_clients=2).setup()
     np.savez(tmp_path / "half.npz", inputs=X)
-    with one_line("targets is missing", "half.npz"):
+    with one_line("ArrayDataModule.targets: None; it must be an array in ", "half.npz"):
         ArrayDataModule(file=tmp_path / "half.npz", num_clients=2).setup()
     np.savez(tmp_path / "more.npz", inputs=X, targets=Y, label=Y)
     with one_line("more.npz' holds label", "client_ids"):
         ArrayDataModule(file=tmp_path / "more.npz", num_clients=2).setup()
     np.savez(tmp_path / "objects.npz", inputs=np.array([{}, []], object), targets=Y)
-    with one_line("objects.npz' is not an .npz file of plain arrays"):
+    with one_line("objects.npz'; it must be an .npz file of plain arrays"):
         ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
 
 
-def test_home_is_known(tmp_path, monkeypatch):
+def test_a_tilde_in_the_path_of_a_file_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     np.savez(tmp_path / "mine.npz", inputs=X, targets=Y)
     assert len(ArrayDataModule(file="~/mine.npz", num_clients=2).samples) == len(X)
 
 
 def from_yaml(text):
-    """Build a data module the way a Lightning command line does."""
+    """Builds a data module from YAML, as a Lightning command line does."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(FederatedDataModule, "data")
     return parser.instantiate(parser.parse_string(text)).data
 
 
-def test_a_file_from_yaml(tmp_path):
+def test_yaml_can_describe_a_file_a_rule_and_a_protocol(tmp_path):
     ids = np.array(["ann", "bob"])[np.arange(40) % 2]
     np.savez(
         tmp_path / "mine.npz", inputs=X, targets=Y, test_inputs=X, test_targets=Y, client_ids=ids
@@ -134,7 +134,7 @@ data:
     assert (dm.label_counts("test") > 0).tolist() == [[True, False] * 2, [False, True] * 2]
 
 
-def test_client_ids_from_yaml(tmp_path):
+def test_yaml_can_list_client_ids(tmp_path):
     np.savez(tmp_path / "mine.npz", inputs=X[:6], targets=Y[:6])
     dm = from_yaml(f"""
 data:
@@ -157,7 +157,7 @@ data:
         ("LogNormal", "sigma: 0.4"),
     ],
 )
-def test_every_rule_from_yaml(rule, arguments):
+def test_yaml_can_describe_every_rule(rule, arguments):
     dm = from_yaml(f"""
 data:
   class_path: DigitsDataModule

@@ -1,8 +1,9 @@
-"""Index arrays that are computed when asked for, against plain Python and against stored ones."""
+"""Index arrays that are computed on access, compared with plain Python and with stored arrays."""
 
 import copy
 import pickle
 import tracemalloc
+import warnings
 from fractions import Fraction
 
 import numpy as np
@@ -21,14 +22,15 @@ from datamodules import (
     SplitOwn,
     TensorDataModule,
 )
+from datamodules.drawn import random_bits
 from datamodules.randomness import fold
 from pfl import FederatedLoop
 
 MASK = 2**64 - 1
 
 
-def mixed(key, datum):
-    """SplitMix64's output number `datum` from state `key`, with Python's integers."""
+def splitmix64(key, datum):
+    """Returns output number `datum` of SplitMix64 from state `key`, in Python's integers."""
     x = (key + (datum + 1) * 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -36,27 +38,27 @@ def mixed(key, datum):
 
 
 def drawn_set(sets, client):
-    """What `Subsets` documents, for one client: draw, sort, draw again what is there twice."""
-    key = mixed(sets.key, client)
+    """Returns the set of one client as `Subsets` documents it: repeated draws are drawn again."""
+    key = splitmix64(sets.key, client)
     if 2 * sets.size > sets.total:
-        return sorted(sorted(range(sets.total), key=lambda i: mixed(key, i))[: sets.size])
+        return sorted(sorted(range(sets.total), key=lambda i: splitmix64(key, i))[: sets.size])
     attempt = 0
-    found = [mixed(key, i) % sets.total for i in range(sets.size)]
+    drawn = [splitmix64(key, i) % sets.total for i in range(sets.size)]
     while True:
-        found.sort()
-        twice = [i for i in range(1, sets.size) if found[i] == found[i - 1]]
+        drawn.sort()
+        twice = [i for i in range(1, sets.size) if drawn[i] == drawn[i - 1]]
         if not twice:
-            return found
+            return drawn
         attempt += 1
         for i in twice:
-            found[i] = mixed(key, attempt * sets.size + i) % sets.total
+            drawn[i] = splitmix64(key, attempt * sets.size + i) % sets.total
 
 
 def drawn_part(part, client):
-    """A part of a client's samples, by the words of `_stratified_order`, with exact fractions."""
+    """Returns a part of a client's samples as `_stratified_order` documents it, by fractions."""
     own = drawn_set(part.whole, client)
-    key = mixed(part.key, client)
-    order = sorted(range(len(own)), key=lambda i: mixed(key, i) >> 28)
+    key = splitmix64(part.key, client)
+    order = sorted(range(len(own)), key=lambda i: splitmix64(key, i) >> 28)
     if part.labels is not None:
         labels = [int(part.labels[own[i]]) for i in order]
         places = [
@@ -68,7 +70,7 @@ def drawn_part(part, client):
 
 
 def module(clients=100, size=6, protocol=None, seed=0, labels=None, test=0):
-    """40 samples of 4 classes, or samples of other labels."""
+    """Returns a data module of 40 samples of 4 classes, or of samples with other labels."""
     labels = torch.arange(40) % 4 if labels is None else labels
     official = (torch.zeros(test, 1), torch.arange(test) % 4) if test else (None, None)
     data = (torch.zeros(len(labels), 1), labels, *official)
@@ -79,17 +81,48 @@ def module(clients=100, size=6, protocol=None, seed=0, labels=None, test=0):
 
 
 def stored(partition):
-    """The same arrays, each of them kept."""
+    """Returns a partition with the same arrays, stored instead of computed."""
     kept = (Ragged.from_sizes(part.flat, part.sizes) for part in vars(partition).values())
     return Partition(*kept)
 
 
 def test_fold_is_splitmix64():
-    # The sequence that implementations are commonly checked with, of seed 1234567.
+    # The sequence of seed 1234567, with which implementations are commonly verified.
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert fold(1234567, np.arange(3)).tolist() == known == [mixed(1234567, i) for i in range(3)]
-    keys = np.array([[0], [MASK]], np.uint64)
-    assert fold(keys, np.arange(2)).tolist() == [[mixed(k, i) for i in (0, 1)] for k in (0, MASK)]
+    assert [splitmix64(1234567, i) for i in range(3)] == known
+    assert unsigned(fold(torch.tensor(1234567), torch.arange(3))) == known
+    keys, data = [0, 1, -1, 2**62, -(2**63), 2**63 - 1], [0, 1, 12345, 2**40]
+    for key in keys:
+        expected = [splitmix64(key % 2**64, datum) for datum in data]
+        assert unsigned(fold(torch.tensor([key]), torch.tensor(data))) == expected
+    table = fold(torch.tensor(keys)[:, None], torch.tensor(data))
+    assert table.dtype == torch.int64 and table.shape == (6, 4)
+
+
+def unsigned(values):
+    """Returns the bits of int64 values as unsigned integers."""
+    return [value % 2**64 for value in values.tolist()]
+
+
+def test_fold_leaves_its_arguments_unchanged_and_can_be_scripted():
+    keys, data = torch.tensor([3, -4, 5]), torch.arange(3)
+    expected = fold(keys, data)
+    assert keys.tolist() == [3, -4, 5] and data.tolist() == [0, 1, 2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch recommends torch.compile
+        scripted = torch.jit.script(fold)
+    assert torch.equal(scripted(keys, data), expected)
+
+
+def test_random_bits_are_those_of_the_folded_key_of_a_client():
+    clients = np.array([7, 0, 10**6])
+    actual = random_bits(2**63 - 1, clients, range(2, 6))
+    expected = [
+        [splitmix64(splitmix64(2**63 - 1, client), place) for place in range(2, 6)]
+        for client in clients.tolist()
+    ]
+    assert actual.dtype == np.uint64 and actual.tolist() == expected
+    assert random_bits(2**63 - 1, clients[::-1], range(2, 6)).tolist() == expected[::-1]
 
 
 @settings(max_examples=60, deadline=None)
@@ -100,7 +133,9 @@ def test_fold_is_splitmix64():
     classes=st.integers(0, 5),
     shares=st.sampled_from([(0.2, 0.1), (0.5, 0.0), (0.0, 0.3), (0.3, 0.4)]),
 )
-def test_a_client_at_a_time_with_plain_python(total, share, seed, classes, shares):
+def test_samples_of_every_client_are_those_of_a_plain_python_reference(
+    total, share, seed, classes, shares
+):
     size = max(1, int(share * total))
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(rng.integers(0, classes, total) if classes else rng.random(total))
@@ -113,9 +148,11 @@ def test_a_client_at_a_time_with_plain_python(total, share, seed, classes, share
         assert sorted(np.concatenate([part[client] for part in split])) == own
 
 
-@pytest.mark.parametrize("size", [1, 6, 25])  # of 40: by drawing again, and by shuffling
+@pytest.mark.parametrize("size", [1, 6, 25])  # of 40: with repeated draws, and by shuffling
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
-def test_a_clients_samples_do_not_depend_on_who_else_is_asked_for(size, block, monkeypatch):
+def test_samples_of_a_client_do_not_depend_on_the_other_clients_of_an_access(
+    size, block, monkeypatch
+):
     monkeypatch.setattr("datamodules.partition._BLOCK", block)
     dm = module(50, size)
     for part in vars(dm.partition).values():
@@ -136,7 +173,7 @@ def test_a_clients_samples_do_not_depend_on_who_else_is_asked_for(size, block, m
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
-def test_stored_arrays_are_read_in_the_same_way(sizes, data):
+def test_stored_arrays_have_the_same_access(sizes, data):
     ragged = Ragged.from_sizes(np.arange(sum(sizes)), np.array(sizes))
     shared = Ragged.shared(np.array([5, 3, 9]), len(sizes))
     ids = data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=8))
@@ -149,7 +186,7 @@ def test_stored_arrays_are_read_in_the_same_way(sizes, data):
     assert np.shares_memory(ragged.flat, ragged.indices) or not sum(sizes)
 
 
-def test_there_are_no_other_clients():
+def test_clients_out_of_range_are_an_error():
     part = module(5).partition.train
     assert [row.tolist() for row in part] == [part[i].tolist() for i in range(5)]
     for ids in ([5], [0, -1]):
@@ -159,7 +196,7 @@ def test_there_are_no_other_clients():
         part[5]
 
 
-def test_every_sample_is_tested_on_equally_often():
+def test_every_sample_is_a_test_sample_equally_often():
     # 20,000 clients with one test sample each of 40, by six draws and a stratified choice: all
     # samples are alike (ten of each class), so hits are multinomial. Pearson's statistic has mean
     # k = 39 and variance below 2 k; Cantelli's inequality puts it above k + 10 sqrt(2 k) with
@@ -169,10 +206,10 @@ def test_every_sample_is_tested_on_equally_often():
     assert ((hits - 500) ** 2).sum() / 500 < 39 + 10 * np.sqrt(2 * 39)
 
 
-def test_neighbours_are_independent():
-    # Client i's first sample and client i + 1's, each below or in the middle of all first samples
-    # or above: with independent clients half of the pairs agree. The pairs (0, 1), (2, 3), ... are
-    # independent, so that agreements are binomial; five standard deviations.
+def test_samples_of_consecutive_clients_are_independent():
+    # The first sample of a client is above the median of all first samples or not. For independent
+    # clients, clients i and i + 1 agree with probability `share`. The pairs (0, 1), (2, 3), ... are
+    # independent, so the number of agreements is binomial; the bound is five standard deviations.
     whole = module(40_000, protocol=SplitOwn(0.0, 0.0)).partition.train
     first = whole.flat.reshape(-1, 6)[:, 0]
     high = first > np.median(first)
@@ -181,13 +218,13 @@ def test_neighbours_are_independent():
     assert abs(agree - 20_000 * share) < 5 * np.sqrt(20_000 * share * (1 - share))
 
 
-def test_the_hash_covers_what_is_drawn_from_and_nothing_else():
+def test_the_hash_changes_with_everything_that_changes_the_samples_and_only_then():
     labels = torch.arange(40) % 4
     other = labels.clone()
     other[7] = 0
     protocol = SplitOwn(0.3, 0.2)
     base = {"clients": 50, "size": 10, "protocol": protocol, "seed": 3, "labels": labels}
-    hash = module(**base).partition.hash
+    reference = module(**base).partition.hash
     changes = [
         {"clients": 51},
         {"size": 11},
@@ -202,16 +239,16 @@ def test_the_hash_covers_what_is_drawn_from_and_nothing_else():
         {"test": 4},
     ]
     hashes = [module(**{**base, **change}).partition.hash for change in changes]
-    assert len({hash, *hashes}) == 1 + len(changes)
+    assert len({reference, *hashes}) == 1 + len(changes)
     dm = module(**{**base, "protocol": SplitOwn(0.31, 0.22)})  # 3 and 2 of 10 samples again
-    assert dm.partition.hash == hash
+    assert dm.partition.hash == reference
     for again in (copy.deepcopy(dm), pickle.loads(pickle.dumps(dm))):
-        assert again.partition.hash == hash
+        assert again.partition.hash == reference
         assert again.partition.val.flat.tolist() == dm.partition.val.flat.tolist()
 
 
 @pytest.mark.parametrize("protocol", [MatchLabels(5), SharedTest(), SharedTest(0.0)], ids=repr)
-def test_official_test_samples_come_as_they_do_for_other_rules(protocol):
+def test_test_sets_of_official_samples_are_stored_and_training_samples_are_computed(protocol):
     dm = module(30, 8, protocol, test=12)
     parts = dm.partition
     assert isinstance(parts.train, Drawn) and isinstance(parts.test, Ragged)
@@ -224,11 +261,11 @@ def test_official_test_samples_come_as_they_do_for_other_rules(protocol):
     assert dm.label_counts("test").sum(1).tolist() == parts.test.sizes.tolist()
 
 
-def test_a_million_clients_take_no_memory():
-    # Images of 60,000 samples are there before. Drawing goes by blocks of 65,536 numbers, half a
-    # MiB an array, of which there are about a dozen at a time; a cohort of 10,000 clients holds
-    # 21 of 30 samples for training, 0.84 MB. One array of eight bytes a client is 8 MB, and is
-    # passing: who has samples, say. All index arrays would be 120 MB.
+def test_a_million_clients_take_no_memory_per_sample():
+    # The images exist before the measurement, which does not count PyTorch's memory. Samples are
+    # drawn in blocks of up to 65,536 numbers, half a MiB per array, with about a dozen arrays at a
+    # time; a cohort of 10,000 clients has 21 of 30 samples for training, 0.84 MB. A temporary array
+    # of eight bytes per client takes 8 MB. All index arrays together would take 120 MB.
     labels = torch.arange(60_000) % 10
     dm = TensorDataModule(
         torch.zeros(60_000, 1, dtype=torch.uint8),

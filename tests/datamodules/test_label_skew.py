@@ -1,4 +1,4 @@
-"""Rules that skew the labels: Dirichlet in both conventions, ClassesPerClient, Shards."""
+"""Partition rules with label skew: Dirichlet in both conventions, ClassesPerClient, Shards."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from datamodules import IID, ClassesPerClient, ConfigError, Dirichlet, LogNormal
 
 
 def table(rule, labels, clients, seed=0):
-    """Return how many samples of each class every client gets, [K, M], counted one by one."""
+    """Returns the number of samples of each class and client, [K, M], counted one by one."""
     owned = rule.assign(labels, clients, np.random.default_rng(seed))
     counts = np.zeros((labels.max() + 1, clients), int)
     for client in range(clients):
@@ -19,7 +19,7 @@ def table(rule, labels, clients, seed=0):
 
 
 def within_five_sigma(draws, mean):
-    """Whether the mean of independent draws agrees with its expectation."""
+    """Returns whether the mean of independent draws agrees with its expectation."""
     return abs(draws.mean() - mean) < 5 * draws.std() / np.sqrt(len(draws))
 
 
@@ -48,9 +48,9 @@ def test_dirichlet_over_labels_has_the_moments_of_a_dirichlet(alpha):
     shares = table(Dirichlet(alpha, over="labels"), labels, clients).T / size
     # q ~ Dir(alpha prior) and a count of n samples drawn by q is Dirichlet-multinomial:
     # E = prior, Var(count / n) = prior (1 - prior) (n + alpha) / (n (1 + alpha)).
-    # More samples of a label may be wanted than there are. What M clients want of it fluctuates
-    # relatively by sqrt(Var / M) / prior <= 5 %, and so much of a client's share may change. The
-    # square of a share then changes by less than twice that, 10 %.
+    # The clients may draw a label more often than it has samples. The draws of M clients fluctuate
+    # relatively by sqrt(Var / M) / prior <= 5 %, by which a client's share may change. The square
+    # of a share then changes by less than twice as much, 10 %.
     variance = prior * (1 - prior) * (size + alpha) / (size * (1 + alpha))
     squares = (shares - prior) ** 2
     error = 5 * squares.std(0) / np.sqrt(clients) + variance / 10
@@ -61,7 +61,7 @@ def test_dirichlet_over_labels_has_the_moments_of_a_dirichlet(alpha):
     assert (abs(squares.mean(0) - other) > error).any()
 
 
-def test_huge_alpha_is_near_iid():
+def test_dirichlet_with_a_huge_alpha_is_near_iid():
     labels = np.repeat(np.arange(10), 500)
     over_clients = table(Dirichlet(1e9), labels, 20)
     assert abs(over_clients - 25).max() <= 1
@@ -70,7 +70,7 @@ def test_huge_alpha_is_near_iid():
     assert abs(over_labels - 25).max() < 5 * np.sqrt(250 * 0.1 * 0.9)
 
 
-def test_tiny_alpha_gives_each_class_to_one_client():
+def test_dirichlet_with_a_tiny_alpha_gives_each_class_to_one_client():
     labels = np.repeat(np.arange(10), 50)
     counts = table(Dirichlet(1e-4, min_size=1, max_retries=10_000), labels, 2)
     assert (counts.max(0) == 50).all()
@@ -78,7 +78,7 @@ def test_tiny_alpha_gives_each_class_to_one_client():
 
 @pytest.mark.parametrize("over", ["clients", "labels"])
 @pytest.mark.parametrize(("samples", "clients"), [(1797, 20), (1003, 10)])
-def test_equal_sizes(over, samples, clients):
+def test_dirichlet_with_equal_sizes_has_equal_sizes_and_is_skewed(over, samples, clients):
     labels = np.random.default_rng(0).integers(0, 10, samples)
     counts = table(Dirichlet(0.1, over=over, equal_sizes=True), labels, clients)
     assert (counts.sum(0) == samples // clients).all()
@@ -86,7 +86,7 @@ def test_equal_sizes(over, samples, clients):
     assert np.median(counts.max(0)) > 0.3 * samples / clients
 
 
-def test_over_labels_sizes_differ_by_at_most_one():
+def test_dirichlet_over_labels_sizes_differ_by_at_most_one():
     labels = np.random.default_rng(0).integers(0, 10, 1797)
     sizes = table(Dirichlet(0.1, over="labels"), labels, 20).sum(0)
     assert sorted(set(sizes)) == [89, 90]
@@ -111,22 +111,22 @@ def test_dirichlet_redraws_until_every_client_has_the_minimum():
     assert min(unconstrained) < 10
 
 
-def test_dirichlet_refuses(one_line):
+def test_wrong_arguments_of_dirichlet_are_refused(one_line):
     rng = np.random.default_rng(0)
     for alpha in (0.0, -1.0, float("nan"), float("inf")):
-        with one_line(f"alpha={alpha}", "above 0"):
+        with one_line(f"Dirichlet.alpha: {alpha}; it must be positive and finite"):
             Dirichlet(alpha)
-    with one_line("over='client'", "'clients' or 'labels'"):
+    with one_line("Dirichlet.over: 'client'; it must be 'clients' or 'labels'"):
         Dirichlet(1.0, over="client")
-    with one_line("min_size=0"):
+    with one_line("Dirichlet.min_size: 0"):
         Dirichlet(1.0, min_size=0)
-    with one_line("max_retries=2.5"):
+    with one_line("Dirichlet.max_retries: 2.5"):
         Dirichlet(1.0, max_retries=2.5)
-    with one_line("size_cap=True", "over='labels'"):
+    with one_line("Dirichlet.size_cap: True; it must be False with over='labels'"):
         Dirichlet(1.0, over="labels", size_cap=True)
-    with one_line("alpha=0.01", "num_clients=10", "min_size=10", "max_retries=7"):
+    with one_line("min_size: 10; not reached", "alpha=0.01", "num_clients=10", "max_retries=7"):
         Dirichlet(0.01, max_retries=7).assign(np.arange(200) % 2, 10, rng)
-    with one_line("min_size=10", "num_clients=30", "6 samples"):
+    with one_line("Dirichlet.min_size: 10; it must be at most 6", "num_clients=30"):
         Dirichlet(1.0, over="labels").assign(np.arange(200) % 2, 30, rng)
 
 
@@ -137,7 +137,7 @@ def test_dirichlet_refuses(one_line):
     k=st.integers(1, 4),
     seed=st.integers(0, 1000),
 )
-def test_classes_per_client_is_exact_whenever_it_can_be(sizes, clients, k, seed):
+def test_classes_per_client_is_exact_whenever_that_is_possible(sizes, clients, k, seed):
     labels = np.repeat(np.arange(len(sizes)), sizes)
     # A class can have at most as many holders as samples, so that there are only so many
     # pairs of a client and a class; by Gale and Ryser's theorem that is the only obstacle.
@@ -174,13 +174,13 @@ def test_classes_with_more_holders_are_drawn_at_random():
     assert (abs(without - 100) < 5 * np.sqrt(400 * 0.25 * 0.75)).all()
 
 
-def test_classes_per_client_refuses(one_line):
+def test_wrong_arguments_of_classes_per_client_are_refused(one_line):
     rng = np.random.default_rng(0)
-    with one_line("classes=0"):
+    with one_line("ClassesPerClient.classes: 0"):
         ClassesPerClient(0)
-    with one_line("classes=3", "2 classes of the data"):
+    with one_line("ClassesPerClient.classes: 3; it must be at most 2"):
         ClassesPerClient(3).assign(np.arange(100) % 2, 5, rng)
-    with one_line("classes=2", "num_clients=10", "11 pairs"):
+    with one_line("classes: 2; it must be at most 1 with num_clients=10", "11 pairs"):
         ClassesPerClient(2).assign(np.array([0] * 20 + [1]), 10, rng)
 
 
@@ -213,7 +213,7 @@ def test_shards_are_stretches_of_the_sorted_samples(sizes, clients, s, seed):
         assert ((counts > 0).sum(0) <= 2 * s).all()
 
 
-def test_shards_are_dealt_at_random():
+def test_shards_are_assigned_at_random():
     # Two clients, four shards of one label each: by chance client 0 gets any pair of the six.
     labels = np.repeat(np.arange(4), 5)
     pairs = [tuple(np.flatnonzero(table(Shards(2), labels, 2, s)[:, 0])) for s in range(600)]
@@ -222,10 +222,10 @@ def test_shards_are_dealt_at_random():
     assert (abs(hits - 100) < 5 * np.sqrt(600 * (1 / 6) * (5 / 6))).all()
 
 
-def test_shards_refuse(one_line):
-    with one_line("shards_per_client=0"):
+def test_wrong_arguments_of_shards_are_refused(one_line):
+    with one_line("Shards.shards_per_client: 0"):
         Shards(0)
-    with one_line("shards_per_client=30", "num_clients=4", "120 shards of 100"):
+    with one_line("shards_per_client: 30; it must be at most 25 with num_clients=4 and 100"):
         Shards(30).assign(np.arange(100) % 5, 4, np.random.default_rng(0))
 
 
@@ -233,7 +233,7 @@ def test_only_label_rules_need_labels(one_line):
     rng = np.random.default_rng(0)
     for targets in (np.linspace(0, 1, 60), np.zeros((60, 3), int)):
         for rule in (Dirichlet(1.0), ClassesPerClient(2), Shards(2)):
-            with one_line(f"partition={type(rule).__name__}", str(targets.dtype), "IID"):
+            with one_line(f"partition: {rule!r}", str(targets.dtype), "IID"):
                 rule.assign(targets, 3, rng)
         for rule in (IID(), LogNormal(0.5), Natural(np.arange(60) % 3)):
             assert rule.assign(targets, 3, rng).sizes.sum() == 60

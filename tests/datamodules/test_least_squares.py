@@ -1,4 +1,4 @@
-"""Least squares with a chosen spectrum: what is drawn, and the solutions by linear algebra."""
+"""The problem LeastSquares: its samples, and its solutions by linear algebra."""
 
 import math
 
@@ -10,7 +10,7 @@ from datamodules import LeastSquares
 
 
 @pytest.mark.parametrize(("n", "d", "condition"), [(50, 10, 10.0), (4, 4, 1e4), (6, 1, 1.0)])
-def test_every_client_has_the_chosen_spectrum(n, d, condition):
+def test_the_hessian_of_every_client_has_the_chosen_eigenvalues(n, d, condition):
     dm = LeastSquares(5, n, d, condition)
     x = dm.train_arrays()[0]
     expected = condition ** -np.linspace(1, 0, d)
@@ -33,7 +33,7 @@ def test_true_models_lie_on_a_sphere():
     assert dm.heterogeneity == 3.0
 
 
-def test_targets_are_the_true_models_and_noise():
+def test_targets_are_those_of_the_true_models_plus_noise():
     quiet, loud = LeastSquares(2, 5000, 3, noise=0.0), LeastSquares(2, 5000, 3, noise=2.0)
     x, y = quiet.train_arrays()
     np.testing.assert_allclose(y, np.einsum("mnd,md->mn", x, quiet.true_models), atol=1e-12)
@@ -45,8 +45,8 @@ def test_targets_are_the_true_models_and_noise():
 
 
 @pytest.mark.parametrize("penalty", [1e-8, 0.1, 1.0, 50.0, 1e6])
-def test_solution_of_coupled_least_squares(penalty):
-    """Against the normal equations of all unknowns (w, w_1, ..., w_M) at once."""
+def test_the_solution_satisfies_the_normal_equations_of_all_unknowns(penalty):
+    """The unknowns are (w, w_1, ..., w_M)."""
     m, n, d = 4, 9, 3
     dm = LeastSquares(m, n, d, condition=100.0)
     x, y = dm.train_arrays()
@@ -71,7 +71,7 @@ def test_solution_of_coupled_least_squares(penalty):
     np.testing.assert_allclose(own.mean(0), w, atol=1e-12)
 
 
-def test_ends_of_least_squares():
+def test_solutions_for_penalties_inf_and_0_are_one_model_and_each_client_alone():
     dm = LeastSquares(4, 9, 3)
     x, y = dm.train_arrays()
     w, own = dm.solve(math.inf)

@@ -1,4 +1,4 @@
-"""Rules that deal samples to clients: what holds for all, IID, LogNormal, Natural."""
+"""Partition rules: what holds for all, and the rules IID, LogNormal, Natural and Sampled."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ from datamodules import (
     Shards,
 )
 
-# The rule, and whether it promises to use every sample.
+# Each rule, and whether the rule uses every sample.
 RULES = [
     (IID(), True),
     (Dirichlet(1.0, min_size=1), True),
@@ -57,7 +57,7 @@ def test_every_sample_has_at_most_one_owner(rule: Partitioner, complete: bool, d
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(-1, 4), max_size=40))
-def test_grouping_by_owner(owners):
+def test_from_owners_groups_samples_by_owner(owners):
     ragged = Ragged.from_owners(np.array(owners, np.int64), 5)
     for client in range(5):
         assert ragged[client].tolist() == [s for s, o in enumerate(owners) if o == client]
@@ -69,14 +69,14 @@ def test_grouping_by_owner(owners):
     [*(rule for rule, _ in RULES), Natural(np.arange(7))],
     ids=lambda value: repr(value),
 )
-def test_more_clients_than_samples(rule, one_line):
-    with one_line("num_clients=8", "samples, 7"):
+def test_no_clients_or_more_clients_than_samples_are_refused(rule, one_line):
+    with one_line("num_clients: 8; it must be from 1 to 7, the number of samples"):
         rule.assign(np.arange(7) % 2, 8, np.random.default_rng(0))
-    with one_line("num_clients=0", "between 1 and"):
+    with one_line("num_clients: 0; it must be from 1 to 7"):
         rule.assign(np.arange(7) % 2, 0, np.random.default_rng(0))
 
 
-def test_iid_sizes_and_uniformity():
+def test_iid_sizes_differ_by_one_and_samples_are_assigned_uniformly():
     hits = np.zeros(4)
     for seed in range(2000):
         owned = IID().assign(np.zeros(10), 4, np.random.default_rng(seed))
@@ -115,12 +115,12 @@ def test_lognormal_of_a_huge_sigma_gives_one_client_the_rest(sigma):
     assert owned.sizes.tolist() == [100 - 4 * 4 if i == largest else 4 for i in range(5)]
 
 
-def test_lognormal_gives_the_minimum_to_all_if_there_is_nothing_else():
+def test_lognormal_gives_the_minimum_to_all_clients_if_no_samples_remain():
     owned = LogNormal(3.0, min_size=4).assign(np.zeros(20), 5, np.random.default_rng(0))
     assert owned.sizes.tolist() == [4] * 5
 
 
-def test_natural_follows_the_ids():
+def test_natural_numbers_clients_by_ascending_ids_and_keeps_the_largest():
     ids = np.array(["b", "a", "c", "b", "c", "c"])
     rng = np.random.default_rng(0)
     owned = Natural(ids).assign(np.zeros(6), 3, rng)
@@ -133,44 +133,44 @@ def test_natural_follows_the_ids():
     assert [owned[i].tolist() for i in range(2)] == [[1], [2, 3]]
 
 
-def test_natural_refuses(one_line):
+def test_wrong_client_ids_are_refused(one_line):
     rng = np.random.default_rng(0)
-    with one_line("num_clients=4", "3 different client_ids"):
+    with one_line("num_clients: 4; it must be at most 3, the number of different client_ids"):
         Natural([1, 2, 3, 3]).assign(np.zeros(4), 4, rng)
-    with one_line("client_ids has 3 entries", "4 samples"):
+    with one_line("Natural.client_ids.shape: (3,); it must be (4,)"):
         Natural([1, 2, 3]).assign(np.zeros(4), 2, rng)
-    with one_line("Natural()", "client_ids"):
+    with one_line("Natural.client_ids: None; it must be given"):
         Natural().assign(np.zeros(4), 2, rng)
-    with one_line("client_ids", "(2, 2)"):
+    with one_line("Natural.client_ids.shape: (2, 2)"):
         Natural(np.zeros((2, 2))).assign(np.zeros(4), 2, rng)
 
 
 @pytest.mark.parametrize(
     "ids", [[1.0, np.nan, 2.0, np.nan], ["ann", None, "bob", None], ["ann", np.nan, None, "bob"]]
 )
-def test_natural_refuses_samples_of_unknown_clients(ids, one_line):
+def test_missing_client_ids_are_refused(ids, one_line):
     rule = Natural(np.array(ids, None if isinstance(ids[0], float) else object))
-    with one_line("client_ids hold None or NaN for 2 of 4 samples"):
+    with one_line("Natural.client_ids: None or NaN for 2 of 4 samples"):
         rule.assign(np.zeros(4), 2, np.random.default_rng(0))
 
 
-def test_natural_refuses_numbers_beside_text(one_line):
-    with one_line("client_ids", "all must be numbers, or all text"):
+def test_numbers_beside_text_are_refused_as_client_ids(one_line):
+    with one_line("Natural.client_ids", "all ids must be numbers, or all text"):
         Natural(np.array([1, "bob"], object)).count()
     assert Natural(np.array(["ann", "bob", "ann"], object)).count() == 2
 
 
-def test_lognormal_refuses(one_line):
+def test_wrong_arguments_of_lognormal_are_refused(one_line):
     for sigma in (-1.0, float("nan"), float("inf")):
-        with one_line(f"sigma={sigma}"):
+        with one_line(f"LogNormal.sigma: {sigma}; it must be at least 0 and finite"):
             LogNormal(sigma)
-    with one_line("min_size=0"):
+    with one_line("LogNormal.min_size: 0"):
         LogNormal(1.0, min_size=0)
-    with one_line("min_size=10", "num_clients=5", "8 samples"):
+    with one_line("LogNormal.min_size: 10; it must be at most 8", "num_clients=5"):
         LogNormal(1.0).assign(np.zeros(44), 5, np.random.default_rng(0))
 
 
-def test_a_rule_of_ones_own_needs_one_method():
+def test_a_user_defined_rule_needs_owners_and_describe_only():
     class Odd(Partitioner):
         def owners(self, targets, num_clients, rng):
             return np.where(np.arange(len(targets)) % 2, 1, -1)
@@ -184,7 +184,7 @@ def test_a_rule_of_ones_own_needs_one_method():
 
 
 @pytest.mark.parametrize("entries", [1, 7, 100])
-def test_blocks_of_clients_cover_all_once(entries, monkeypatch):
+def test_blocks_of_clients_cover_every_client_once(entries, monkeypatch):
     monkeypatch.setattr("datamodules.partition._BLOCK", entries)
     sizes = np.array([0, 5, 0, 0, 9, 1, 1, 1, 0])
     ragged = Ragged.from_sizes(np.arange(17), sizes)
@@ -215,7 +215,7 @@ def test_sampled_gives_each_client_different_samples(total, share, clients, seed
     assert np.array_equal(owned.flat, again.flat)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])  # of 6: by drawing again, and by shuffling
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 5])  # of 6: with repeated draws, and by shuffling
 def test_sampled_makes_all_sets_equally_likely(size):
     draws = 20_000
     owned = Sampled(size).assign(np.zeros(6), draws, np.random.default_rng(1))
@@ -239,9 +239,9 @@ def test_sampled_clients_are_independent():
     assert (abs(np.bincount(common, minlength=4) - 10_000 * share) < spread).all()
 
 
-def test_sampled_refuses(one_line):
+def test_wrong_arguments_of_sampled_are_refused(one_line):
     for size in (0, 1.5):
-        with one_line(f"size={size}", "Sampled"):
+        with one_line(f"Sampled.size: {size}; it must be a whole number"):
             Sampled(size)
-    with one_line("size=8", "Sampled", "samples, 7"):
+    with one_line("Sampled.size: 8; it must be at most 7, the number of samples"):
         Sampled(8).assign(np.zeros(7), 3, np.random.default_rng(0))

@@ -1,4 +1,4 @@
-"""Test protocols: nothing repeats, and every client gets what the protocol says."""
+"""Test protocols: no sample repeats, and every client has the samples that the protocol states."""
 
 from fractions import Fraction
 
@@ -43,7 +43,7 @@ PROTOCOLS = [
 
 
 def module(train, test, rule, protocol, clients, seed=0):
-    """Return a module of data that consist of labels only."""
+    """Returns a data module whose inputs are zeros and whose labels are given."""
     test_args = (
         (torch.zeros(len(test), 1), torch.tensor(test)) if test is not None else (None, None)
     )
@@ -63,7 +63,7 @@ def module(train, test, rule, protocol, clients, seed=0):
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 @settings(max_examples=6, deadline=None)
 @given(data=st.data())
-def test_no_sample_repeats(rule, protocol, data):
+def test_no_sample_occurs_twice_in_the_splits_of_clients(rule, protocol, data):
     clients = data.draw(st.integers(1, 4), "clients")
     labels = st.integers(0, 4)
     train = data.draw(st.lists(labels, min_size=40, max_size=70), "train")
@@ -86,16 +86,16 @@ def test_no_sample_repeats(rule, protocol, data):
         seen |= set(held)
     if not isinstance(protocol, SplitOwn):
         assert not seen & official
-    else:  # nothing that the rule dealt gets lost
+    else:  # every sample that the rule assigns is in some split
         pool = np.array(train + test)
         pool = pool[: len(train)] if isinstance(rule, Natural) else pool
-        dealt = Natural(np.arange(len(train)) % clients) if isinstance(rule, Natural) else rule
-        owned = dealt.assign(pool, clients, np.random.default_rng(0))
+        assigning = Natural(np.arange(len(train)) % clients) if isinstance(rule, Natural) else rule
+        owned = assigning.assign(pool, clients, np.random.default_rng(0))
         assert isinstance(rule, ClassesPerClient) or len(seen) == owned.sizes.sum()
 
 
 def part_sizes(held, shares):
-    """Return the sizes of the parts by the rule in words, with exact fractions."""
+    """Returns the sizes of the parts as `Protocol` documents them, by exact fractions."""
     left, parts = held, []
     for share in map(Fraction, shares):
         part = int(share * held + Fraction(1, 2))  # nearest, halves up
@@ -108,7 +108,7 @@ def part_sizes(held, shares):
 
 
 @pytest.mark.parametrize(("test", "val"), [(0.25, 0.125), (0.5, 0.0), (0.0, 0.25), (0.75, 0.125)])
-def test_rounding_of_own_splits(test, val):
+def test_sizes_of_own_splits_are_rounded_as_documented(test, val):
     # Client i holds i + 1 samples, by its id.
     ids = np.repeat(np.arange(30), np.arange(1, 31))
     dm = module([0] * len(ids), None, Natural(ids), SplitOwn(test, val), 30)
@@ -117,10 +117,10 @@ def test_rounding_of_own_splits(test, val):
 
 
 def is_sainte_lague(seats, votes):
-    """Whether a split of seats is one that Sainte-Laguë's method gives, whatever way ties go.
+    """Returns whether Sainte-Laguë's method can give a split of seats, however ties are broken.
 
-    The seats are those with the highest quotients votes / (2 s + 1), s = 0, 1, ...: no quotient
-    that got no seat is above one that got a seat.
+    The seats belong to the highest quotients votes / (2 s + 1), s = 0, 1, ...: no quotient
+    without a seat is above a quotient with a seat.
     """
     won = [Fraction(int(v), 2 * int(s) - 1) for s, v in zip(seats, votes, strict=True) if s]
     lost = [Fraction(int(v), 2 * int(s) + 1) for s, v in zip(seats, votes, strict=True) if s < v]
@@ -142,7 +142,7 @@ def test_own_splits_are_stratified(labels, clients, seed):
         assert is_sainte_lague(test[client] + val[client], votes)
 
 
-def test_ties_in_stratification_fall_on_every_label():
+def test_ties_in_stratification_are_broken_uniformly():
     # Four samples of four labels: the one test sample is each of them equally often, 1/4.
     hits = np.zeros(4)
     for seed in range(800):
@@ -153,7 +153,7 @@ def test_ties_in_stratification_fall_on_every_label():
 
 
 def largest_remainder(counts, samples):
-    """Split ``samples`` in the ratio of ``counts``, slowly."""
+    """Splits `samples` in the ratio of `counts` by exact fractions."""
     quotas = [Fraction(int(c) * samples, int(sum(counts))) for c in counts]
     parts = [int(quota) for quota in quotas]
     by_remainder = sorted(range(len(counts)), key=lambda k: (parts[k] - quotas[k], k))
@@ -173,9 +173,9 @@ def test_match_labels_keeps_the_training_ratio(train, test, samples, seed):
     rule = Dirichlet(0.5, over="labels", min_size=1)
     dm = module(train, test, rule, MatchLabels(samples), 3, seed)
     available = np.bincount(test, minlength=dm.num_classes)
-    for counts, drawn in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
-        wanted = largest_remainder(counts, samples)
-        assert drawn.tolist() == np.minimum(wanted, available).tolist()
+    for counts, actual in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
+        expected = np.minimum(largest_remainder(counts, samples), available)
+        assert actual.tolist() == expected.tolist()
 
 
 @settings(max_examples=40, deadline=None)
@@ -187,14 +187,14 @@ def test_match_labels_keeps_the_training_ratio(train, test, samples, seed):
 def test_match_labels_takes_the_most_that_keep_the_ratio(train, test, seed):
     dm = module(train, test, Dirichlet(1.0, over="labels", min_size=1), MatchLabels(None), 3, seed)
     available = np.bincount(test, minlength=dm.num_classes)
-    for counts, drawn in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
+    for counts, actual in zip(dm.label_counts("train"), dm.label_counts("test"), strict=True):
         usable = [k for k in range(dm.num_classes) if counts[k] and available[k]]
-        # The exact quota of every usable class must be there: samples c_k / n <= available_k.
+        # Every usable class must have enough samples for its exact quota, c_k / n of the test set.
         most = 0
         while usable and all((most + 1) * counts[k] <= available[k] * sum(counts) for k in usable):
             most += 1
-        wanted = largest_remainder(counts, most)
-        assert drawn.tolist() == np.minimum(wanted, available).tolist()
+        expected = np.minimum(largest_remainder(counts, most), available)
+        assert actual.tolist() == expected.tolist()
 
 
 def test_match_labels_draws_uniformly_and_clients_overlap():
@@ -227,33 +227,33 @@ def test_own_splits_pool_training_and_official_test_samples():
 
 
 @pytest.mark.parametrize("protocol", [MatchLabels(), SharedTest()], ids=repr)
-def test_no_official_test_set(protocol, one_line):
-    with one_line(f"protocol={protocol!r}", "TensorDataModule has none", "SplitOwn"):
+def test_protocols_of_official_samples_are_refused_without_them(protocol, one_line):
+    with one_line(f"TensorDataModule.protocol: {protocol!r}; it must be SplitOwn"):
         module([0] * 30, None, IID(), protocol, 3).setup()
 
 
-def test_match_labels_needs_labels(one_line):
+def test_match_labels_is_refused_without_labels(one_line):
     dm = module([0.5] * 30, [0.5] * 30, IID(), MatchLabels(), 3)
-    with one_line("protocol=MatchLabels", "integer label"):
+    with one_line("protocol: MatchLabels", "integer label"):
         dm.setup()
     assert module([0.5] * 30, [0.5] * 30, IID(), SharedTest(), 3).partition.test.sizes[0] == 30
 
 
-def test_protocols_refuse(one_line):
+def test_wrong_arguments_of_protocols_are_refused(one_line):
     for share in (-0.1, 1.0, float("nan")):
-        with one_line(f"test={share}", "SplitOwn"):
+        with one_line(f"SplitOwn.test: {share}; it must be at least 0 and below 1"):
             SplitOwn(test=share)
-        with one_line(f"validation={share}", "SharedTest"):
+        with one_line(f"SharedTest.validation: {share}; it must be at least 0 and below 1"):
             SharedTest(validation=share)
-    with one_line("test=0.5", "validation=0.5", "below 1"):
+    with one_line("SplitOwn.test + SplitOwn.validation: 1.0; it must be below 1"):
         SplitOwn(0.5, 0.5)
     for samples in (0, -3, 2.5):
-        with one_line(f"samples={samples}", "MatchLabels"):
+        with one_line(f"MatchLabels.samples: {samples}; it must be a whole number of at least 1"):
             MatchLabels(samples)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-def test_clients_that_share_samples(protocol):
+def test_splits_of_clients_that_share_samples_do_not_overlap_within_a_client(protocol):
     # 500 clients of 6 of 40 training samples (and 20 official test samples).
     dm = module([0, 1, 2, 3] * 10, [0, 1, 2, 3] * 5, Sampled(6), protocol, 500, seed=3)
     parts = dm.partition
@@ -278,7 +278,7 @@ def test_clients_that_share_samples(protocol):
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=repr)
-def test_blocks_do_not_change_what_is_drawn(protocol, monkeypatch):
+def test_the_size_of_blocks_does_not_change_the_partition(protocol, monkeypatch):
     labels = np.random.default_rng(0).integers(0, 5, 300).tolist()
     whole = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30).partition.hash
     monkeypatch.setattr("datamodules.partition._BLOCK", 16)

@@ -1,4 +1,4 @@
-"""Use outside this framework: what an import brings along, and a plain Lightning project."""
+"""Use of `datamodules` outside this framework: its imports, and a plain Lightning project."""
 
 import os
 import re
@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# One process for both tests, as importing Lightning takes most of the time. What `import
-# lightning` loads by itself is not of interest.
+# One process for both tests, as importing Lightning takes most of the time. Modules that `import
+# lightning` loads do not count.
 SCRIPT = """
 import runpy, sys, lightning, torch, numpy, zipfile
 before = set(sys.modules)
@@ -24,7 +24,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Run the example in an empty folder; return what it printed and the folder."""
+    """Runs the example in an empty folder; returns its output and the folder."""
     folder = tmp_path_factory.mktemp("project")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, ROOT / "examples" / "plain_lightning.py"],
@@ -37,17 +37,17 @@ def project(tmp_path_factory):
     return done.stdout, folder
 
 
-def test_import_brings_nothing_but_lightning(project):
+def test_importing_datamodules_imports_no_package_but_lightning(project):
     lines = project[0].splitlines()
     assert lines[0] == "added: datamodules"
     assert lines[1].strip() == "loaded:"
 
 
-def test_plain_lightning_example(project):
+def test_the_plain_lightning_example_learns_and_writes_no_files(project):
     printed, folder = project
     accuracies = [float(a) for a in re.findall(r"test accuracy ([\d.]+)", printed)]
     assert len(accuracies) == 2
-    # Ten classes: far better than a guess. The pooled network is trained on 1,250 digits.
+    # Guessing one of ten classes has accuracy 0.1. The pooled network is trained on 1,250 digits.
     assert accuracies[0] > 0.5
     assert accuracies[1] > 0.85
     assert list(folder.iterdir()) == []

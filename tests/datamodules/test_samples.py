@@ -1,4 +1,4 @@
-"""Samples in memory and streamed: one interface, one meaning."""
+"""Samples in memory and streamed samples have the same interface."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ Y = torch.tensor([0, 1, 2, 0, 1, 2])
 
 
 class Labelled(Dataset):
-    """Items as many data sets give them: an array and a Python number."""
+    """A data set whose items are pairs of an array and a Python number, as in many data sets."""
 
     def __len__(self):
         return 6
@@ -27,7 +27,7 @@ class Labelled(Dataset):
     ids=["tensors", "dataset of tensors", "dataset of arrays"],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 1, 2), (0,), (0, 3)])
-def test_gather_takes_an_index_of_any_shape(samples, shape):
+def test_gather_accepts_an_index_of_any_shape(samples, shape):
     index = torch.randint(6, shape, generator=torch.Generator().manual_seed(0))
     x, y = samples.gather(index)
     assert torch.equal(x, X[index])
@@ -49,7 +49,7 @@ def test_uint8_is_scaled_when_gathered():
     assert images.tolist() == [[0, 51], [255, 102]]
 
 
-def test_other_types_are_left_alone():
+def test_gather_keeps_all_types_but_uint8():
     tokens, targets = torch.arange(6).reshape(3, 2), torch.rand(3, 4, dtype=torch.float64)
     x, y = TensorSamples(tokens, targets).gather(torch.tensor([2, 0]))
     assert x.dtype == torch.int64
@@ -57,7 +57,7 @@ def test_other_types_are_left_alone():
     assert TensorSamples(tokens, torch.tensor([True, False, True])).targets.dtype == torch.int64
 
 
-def test_to_is_free_if_nothing_moves():
+def test_to_copies_only_to_another_device():
     samples = TensorSamples(X, Y)
     assert samples.to("cpu") is samples
     moved = samples.to("meta")
@@ -67,7 +67,7 @@ def test_to_is_free_if_nothing_moves():
     assert streamed.nbytes == 0
 
 
-def test_concatenation_is_one_index_space():
+def test_concatenation_appends_the_second_samples():
     for parts in (
         (TensorSamples(X[:4], Y[:4]), TensorSamples(X[4:], Y[4:])),
         (
@@ -80,18 +80,18 @@ def test_concatenation_is_one_index_space():
         assert torch.equal(joined.gather(torch.arange(6))[0], X)
 
 
-def test_samples_refuse(one_line):
-    with one_line("(6, 2, 2)", "(5,)", "same, non-zero"):
+def test_wrong_samples_are_refused(one_line):
+    with one_line("TensorSamples.targets.shape: (5,); it must be (6, ...)"):
         TensorSamples(X, Y[:5])
-    with one_line("(0, 2, 2)"):
+    with one_line("TensorSamples.inputs.shape: (0, 2, 2)"):
         TensorSamples(X[:0], Y[:0])
-    with one_line("(5,)", "6 items"):
+    with one_line("DatasetSamples.targets.shape: (5,); it must be (6, ...)"):
         DatasetSamples(TensorDataset(X, Y), Y[:5])
-    with one_line("test_inputs", "(6, 2)", "(6, 2, 2)"):
+    with one_line("test_inputs.shape: (6, 2); it must be (N, 2, 2), as of inputs"):
         concatenate(TensorSamples(X, Y), TensorSamples(X[:, 0], Y))
-    with one_line("test_targets", "float32", "int64"):
+    with one_line("test_targets.dtype: torch.float32; it must be torch.int64"):
         concatenate(TensorSamples(X, Y), TensorSamples(X, Y.float()))
-    with one_line("TensorSamples", "DatasetSamples"):
+    with one_line("Loaded.test: DatasetSamples", "Loaded.train is TensorSamples"):
         concatenate(TensorSamples(X, Y), DatasetSamples(TensorDataset(X, Y), Y))
-    with one_line("targets"):
+    with one_line("DatasetSamples.targets: given for only one"):
         concatenate(DatasetSamples(Labelled(), Y), DatasetSamples(Labelled()))

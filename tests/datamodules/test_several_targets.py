@@ -1,4 +1,4 @@
-"""Integer targets with more than one label per sample, as of next-token prediction, in a run."""
+"""Integer targets with more than one label per sample, as in next-token prediction."""
 
 import json
 from unittest.mock import MagicMock
@@ -13,18 +13,18 @@ from pfl.callbacks import wandb
 from tests.problems import run
 
 
-def test_labels_are_one_integer_per_sample():
+def test_only_one_integer_per_sample_is_a_label():
     x = torch.zeros(6, 2)
-    for targets, wanted in (
+    for targets, expected in (
         (torch.arange(6), True),
         (torch.arange(6.0), False),
         (torch.arange(12).reshape(6, 2), False),
     ):
-        assert TensorDataModule(x, targets, num_clients=2).has_labels is wanted
+        assert TensorDataModule(x, targets, num_clients=2).has_labels is expected
 
 
 class Next(nn.Module):
-    """Scores of the next token: [B, T] to [B, classes, T]."""
+    """A network of scores for the next token, from tokens [B, T] to [B, classes, T]."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,13 +36,13 @@ class Next(nn.Module):
 
 @pytest.fixture
 def logger(monkeypatch):
-    """What stands for the logger of W&B."""
+    """A stand-in for the logger of W&B."""
     logger = MagicMock()
     monkeypatch.setattr(wandb, "_loggers", lambda trainer: [logger])
     return logger
 
 
-def test_a_run_writes_its_summary(logger, tmp_path):
+def test_a_run_with_several_targets_writes_its_tables_without_labels(logger, tmp_path):
     tokens = torch.randint(5, (40, 7), generator=torch.Generator().manual_seed(0)).numpy()
     data = ArrayDataModule(tokens[:, :-1], tokens[:, 1:], num_clients=4)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Problems with known answers: what all of them draw, and the logistic ones in detail."""
+"""Synthetic problems: the samples of all problems, and the two logistic problems in detail."""
 
 import math
 
@@ -19,7 +19,7 @@ DRAWN = {
 
 
 def client(dm, k):
-    """The client's training samples as arrays."""
+    """Returns the training samples of client `k` as arrays."""
     x, y = dm.samples.gather(torch.from_numpy(dm.partition.train[k]))
     return x.numpy(), y.numpy()
 
@@ -29,33 +29,33 @@ def softmax(scores):
     return share / share.sum(-1, keepdims=True)
 
 
-# ---- all of them --------------------------------------------------------------------------------
+# ---- all problems -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("make", "kwargs"), DRAWN.values(), ids=DRAWN)
-def test_a_client_does_not_depend_on_the_others(make, kwargs):
+def test_samples_of_a_client_do_not_depend_on_the_number_of_clients(make, kwargs):
     few, many = make(2, seed=5, **kwargs), make(4, seed=5, **kwargs)
     for k in range(2):
-        for found, expected in zip(client(few, k), client(many, k), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip(client(few, k), client(many, k), strict=True):
+            np.testing.assert_array_equal(actual, expected)
     if few.true_models is not None:
         assert torch.equal(few.true_models, many.true_models[:2])
-    # The clients differ from one another, and so do the seeds.
+    # Other clients and other seeds give other samples.
     assert not np.array_equal(client(many, 0)[0], client(many, 1)[0])
     assert not np.array_equal(client(few, 0)[0], client(make(2, seed=6, **kwargs), 0)[0])
 
 
 @pytest.mark.parametrize(("make", "kwargs"), DRAWN.values(), ids=DRAWN)
-def test_everything_is_float64_and_in_the_clients_own_order(make, kwargs):
+def test_arrays_are_float64_in_the_order_in_which_clients_draw(make, kwargs):
     dm = make(3, **kwargs)
     inputs, targets = dm.train_arrays()
     assert inputs.dtype == np.float64
     assert targets.dtype == (np.float64 if make is LeastSquares else np.int64)
     for k in range(3):
-        for found, expected in zip((inputs[k], targets[k]), client(dm, k), strict=True):
-            np.testing.assert_array_equal(found, expected)
-        for found, expected in zip(client(dm, k), dm.draw(k), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip((inputs[k], targets[k]), client(dm, k), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        for actual, expected in zip(client(dm, k), dm.draw(k), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_defaults_are_those_of_the_papers():
@@ -70,29 +70,29 @@ def test_defaults_are_those_of_the_papers():
 @pytest.mark.parametrize(
     ("make", "kwargs", "parts"),
     [
-        (HeterogeneousLogistic, {"classes": 1}, ["classes=1", "at least 2"]),
-        (HeterogeneousLogistic, {"labels": "max"}, ["labels='max'", "argmax or sampled"]),
-        (HeterogeneousLogistic, {"heterogeneity": -1.0}, ["heterogeneity=-1.0", "at least 0"]),
-        (HeterogeneousLogistic, {"test_samples": -1}, ["test_samples=-1", "at least 0"]),
-        (HeterogeneousLogistic, {"num_clients": 0}, ["num_clients=0", "at least 1"]),
-        (LeastSquares, {"samples_per_client": 9}, ["samples_per_client=9", "at least 10"]),
-        (LeastSquares, {"condition": 0.5}, ["condition=0.5", "at least 1"]),
-        (LeastSquares, {"condition": math.nan}, ["condition=nan", "at least 1"]),
-        (LeastSquares, {"features": 1}, ["condition=10.0", "must be 1", "features=1"]),
-        (AgentLogistic, {"non_iid": "none"}, ["non_iid='none'", "weak or strong"]),
-        (AgentLogistic, {"features": 2.0}, ["features=2.0", "whole number"]),
-        (AgentLogistic, {"beta": -0.1}, ["beta=-0.1", "at least 0"]),
+        (HeterogeneousLogistic, {"classes": 1}, ["classes: 1", "at least 2"]),
+        (HeterogeneousLogistic, {"labels": "max"}, ["labels: 'max'", "'argmax' or 'sampled'"]),
+        (HeterogeneousLogistic, {"heterogeneity": -1.0}, ["heterogeneity: -1.0", "at least 0"]),
+        (HeterogeneousLogistic, {"test_samples": -1}, ["test_samples: -1", "at least 0"]),
+        (HeterogeneousLogistic, {"num_clients": 0}, ["num_clients: 0", "at least 1"]),
+        (LeastSquares, {"samples_per_client": 9}, ["samples_per_client: 9", "at least 10"]),
+        (LeastSquares, {"condition": 0.5}, ["condition: 0.5", "at least 1"]),
+        (LeastSquares, {"condition": math.nan}, ["condition: nan", "at least 1"]),
+        (LeastSquares, {"features": 1}, ["condition: 10.0", "must be 1", "features=1"]),
+        (AgentLogistic, {"non_iid": "none"}, ["non_iid: 'none'", "'weak' or 'strong'"]),
+        (AgentLogistic, {"features": 2.0}, ["features: 2.0", "whole number"]),
+        (AgentLogistic, {"beta": -0.1}, ["beta: -0.1", "at least 0"]),
     ],
 )
-def test_what_cannot_be_is_refused(one_line, make, kwargs, parts):
-    with one_line(make.__name__ if "num_clients" not in kwargs else "", *parts):
+def test_wrong_arguments_are_refused(one_line, make, kwargs, parts):
+    with one_line(f"{make.__name__}.{parts[0]}; it must be", *parts[1:]):
         make(**kwargs)
 
 
 @pytest.mark.parametrize("penalty", [-1.0, math.nan])
 @pytest.mark.parametrize("make", [HeterogeneousLogistic, LeastSquares])
 def test_a_penalty_below_zero_is_refused(one_line, make, penalty):
-    with one_line(f"penalty={penalty}", "at least 0"):
+    with one_line(f"solve.penalty: {penalty}; it must be at least 0"):
         make(2).solve(penalty)
 
 
@@ -132,7 +132,7 @@ def test_argmax_labels_are_separated_by_the_true_model(classes):
         likelihood = softmax(1e6 * scores)[np.arange(100), y]
         assert likelihood.min() > 0.99
     assert dm.solve(0.0) is None
-    # A client that is coupled to nobody else is alone too.
+    # A single client is alone whatever the penalty.
     alone = HeterogeneousLogistic(1, 100, 5, classes)
     assert alone.solve(0.1) is None
     assert alone.solve(math.inf) is None
@@ -141,8 +141,8 @@ def test_argmax_labels_are_separated_by_the_true_model(classes):
 def test_argmax_labels_do_not_depend_on_heterogeneity():
     near, far = (HeterogeneousLogistic(3, heterogeneity=r) for r in (0.1, 10.0))
     torch.testing.assert_close(100 * near.true_models, far.true_models)
-    for found, expected in zip(near.train_arrays(), far.train_arrays(), strict=True):
-        np.testing.assert_array_equal(found, expected)
+    for actual, expected in zip(near.train_arrays(), far.train_arrays(), strict=True):
+        np.testing.assert_array_equal(actual, expected)
 
 
 def test_sampled_labels_have_the_probabilities_of_the_true_model():
@@ -157,7 +157,7 @@ def test_sampled_labels_have_the_probabilities_of_the_true_model():
     assert (y != p.argmax(1)).mean() > 0.1
 
 
-def test_more_samples_leave_the_first_ones_alone():
+def test_more_samples_leave_the_first_samples_unchanged():
     kwargs = dict(num_clients=3, features=4, labels="sampled", seed=2)
     small = HeterogeneousLogistic(samples_per_client=7, **kwargs)
     large = HeterogeneousLogistic(
@@ -165,22 +165,22 @@ def test_more_samples_leave_the_first_ones_alone():
     )
     longer = HeterogeneousLogistic(samples_per_client=14, **kwargs)
     for k in range(3):
-        for found, expected in zip(client(large, k), client(small, k), strict=True):
-            np.testing.assert_array_equal(found, expected)
-        # Training, validation, test: in the order in which they are drawn.
+        for actual, expected in zip(client(large, k), client(small, k), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        # The samples are drawn in the order training, validation, test.
         parts = large.partition
         order = np.concatenate([parts.train[k], parts.val[k], parts.test[k]])
         np.testing.assert_array_equal(order, np.arange(14 * k, 14 * (k + 1)))
         assert [len(p[k]) for p in (parts.train, parts.val, parts.test)] == [7, 2, 5]
         x, y = large.samples.gather(torch.from_numpy(order))
-        for found, expected in zip((x.numpy(), y.numpy()), client(longer, k), strict=True):
-            np.testing.assert_array_equal(found, expected)
+        for actual, expected in zip((x.numpy(), y.numpy()), client(longer, k), strict=True):
+            np.testing.assert_array_equal(actual, expected)
     assert "7 training, 2 validation and 5 test samples" in large.describe()
     assert repr(large.protocol) == "InOrder(validation=2, train=7, test=5)"
 
 
 def cross_entropies(dm, models):
-    """f_i at models [M, P], by PyTorch's loss."""
+    """Returns f_i at models [M, P], by PyTorch's loss."""
     x, y = map(torch.from_numpy, dm.train_arrays())
     scores = torch.einsum("mnd,mcd->mnc", x, models.unflatten(1, (dm.classes, dm.features)))
     losses = torch.nn.functional.cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none")
@@ -188,7 +188,7 @@ def cross_entropies(dm, models):
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_smoothness_of_the_softmax(classes):
+def test_smoothness_bounds_the_curvature_of_the_softmax_objective(classes):
     dm = HeterogeneousLogistic(4, 60, 3, classes)
     x = dm.train_arrays()[0]
     largest = [np.linalg.eigvalsh(x[k].T @ x[k] / 60)[-1] for k in range(4)]
@@ -204,7 +204,7 @@ def test_smoothness_of_the_softmax(classes):
     models = torch.randn(size, generator=generator, dtype=torch.float64)
     curvatures = torch.stack(hessian(models))
     assert curvatures.max() <= dm.smoothness
-    # One vector added to every row changes nothing: as many directions without curvature.
+    # Adding one vector of 3 numbers to every row changes nothing: 3 directions have no curvature.
     assert (curvatures[:, :3].abs() < 1e-12).all()
     assert (curvatures[:, 3] > 1e-6).all()
     if classes == 2:  # the bound is reached where both classes are equally likely
@@ -214,7 +214,7 @@ def test_smoothness_of_the_softmax(classes):
 
 @pytest.mark.parametrize("penalty", [1e-6, 0.02, 0.5, 3.0, 1e4])
 @pytest.mark.parametrize(("labels", "classes"), [("argmax", 2), ("sampled", 2), ("sampled", 3)])
-def test_solution_of_the_coupled_problem(labels, classes, penalty):
+def test_the_gradient_is_zero_at_the_solution_of_the_coupled_problem(labels, classes, penalty):
     dm = HeterogeneousLogistic(6, 80, 4, classes, labels=labels)
     w, own = dm.solve(penalty)
     assert (w.shape, own.shape, w.dtype) == ((4 * classes,), (6, 4 * classes), torch.float64)
@@ -224,7 +224,7 @@ def test_solution_of_the_coupled_problem(labels, classes, penalty):
     (cross_entropies(dm, own) + ties).mean().backward()
     assert own.grad.abs().max() < 1e-12 * max(1, penalty)
     assert w.grad.abs().max() < 1e-12 * max(1, penalty)
-    # Of all solutions, the one whose rows add up to zero.
+    # Of all solutions, this is the one whose rows add up to zero.
     for models in (w, own):
         rows = models.detach().unflatten(-1, (classes, 4))
         assert rows.sum(-2).abs().max() < 1e-12 * (1 + rows.abs().max())
@@ -232,19 +232,19 @@ def test_solution_of_the_coupled_problem(labels, classes, penalty):
 
 
 @pytest.mark.parametrize("labels", ["argmax", "sampled"])
-def test_solution_for_one_model(labels):
+def test_the_gradient_is_zero_at_the_solution_for_one_model(labels):
     dm = HeterogeneousLogistic(6, 80, 4, labels=labels)
     w, own = dm.solve(math.inf)
     assert torch.equal(own, w.expand(6, -1))
     w.requires_grad_()
     cross_entropies(dm, w.expand(6, -1)).mean().backward()
     assert w.grad.abs().max() < 1e-14
-    # The coupled problem comes close to it with 1/λ.
+    # The distance of the coupled solution from it falls with 1/λ.
     errors = [(dm.solve(penalty)[0] - w).norm().item() for penalty in (1e2, 1e3, 1e4)]
     np.testing.assert_allclose(np.divide(errors[:-1], errors[1:]), 10, rtol=0.05)
 
 
-def test_solution_alone_where_there_is_one():
+def test_clients_alone_approach_their_true_models_with_more_samples():
     """Maximum likelihood: errors fall with n^-1/2, so by 3 from n to 9 n."""
     errors = []
     for n in (400, 3600):
@@ -259,7 +259,7 @@ def test_solution_alone_where_there_is_one():
     assert errors[0] / errors[1] == pytest.approx(3, rel=0.3)
 
 
-def test_what_is_identified():
+def test_identified_models_have_rows_of_mean_zero():
     dm = HeterogeneousLogistic(2, features=2, classes=3)
     models = torch.arange(6.0)  # rows (0, 1), (2, 3), (4, 5), whose mean is (2, 3)
     assert dm.identified(models).tolist() == [-2, -2, 0, 0, 2, 2]
@@ -274,7 +274,7 @@ def test_what_is_identified():
 
 
 @pytest.mark.parametrize("non_iid", ["weak", "strong"])
-def test_features_of_agents(non_iid):
+def test_features_of_agents_are_standard_normal_with_a_constant(non_iid):
     dm = AgentLogistic(20, 500, 6, non_iid)
     x, y = dm.train_arrays()
     assert (x[..., -1] == 1).all()
@@ -284,12 +284,12 @@ def test_features_of_agents(non_iid):
     assert set(np.unique(y)) == {0, 1}
 
 
-def test_weak_labels_are_coins():
+def test_weak_labels_are_independent_of_the_features():
     dm = AgentLogistic(20, 500, 6)
     x, y = dm.train_arrays()
     signs = 2 * y - 1
     assert abs(signs.mean()) < 5 / np.sqrt(y.size)
-    # The features say nothing about them.
+    # The labels do not correlate with the features.
     assert (np.abs((signs[..., None] * x).mean((0, 1))) < 5 / np.sqrt(y.size)).all()
     assert (dm.true_models, dm.heterogeneity, dm.solve(math.inf)) == (None, None, None)
 
@@ -333,7 +333,7 @@ def test_smoothness_bounds_the_penalized_objective(alpha, beta):
 
     moments = [np.linalg.eigvalsh(a.numpy().T @ a.numpy() / 50)[-1] for a in x]
     assert dm.smoothness == pytest.approx(max(moments) / 4 + 2 * alpha * beta)
-    # At 0 both parts are as curved as they can be.
+    # At 0 both parts of the objective have their largest curvature.
     at_zero = curvatures(torch.zeros(4, dtype=torch.float64))
     assert at_zero.max().item() == pytest.approx(dm.smoothness)
     generator = torch.Generator().manual_seed(0)

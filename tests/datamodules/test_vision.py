@@ -1,7 +1,7 @@
-"""The image data sets, on small files in their own formats and through torchvision's own code.
+"""Image data sets, read by torchvision from small files in the formats of the real files.
 
-A server on this machine stands in for the Internet; of torchvision only the comparison of
-checksums is replaced, as small files cannot have those of the real ones.
+A local server stands in for the Internet. Of torchvision only the comparison of checksums is
+replaced, as small files cannot have the checksums of the real files.
 """
 
 import functools
@@ -42,7 +42,7 @@ TRAIN, TEST = 40, 12
 
 
 def draw(number, shape, classes):
-    """Random images and labels in which every class occurs."""
+    """Draws random images, and labels in which every class occurs."""
     images = RNG.integers(0, 256, (number, *shape), np.uint8)
     return images, RNG.permutation(np.arange(number) % classes)
 
@@ -51,7 +51,7 @@ def draw(number, shape, classes):
 
 
 def idx(array):
-    """The bytes of an idx file of unsigned bytes (yann.lecun.com/exdb/mnist)."""
+    """Returns the content of an idx file of unsigned bytes (yann.lecun.com/exdb/mnist)."""
     header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
     return header + array.astype(np.uint8).tobytes()
 
@@ -69,7 +69,7 @@ def write_mnist(folder):
 
 
 def write_emnist(folder, split="letters", classes=26, first=1):
-    """Its images lie in the file mirrored at the diagonal; "letters" counts classes from 1."""
+    """Writes mirrored images, as in the files of EMNIST; "letters" counts classes from 1."""
     train, test = draw(TRAIN, (28, 28), classes), draw(TEST, (28, 28), classes)
     parts = {
         f"emnist-{split}-{part}": (images.transpose(0, 2, 1), labels + first)
@@ -84,7 +84,7 @@ def write_emnist(folder, split="letters", classes=26, first=1):
 
 
 def write_cifar(folder, archive, inner, batches, key, meta, classes):
-    """Pickled dictionaries: rows of 3072 bytes, channel by channel, and a list of labels."""
+    """Writes pickled dictionaries: rows of 3072 bytes, channel by channel, and lists of labels."""
     parts = []
     with tarfile.open(folder / archive, "w:gz") as tar:
 
@@ -117,8 +117,8 @@ def write_cifar100(folder):
 
 
 def write_tiny(folder):
-    """Folders of JPEGs by WordNet id; images of one colour, which JPEG keeps up to rounding."""
-    wnids = ["n03", "n01", "n02"]  # in wnids.txt they are in no order
+    """Writes JPEG files of one colour each, which JPEG keeps up to rounding, by WordNet id."""
+    wnids = ["n03", "n01", "n02"]  # the file wnids.txt is not sorted
     sets: list[list] = [[], []]
     with zipfile.ZipFile(folder / "tiny-imagenet-200.zip", "w") as archive:
 
@@ -132,7 +132,7 @@ def write_tiny(folder):
         archive.writestr("tiny-imagenet-200/wnids.txt", "".join(f"{w}\n" for w in wnids))
         for number, wnid in enumerate(sorted(wnids)):
             for i in range(3):
-                gray = i == 1  # some of the real ones are
+                gray = i == 1  # some of the real images are gray
                 colour = [RNG.integers(256)] * 3 if gray else RNG.integers(0, 256, 3)
                 image = add(f"train/{wnid}/images/{wnid}_{i}.JPEG", colour, gray)
                 sets[0].append((image, number))
@@ -161,14 +161,14 @@ SETS = {
 
 @pytest.fixture
 def internet(tmp_path, monkeypatch):
-    """A folder that is served at all addresses of the data sets, and what was asked for."""
+    """A folder that is served at all addresses of the data sets, and the list of all requests."""
     folder = tmp_path / "internet"
     folder.mkdir()
-    asked = []
+    requests = []
 
     class Handler(http.server.SimpleHTTPRequestHandler):
         def do_GET(self):
-            asked.append(self.path)
+            requests.append(self.path)
             super().do_GET()
 
         def log_message(self, *args):
@@ -186,7 +186,7 @@ def internet(tmp_path, monkeypatch):
         monkeypatch.setattr(kind, "url", f"{address}/{kind.url.rpartition('/')[2]}")
     monkeypatch.setattr(TinyImageNetDataModule, "source", address)
     monkeypatch.setattr(datasets.utils, "check_md5", lambda path, md5, **kwargs: True)
-    yield folder, asked
+    yield folder, requests
     server.shutdown()
     thread.join()
     server.server_close()
@@ -204,14 +204,14 @@ def no_internet(monkeypatch):
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_download_and_read(name, tmp_path, internet):
+def test_data_are_downloaded_once_and_read_as_they_are(name, tmp_path, internet):
     build, write = SETS[name]
-    folder, asked = internet
+    folder, requests = internet
     expected = write(folder)
     dm = build(num_clients=2, root=tmp_path / "data" / "sets", protocol=SharedTest(validation=0))
-    assert not asked and not (tmp_path / "data").exists()
+    assert not requests and not (tmp_path / "data").exists()
     dm.prepare_data()
-    assert asked
+    assert requests
     for samples, (images, labels) in zip(dm.load()[:2], expected, strict=True):
         assert samples.inputs.dtype == torch.uint8 and samples.targets.dtype == torch.int64
         assert samples.inputs.shape == images.shape
@@ -227,15 +227,15 @@ def test_download_and_read(name, tmp_path, internet):
     assert x.dtype == torch.float32 and x.max() <= 1
     torch.testing.assert_close(x[0], dm.load().train.inputs[0] / 255)
 
-    del asked[:]
+    del requests[:]
     dm = build(num_clients=2, root=tmp_path / "data" / "sets")
     dm.prepare_data()
     dm.setup()
-    assert asked == []
+    assert requests == []
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_archives_put_there_by_hand_need_no_network(name, tmp_path, internet, no_internet):
+def test_archives_of_a_user_need_no_network(name, tmp_path, internet, no_internet):
     build, write = SETS[name]
     served, _ = internet
     expected = write(served)
@@ -248,36 +248,39 @@ def test_archives_put_there_by_hand_need_no_network(name, tmp_path, internet, no
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_without_a_network_one_line_says_what_to_put_where(name, tmp_path, no_internet, one_line):
+def test_without_a_network_the_error_names_the_archives_and_the_folder(
+    name, tmp_path, no_internet, one_line
+):
     dm = SETS[name][0](num_clients=2, root=tmp_path)
     archives = [tmp_path / archive for archive in dm.archives]
-    what = [f"root='{tmp_path}'", dm.title, "no network here", *(path.name for path in archives)]
-    with one_line(*what, f"from {dm.source} into {archives[0].parent}"):
+    root, names = f"{type(dm).__name__}.root: '{tmp_path}'", [path.name for path in archives]
+    place = f"from {dm.source} into {archives[0].parent}"
+    with one_line(f"{root} does not hold {dm.title}", "no network here", *names, place):
         dm.prepare_data()
-    with one_line(f"root='{tmp_path}'", dm.files[0], "prepare_data()"):
+    with one_line(root, dm.files[0], "prepare_data()"):
         dm.setup()
 
 
-def test_the_addresses_are_those_of_torchvision():
-    """The line above sends a user to the place from which torchvision downloads."""
+def test_the_address_in_the_error_is_that_of_torchvision():
+    """The error of a failed download sends a user to the place from which torchvision downloads."""
     kinds = [d for d in vars(datamodules).values() if isinstance(d, type)]
-    found = [d for d in kinds if issubclass(d, ImageDataModule)]
-    assert len(found) == 6
-    for dm in found:
+    image_sets = [d for d in kinds if issubclass(d, ImageDataModule)]
+    assert len(image_sets) == 6
+    for dm in image_sets:
         if dm is not TinyImageNetDataModule:
             stored = getattr(datasets, dm.title)
             urls = [stored.url] if "url" in vars(stored) else [m + "x" for m in stored.mirrors]
             assert dm.source in [url.rpartition("/")[0] for url in urls]
 
 
-def test_files_that_are_not_those_of_the_data_set_are_refused(tmp_path, no_internet, one_line):
-    """Checksums are torchvision's; here nothing is replaced."""
+def test_files_with_other_checksums_are_refused(tmp_path, no_internet, one_line):
+    """Here torchvision's comparison of checksums is not replaced."""
     folder = tmp_path / "cifar-100-python"
     folder.mkdir()
     for name in ("train", "test", "meta"):
         (folder / name).write_bytes(pickle.dumps({"data": [], "fine_labels": []}))
     dm = CIFAR100DataModule(num_clients=2, root=tmp_path)
-    with one_line(f"root='{tmp_path}'", "CIFAR100", "cannot be read", "remove it"):
+    with one_line(f"CIFAR100DataModule.root: '{tmp_path}'", "cannot be read", "remove the files"):
         dm.setup()
 
 
@@ -290,8 +293,8 @@ def test_damaged_files_are_refused(tmp_path, internet, one_line):
         dm.setup()
 
 
-def test_a_broken_off_download_is_taken_up_again(tmp_path, internet):
-    """Tiny ImageNet's images are decoded anew where that was not finished."""
+def test_an_interrupted_download_is_continued(tmp_path, internet):
+    """The images of Tiny ImageNet are decoded again if decoding was not finished."""
     write_tiny(internet[0])
     dm = TinyImageNetDataModule(num_clients=2, root=tmp_path)
     dm.prepare_data()
@@ -302,12 +305,12 @@ def test_a_broken_off_download_is_taken_up_again(tmp_path, internet):
     (tmp_path / "tiny-imagenet-200" / "val_labels.npy").unlink()
     del internet[1][:]
     dm.prepare_data()
-    assert internet[1] == []  # the folder is whole
+    assert internet[1] == []  # the folder is complete
     assert torch.equal(dm.load().test.targets, before.targets)
     assert torch.equal(dm.load().test.inputs, before.inputs)
 
 
-def test_some_of_the_training_samples(tmp_path, internet, one_line):
+def test_train_samples_are_drawn_by_the_seed(tmp_path, internet, one_line):
     images, labels = write_mnist(internet[0])[0]
     build = functools.partial(
         MNISTDataModule, num_clients=5, root=tmp_path, protocol=SharedTest(validation=0)
@@ -322,33 +325,32 @@ def test_some_of_the_training_samples(tmp_path, internet, one_line):
         return rows
 
     some = chosen(train_samples=15)
-    assert len(set(some)) == 15 and sorted(some) == some  # different ones, in their order
+    assert len(set(some)) == 15 and sorted(some) == some  # different samples, in ascending order
     assert some == chosen(train_samples=15) != chosen(train_samples=15, seed=1)
     assert chosen(train_samples=TRAIN) == chosen() == list(range(TRAIN))
     dm = build(train_samples=15)
     assert dm.client_sizes.tolist() == [3] * 5 and dm.partition.test.sizes[0] == TEST
     assert dm.describe().startswith("15 training samples only, 5 clients,")
     assert build().describe().startswith("5 clients,")
-    with one_line("train_samples=0", "at least 1"):
+    with one_line("MNISTDataModule.train_samples: 0; it must be a whole number of at least 1"):
         build(train_samples=0)
-    with one_line("train_samples=1.5", "whole number"):
+    with one_line("MNISTDataModule.train_samples: 1.5; it must be a whole number"):
         build(train_samples=1.5)
-    with one_line("train_samples=41", "40", "MNIST"):
+    with one_line("MNISTDataModule.train_samples: 41; it must be at most 40"):
         build(train_samples=41).setup()
 
 
-def test_unknown_emnist_split(one_line):
-    with one_line("split='letter'", "letters, digits"):
+def test_an_unknown_emnist_split_is_refused(one_line):
+    with one_line("EMNISTDataModule.split: 'letter'", "letters, digits"):
         EMNISTDataModule("letter", num_clients=2)
 
 
-def test_home_folder(monkeypatch, tmp_path):
+def test_a_tilde_in_root_is_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert MNISTDataModule(root="~/data").root == tmp_path / "data"
 
 
-def test_from_the_command_line(tmp_path, internet, monkeypatch, capsys):
-    """Downloads on first use, trains, tests."""
+def test_the_command_line_downloads_trains_and_tests(tmp_path, internet, monkeypatch, capsys):
     write_emnist(internet[0])
     monkeypatch.setattr(sys, "argv", ["pfl"])
     config = tmp_path / "emnist.yaml"
@@ -376,7 +378,7 @@ data:
     assert error.count("\n") == 1 and "letter" in error and "byclass" in error
 
 
-def test_classes_per_client_sees_the_labels(tmp_path, internet):
+def test_classes_per_client_uses_the_labels_of_images(tmp_path, internet):
     write_cifar10(internet[0])
     dm = CIFAR10DataModule(4, ClassesPerClient(5), SharedTest(validation=0), root=tmp_path)
     assert (dm.label_counts("train") > 0).sum(1).tolist() == [5] * 4

@@ -1,5 +1,6 @@
-"""Every network: sizes by hand, one meaning in every form in which the framework runs it."""
+"""Networks: parameter counts by hand, and equal results in all forms of execution."""
 
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -24,7 +25,7 @@ from models import (
 )
 from models.classifier import Classifier
 
-# name -> (how it is built, shape of a sample, number of classes)
+# name -> (constructor, shape of a sample, number of classes)
 NETWORKS = {
     "LogisticRegression": (lambda: LogisticRegression(12, num_classes=3), (3, 2, 2), 3),
     "LogisticRegression-linear": (lambda: LogisticRegression(12, 3, bias=False), (3, 2, 2), 3),
@@ -46,7 +47,7 @@ BATCH_NORM = (lambda: ResNet18(num_classes=4, in_channels=2, norm="batch"), (2, 
 
 
 def penalized(in_features: int) -> PenalizedLogisticRegression:
-    """At random weights: it starts at 0."""
+    """Returns a network with random weights instead of zeros."""
     network = PenalizedLogisticRegression(in_features, alpha=2.0, beta=0.3)
     nn.init.normal_(network.head.weight)
     return network
@@ -64,7 +65,7 @@ def linear(inputs: int, outputs: int) -> int:
     return (inputs + 1) * outputs
 
 
-def test_every_exported_network_is_covered():
+def test_every_public_network_is_tested():
     assert {name.split("-")[0] for name in NETWORKS} == set(models.__all__) - LOSSES
 
 
@@ -81,7 +82,7 @@ def test_scores_have_the_right_shape_and_dtype(build, shape, classes, dtype):
 
 @pytest.mark.parametrize(("build", "shape", "classes"), NETWORKS.values(), ids=NETWORKS)
 def test_vmap_over_parameters_equals_a_loop(build, shape, classes):
-    """Values and gradients; float64, so that only a different meaning can make a difference."""
+    """Scores and gradients are compared in float64, in which rounding errors are negligible."""
     torch.manual_seed(0)
     networks = [build().double() for _ in range(3)]
     params, buffers = stack_module_state(networks)
@@ -102,8 +103,8 @@ def test_vmap_over_parameters_equals_a_loop(build, shape, classes):
 
 
 @pytest.mark.parametrize(("build", "shape", "classes"), NETWORKS.values(), ids=NETWORKS)
-def test_a_sample_is_scored_alone(build, shape, classes):
-    """No network here mixes the samples of a batch, in training mode either."""
+def test_scores_of_a_sample_do_not_depend_on_the_batch(build, shape, classes):
+    """No network mixes the samples of a batch, not even in training mode."""
     torch.manual_seed(0)
     network = build().double().train()
     x = torch.rand(3, *shape, dtype=torch.float64)
@@ -122,7 +123,7 @@ def test_the_head_is_the_last_layer(build, shape, classes):
     assert torch.equal(network(torch.rand(2, *shape)), torch.full((2, classes), constant))
 
 
-def test_logistic_regression_is_one_affine_map():
+def test_logistic_regression_is_an_affine_map():
     network = LogisticRegression(12, num_classes=3)
     assert count(network) == 12 * 3 + 3
     x = torch.rand(5, 3, 4)
@@ -130,7 +131,7 @@ def test_logistic_regression_is_one_affine_map():
     torch.testing.assert_close(network(x), x.reshape(5, 12) @ w.T + b)
 
 
-def test_regressions_without_bias_are_one_matrix():
+def test_regressions_without_bias_are_a_matrix_in_row_order():
     """Parameters in the order of a problem's true models: row by row."""
     x = torch.rand(5, 3, 4)
     for network, outputs in ((LogisticRegression(12, 3, bias=False), 3), (LinearRegression(12), 1)):
@@ -149,7 +150,7 @@ def test_regressions_without_bias_are_one_matrix():
         ([30, 20, 40], linear(784, 30) + linear(30, 20) + linear(20, 40) + linear(40, 10)),
     ],
 )
-def test_mlp_parameters(hidden, expected):
+def test_mlp_has_the_parameters_of_its_layers(hidden, expected):
     assert count(MLP(784, hidden=hidden)) == expected
 
 
@@ -166,7 +167,7 @@ def test_mlp_is_affine_maps_with_relu_between_them():
     ("channels", "image_size", "side"),
     [(1, 28, 4), (1, 32, 5), (3, 32, 5), (1, 16, 1), (1, 17, 1), (1, 19, 1), (1, 20, 2)],
 )
-def test_lenet_parameters(channels, image_size, side):
+def test_lenet_has_the_parameters_of_its_layers(channels, image_size, side):
     """The side after 5x5 convolution, halving, 5x5 convolution, halving: by hand."""
     expected = (
         conv(channels, 6, 5)
@@ -180,25 +181,28 @@ def test_lenet_parameters(channels, image_size, side):
     assert network(torch.rand(1, channels, image_size, image_size)).shape == (1, 10)
 
 
-def test_cnn_parameters():
+def test_cnn_has_the_parameters_of_the_paper():
     """1,663,370 is the number that McMahan et al. (2017, Section 3) give."""
     expected = conv(1, 32, 5) + conv(32, 64, 5) + linear(3136, 512) + linear(512, 10)
     assert expected == 1_663_370
     assert count(CNN()) == expected
 
 
-def test_cnn_of_fedclup_parameters():
+def test_cnn_of_fedclup_has_the_parameters_of_its_layers():
     """Their code: convolutions 1-32 and 32-64 of 3x3, linear layers 64*7*7-128 and 128-10."""
     network = CNN(kernel_size=3, hidden=128)
     assert count(network) == conv(1, 32, 3) + conv(32, 64, 3) + linear(3136, 128) + linear(128, 10)
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
-    with pytest.raises(ValueError, match=r"^kernel_size=4 of CNN must be odd, such as 3 or 5$"):
-        CNN(kernel_size=4)
-    with pytest.raises(ValueError, match=r"^kernel_size=-1 of CNN must be odd"):
-        CNN(kernel_size=-1)
 
 
-def test_small_cnn_parameters():
+@pytest.mark.parametrize("size", [4, -1])
+def test_cnn_refuses_an_even_or_negative_kernel_size(size):
+    message = rf"^CNN\.kernel_size: {size}; it must be odd and positive$"
+    with pytest.raises(ValueError, match=message):
+        CNN(kernel_size=size)
+
+
+def test_small_cnn_has_the_parameters_of_its_layers():
     norms = 2 * 16 + 2 * 32
     expected = conv(1, 16, 3, bias=False) + conv(16, 32, 3, bias=False) + norms
     assert count(SmallCNN()) == expected + linear(32 * 2 * 2, 10)
@@ -209,12 +213,13 @@ def test_small_cnn_parameters():
 )
 def test_too_small_images_are_refused(network, least):
     network(image_size=least)(torch.rand(1, 1, least, least))
-    message = rf"^image_size={least - 1} is too small for {network.__name__}; the least is {least}$"
+    name = f"{network.__name__}.image_size"
+    message = rf"^{re.escape(name)}: {least - 1}; it must be at least {least}$"
     with pytest.raises(ValueError, match=message):
         network(image_size=least - 1)
 
 
-def test_resnet18_parameters():
+def test_resnet18_has_the_parameters_of_fedslr():
     """11,173,962 is the number behind the costs in Table 2 of FedSLR; here layer by layer."""
 
     def norm(channels):
@@ -238,7 +243,7 @@ def test_resnet18_parameters():
 @pytest.mark.parametrize("norm", ["group", "batch"])
 @pytest.mark.parametrize("small_images", [True, False])
 def test_resnet18_equals_torchvision(norm, small_images):
-    """The independent implementation, with the same parameters, gives the same scores."""
+    """With the same parameters, torchvision's implementation gives the same scores."""
     from torchvision.models import resnet18
 
     torch.manual_seed(0)
@@ -266,20 +271,22 @@ def test_resnet18_starts_from_he_normal():
 
 @pytest.mark.parametrize("norm", ["layer", "GROUP"])
 def test_resnet18_refuses_an_unknown_norm(norm):
-    with pytest.raises(ValueError, match=rf"^norm='{norm}' is unknown; choose 'group' or 'batch'$"):
+    message = rf"^ResNet18\.norm: '{norm}'; it must be 'group' or 'batch'$"
+    with pytest.raises(ValueError, match=message):
         ResNet18(norm=norm)
 
 
 @pytest.mark.parametrize(("network", "channels"), [(SmallCNN, 16), (ResNet18, 64), (VGG11, 64)])
 @pytest.mark.parametrize("groups", [0, -2, 3])
 def test_groups_that_do_not_divide_the_channels_are_refused(network, channels, groups):
-    message = rf"^norm_groups={groups} must divide the {channels} channels of a layer$"
+    name = re.escape(f"{network.__name__}.norm_groups")
+    message = rf"^{name}: {groups}; it must divide {channels}, the channels of a layer$"
     with pytest.raises(ValueError, match=message):
         network(norm_groups=groups)
 
 
 @pytest.mark.parametrize(("norm", "per_channel"), [("none", 1), ("group", 2), ("batch", 2)])
-def test_vgg11_parameters(norm, per_channel):
+def test_vgg11_has_the_parameters_of_configuration_a(norm, per_channel):
     """Configuration A of Simonyan & Zisserman; each channel has a bias, or a scale and a shift."""
     widths = [3, 64, 128, 256, 256, 512, 512, 512, 512]
     expected = sum(i * o * 9 + per_channel * o for i, o in pairwise(widths)) + linear(512, 10)
@@ -288,13 +295,13 @@ def test_vgg11_parameters(norm, per_channel):
 
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_vgg11_equals_torchvision(norm):
-    """Its convolutions are those of the independent implementation, with the same parameters."""
+    """With the same parameters, torchvision's implementation gives the same features."""
     from torchvision.models import vgg11, vgg11_bn
 
     torch.manual_seed(0)
     reference = (vgg11 if norm == "none" else vgg11_bn)(init_weights=False).features.double()
     network = VGG11(norm=norm).double()
-    if norm == "batch":  # which takes away the biases that torchvision has before it
+    if norm == "batch":  # a bias before BatchNorm, as in torchvision, has no effect
         for module in reference:
             if isinstance(module, nn.Conv2d):
                 module.bias = None
@@ -305,14 +312,18 @@ def test_vgg11_equals_torchvision(norm):
     torch.testing.assert_close(network.body(x), reference(x).flatten(1))
 
 
-def test_vgg11_starts_from_he_normal_and_refuses_an_unknown_norm():
+def test_vgg11_starts_from_he_normal():
     """Standard deviation sqrt(2 / fan out); 2.4 million draws leave 0.2 % to chance."""
     torch.manual_seed(0)
     network = VGG11(norm="none")
     expected = (2 / (512 * 3 * 3)) ** 0.5
     assert network.body.conv8.weight.std().item() == pytest.approx(expected, rel=2e-3)
     assert not network.body.conv8.bias.any()
-    with pytest.raises(ValueError, match=r"^norm='layer' is unknown; choose 'group', 'batch' or"):
+
+
+def test_vgg11_refuses_an_unknown_norm():
+    message = r"^VGG11\.norm: 'layer'; it must be 'group', 'batch' or 'none'$"
+    with pytest.raises(ValueError, match=message):
         VGG11(norm="layer")
 
 
@@ -332,8 +343,8 @@ def test_vgg11_starts_from_he_normal_and_refuses_an_unknown_norm():
         ("VGG11", {"num_classes": 3, "in_channels": 2, "norm": "none"}),
     ],
 )
-def test_a_yaml_file_can_describe_it(name, arguments):
-    """Plain values in; what is dumped for the record of a run builds the same network again."""
+def test_a_yaml_file_can_describe_every_public_class(name, arguments):
+    """Plain values build a class, and their dump to YAML builds the same class again."""
     parser = ArgumentParser()
     parser.add_argument("--network", type=nn.Module)
     given = {"class_path": f"models.{name}", "init_args": arguments}
@@ -346,13 +357,11 @@ def test_a_yaml_file_can_describe_it(name, arguments):
     assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
 
 
-def test_import_is_light():
-    """`import models` needs torch only: no framework, no data set, no torchvision."""
+def test_importing_models_imports_no_framework():
+    """The package `models` needs PyTorch only: no framework, no data set, no torchvision."""
     code = (
         "import sys, models; "
         "print(*({'torchvision', 'lightning', 'pfl', 'datamodules'} & set(sys.modules)))"
     )
-    found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    ).stdout
-    assert found.split() == []
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

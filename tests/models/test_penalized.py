@@ -1,4 +1,4 @@
-"""Losses per sample, and the penalized logistic regression of FedPD's equation (125)."""
+"""Losses per sample, and the penalized logistic regression of equation (125) of FedPD."""
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ def objective(w: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.3, 3.0])
-def test_objective_is_equation_125(scale):
-    """Its values, and its gradient by central differences: error about h^2 + 1e-16 / h."""
+def test_the_objective_and_its_gradient_are_those_of_equation_125(scale):
+    """The gradient is compared with central differences, of error about h^2 + 1e-16 / h."""
     points = scale * np.random.default_rng(1).normal(size=(4, 5))
     w = torch.from_numpy(points)
     expected = [equation125(point) for point in points]
@@ -37,7 +37,7 @@ def test_objective_is_equation_125(scale):
     np.testing.assert_allclose(vmap(grad(objective))(w), np.array(slopes) / (2 * h), atol=1e-9)
 
 
-def test_a_softmax_does_not_see_the_penalty():
+def test_probabilities_do_not_depend_on_the_penalty():
     network = PenalizedLogisticRegression(5, ALPHA, BETA).double()
     w = torch.arange(5.0, dtype=torch.float64) - 2
     network.load_state_dict({"head.weight": w[None]})
@@ -46,7 +46,7 @@ def test_a_softmax_does_not_see_the_penalty():
     assert torch.equal(scores.argmax(1), (SAMPLES @ w > 0).long())
 
 
-def test_it_starts_at_zero_and_beta_0_is_plain():
+def test_weights_start_at_zero_and_beta_0_is_logistic_regression():
     network = PenalizedLogisticRegression(5)
     assert [tuple(p.shape) for p in network.parameters()] == [(1, 5)]
     assert not network.head.weight.any()
@@ -58,20 +58,20 @@ def test_it_starts_at_zero_and_beta_0_is_plain():
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
 def test_a_penalty_below_zero_is_refused(name):
-    with pytest.raises(ValueError, match=rf"^{name}=-1.0 must be at least 0$"):
+    with pytest.raises(ValueError, match=rf"\.{name}: -1\.0; it must be at least 0$"):
         PenalizedLogisticRegression(5, **{name: -1.0})
 
 
 @pytest.mark.parametrize(("outputs", "targets"), [((4, 1), (4,)), ((4, 3), (4, 3)), ((4,), (4,))])
-def test_half_squared_error(outputs, targets):
+def test_half_squared_error_is_half_the_sum_of_squares_per_sample(outputs, targets):
     generator = torch.Generator().manual_seed(0)
-    found = torch.randn(outputs, generator=generator)
-    wanted = torch.randn(targets, generator=generator)
-    rows = zip(found.view(4, -1), wanted.view(4, -1), strict=True)
+    y = torch.randn(outputs, generator=generator)
+    target = torch.randn(targets, generator=generator)
+    rows = zip(y.view(4, -1), target.view(4, -1), strict=True)
     expected = [sum((a - b) ** 2 for a, b in zip(f, w, strict=True)) / 2 for f, w in rows]
-    torch.testing.assert_close(HalfSquaredError()(found, wanted), torch.stack(expected))
+    torch.testing.assert_close(HalfSquaredError()(y, target), torch.stack(expected))
 
 
-def test_half_squared_error_does_not_broadcast():
+def test_half_squared_error_refuses_targets_of_another_size():
     with pytest.raises(RuntimeError, match="shape"):
         HalfSquaredError()(torch.zeros(4, 1), torch.zeros(4, 2))

@@ -1,6 +1,5 @@
 """The command line: how a run is asked for, and what a mistake gets."""
 
-import copy
 import math
 import os
 import subprocess
@@ -13,46 +12,10 @@ from lightning.pytorch.callbacks import Callback
 
 from pfl.algorithms import FedAvg
 from pfl.cli.app import FederatedCLI
+from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
 from tests.commands import QUICKSTART, ROOT, call
 
-pytestmark = pytest.mark.usefixtures("here")
-
-SMALL = {
-    "seed_everything": 0,
-    "trainer": {"name": "small", "max_epochs": 2, "accelerator": "cpu"},
-    "model": {
-        "class_path": "FedAvg",
-        "init_args": {
-            "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}},
-            "batch_size": 50,
-        },
-    },
-    "data": {
-        "class_path": "DigitsDataModule",
-        "init_args": {
-            "num_clients": 6,
-            "partition": {"class_path": "Dirichlet", "init_args": {"alpha": 1.0}},
-        },
-    },
-    "loop": {"clients_per_round": 3},
-}
-
-
-def write(path, config):
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def changed(config, key, value):
-    """A copy in which one value, given by its dotted path, is another one."""
-    config = copy.deepcopy(config)
-    *path, last = key.split(".")
-    inner = config
-    for name in path:
-        inner = inner.setdefault(name, {})
-    inner[last] = value
-    return config
-
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 # ---- configurations -----------------------------------------------------------------------------
 
@@ -60,7 +23,7 @@ def changed(config, key, value):
 @pytest.fixture
 def parsed(monkeypatch):
     """Builds everything that a command names, and runs nothing."""
-    monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+    monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     return lambda *args: FederatedCLI(["fit", *map(str, args)])
 
 
@@ -110,8 +73,6 @@ def test_a_saved_config_can_be_run_with_another_seed(parsed, tmp_path):
 
 # ---- mistakes -----------------------------------------------------------------------------------
 
-NETWORK = "model.init_args.network"
-PARTITION = "data.init_args.partition"
 MISTAKES = {
     "unknown option": ("model.init_args.batchsize", 10, ["batchsize", "FedAvg", "'batch_size'"]),
     "unknown key": ("trainer.max_epoch", 10, ["trainer.max_epoch", "max_epochs'"]),
@@ -199,7 +160,7 @@ MISTAKES = {
     "no options at all": (
         "trainer.callbacks",
         {"class_path": "RunFigure", "init_args": {"foo": 1}},
-        ["trainer.callbacks: RunFigure has no option 'foo'\n"],
+        ["trainer.callbacks: RunFigure", "'foo'"],
     ),
     "network's number": (f"{NETWORK}.init_args.in_features", -1, ["MLP", "-1"]),
     "evaluation interval": ("trainer.val_check_interval", 2, ["val_check_interval", "2"]),
@@ -226,14 +187,14 @@ class Other:
 """
 COHORT = "clients_at_once, clients_per_round, evaluate, sampling, "  # the first keys of loop
 LINES = {
-    "--model FedAvgg": ["model: there is no class 'FedAvgg'", "did you mean 'FedAvg'?"],
-    "--model.network MPL": ["model.network: there is no class 'MPL'", "did you mean 'MLP'?"],
+    "--model FedAvgg": ["model: ", "'FedAvgg'", "'FedAvg'"],
+    "--model.network MPL": ["model.network: ", "'MPL'", "'MLP'"],
     "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
     "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
     "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet, IID,"],
     "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, SharedTest, Spl"],
     "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
-    "--data.protocol.test 0.1": ["data.protocol", "name a class first", "SharedTest, SplitOwn"],
+    "--data.protocol.test 0.1": ["data.protocol", "abstract", "SharedTest, SplitOwn"],
     "--model own.Nett": ["model", "own", "no attribute 'Nett'"],
     "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
     "--model.network broken.Net": ["model.network", "'nosuchmodule'"],
@@ -241,13 +202,13 @@ LINES = {
     "--model.network own.Net": ["model.network", "required", "features"],
     "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
     "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
-    "--foo 1": ["foo", "there is no such key", "data, loop, model,", "trainer"],
-    "--trainer.foo 1": ["trainer.foo: there is no such key\n"],
-    "--trainer.max_epochss 1": ["trainer.max_epochss", "did you mean 'max_epochs'?"],
+    "--foo 1": ["foo: ", "data, loop, model,", "trainer"],
+    "--trainer.foo 1": ["trainer.foo: "],
+    "--trainer.max_epochss 1": ["trainer.max_epochss", "'max_epochs'"],
     "--loop.foo 1": ["loop.foo", COHORT],
     "--loop.evaluate val": ["loop.evaluate: val", "list"],
     "--trainer.precision foo": ["trainer.precision: foo", "'bf16-mixed'", "'64-true'", "null"],
-    "--model.batch_size foo": ["model.batch_size: foo", "int or null"],
+    "--model.batch_size foo": ["model.batch_size: foo", "int", "null"],
     "--seed_everything -1": ["seed_everything: -1", "4294967295"],
     "--seed_everything 99999999999999999": ["seed_everything: 99999999999999999"],
     "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
@@ -274,18 +235,6 @@ def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line
         sys.modules.pop(name, None)
     config = write(tmp_path / "small.yaml", SMALL)
     assert_refused(tmp_path, LINES[line], "fit", "--config", config, *line.split())
-
-
-def assert_refused(tmp_path, words, *args):
-    runs = tmp_path / "runs"
-    try:
-        status, out, err = call(*args, "--trainer.default_root_dir", runs)
-    except SystemExit as error:
-        pytest.fail(f"left by sys.exit({error.code})")
-    assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("error: ") and len(err) < 400, err
-    assert not [word for word in words if word not in err], err
-    assert not runs.exists()
 
 
 def test_config_files_that_cannot_be_read(tmp_path):

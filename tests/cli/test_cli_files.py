@@ -9,7 +9,7 @@ import torch
 from datamodules import DigitsDataModule, Dirichlet, SplitOwn
 from tests.commands import QUICKSTART, call, elsewhere, table
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 
 def column(rows, name):

@@ -14,7 +14,7 @@ import datamodules
 from datamodules import IID
 from datamodules.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
-from pfl.cli.reproduce import read_figure
+from pfl.cli.figure_file import read_figure
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
@@ -58,11 +58,11 @@ def build():
     """Parses and instantiates configurations with the parser of `fit`, which is made once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["pfl"])
-        patch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+        patch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
         for initialize in ("kaiming_normal_", "kaiming_uniform_"):  # slow, and not needed here
             patch.setattr(nn.init, initialize, lambda tensor, *args, **kwargs: tensor)
         cli = FederatedCLI(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
-        parser = cli._subcommand_parsers["fit"]
+        parser = cli.subcommand_parser
 
         def built(config):
             cli.config = Namespace(subcommand="fit", fit=parser.parse_object(config))

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import yaml
 
-from pfl.cli.reproduce import Job, execute, known, merge, nest, read_figure, rows_of
+from pfl.cli.figure_file import Job, known, merge, nest, read_figure
+from pfl.cli.reproduce import execute, rows_of
 from tests import commands
 from tests.commands import ROOT, table
 

@@ -14,9 +14,9 @@ RUNS = ["A", "B"]
 GRID = {"data": ["x", "y"], "size": [1, 2]}
 
 
-def row(run, data, size, seed, round, **values):
+def row(run, data, size, seed, round_num, **values):
     place = {"run": run, "data": data, "size": size, "seed": seed}
-    return {**place, "round": round, "diverged": 0, **values}
+    return {**place, "round": round_num, "diverged": 0, **values}
 
 
 def cells(markdown):

@@ -1,8 +1,6 @@
 """The command line: how a run is asked for, and what a mistake gets."""
 
 import math
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from pfl.algorithms import FedAvg
 from pfl.cli.app import FederatedCLI
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
-from tests.commands import QUICKSTART, ROOT, call
+from tests.commands import QUICKSTART, ROOT, call, python
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
@@ -314,23 +312,23 @@ def test_unknown_subcommand(tmp_path):
 # ---- as a program -------------------------------------------------------------------------------
 
 
-def program(*args, cwd):
-    command = [sys.executable, "-m", "pfl", *map(str, args)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-
-
+@pytest.mark.slow
+@pytest.mark.processes
 def test_program_refuses_an_unknown_key_in_one_line(tmp_path, here):
     config = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.batchsize", 10))
-    done = program("fit", "--config", config, cwd=here)
+    done = python("-m", "pfl", "fit", "--config", config, cwd=here)
     assert (done.returncode, done.stdout) == (2, "")
     line, rest = done.stderr.split("\n", 1)
     assert line.startswith("error: ") and "batchsize" in line and rest == ""
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_program_is_quiet_where_output_is_redirected(tmp_path, here):
     config = write(tmp_path / "a.yaml", SMALL)
-    done = program("fit", "--config", config, "--trainer.default_root_dir", tmp_path, cwd=here)
+    done = python(
+        "-m", "pfl", "fit", "--config", config, "--trainer.default_root_dir", tmp_path, cwd=here
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "FedAvg, 2 rounds" in done.stdout and "test accuracy" in done.stdout
     assert "\r" not in done.stdout and "\x1b" not in done.stdout

@@ -1,4 +1,4 @@
-"""What is published and what is pinned: the wheel, its metadata, requirements.txt."""
+"""The wheel, its metadata, and the pins in requirements.txt."""
 
 import ast
 import os

@@ -31,12 +31,13 @@ SMALL = {
 
 
 def write(path, config):
+    """Writes a configuration to a YAML file; returns its path."""
     path.write_text(yaml.safe_dump(config))
     return path
 
 
 def changed(config, key, value):
-    """A copy in which one value, given by its dotted path, is another one."""
+    """Returns a copy with another value at the dotted path `key`."""
     config = copy.deepcopy(config)
     *path, last = key.split(".")
     inner = config
@@ -47,6 +48,7 @@ def changed(config, key, value):
 
 
 def assert_refused(tmp_path, words, *args):
+    """Checks that a command ends with one line that has all `words`, before it writes anything."""
     runs = tmp_path / "runs"
     try:
         status, out, err = call(*args, "--trainer.default_root_dir", runs)

@@ -1,4 +1,4 @@
-"""The command line: what a run writes, and what its checkpoint is evaluated for."""
+"""The command line: the files of a run, and the evaluation of its checkpoint."""
 
 import json
 
@@ -18,7 +18,7 @@ def column(rows, name):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The quickstart with few rounds and clients: its folder and what it printed."""
+    """The folder and the output of a quickstart with few rounds and clients."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
     with elsewhere(cwd):
         status, out, err = call(
@@ -47,7 +47,7 @@ def data():
 # ---- what a run writes --------------------------------------------------------------------------
 
 
-def test_files_of_a_run(run):
+def test_a_run_writes_its_files(run):
     folder, _ = run
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = "config.yaml metrics.csv clients.csv summary.json report.png checkpoints/last.ckpt"
@@ -154,7 +154,7 @@ def test_a_saved_config_repeats_its_run_in_a_folder_of_its_own(run):
 
 
 def evaluated(run, subcommand):
-    """The folder, after running a subcommand on the run's checkpoint."""
+    """Runs a subcommand on the checkpoint of the run; returns the folder of the run."""
     folder, _ = run
     kept = ("metrics.csv", "clients.csv", "summary.json", "config.yaml")
     before = [(folder / name).read_bytes() for name in kept]

@@ -1,4 +1,4 @@
-"""The command line: values that are null, empty or of another kind than a key takes."""
+"""The command line: values that are null, empty or of another type than their key."""
 
 import pytest
 
@@ -71,13 +71,13 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
     assert_refused(tmp_path, words, "fit", "--config", path)
 
 
-def test_a_file_before_the_subcommand(tmp_path):
+def test_a_config_file_before_the_subcommand_is_refused(tmp_path):
     path = write(tmp_path / "a.yaml", SMALL)
     for option in (["--config", path], [f"--config={path}"], ["-c", path]):
         assert_refused(tmp_path, ["config: ", "behind", "fit, val"], *option, "fit")
 
 
-def test_null_is_a_value_where_a_type_has_it(monkeypatch, tmp_path):
+def test_null_is_accepted_where_the_type_includes_it(monkeypatch, tmp_path):
     monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     config = changed(SMALL, "trainer.callbacks", None)
     config = changed(config, "model.init_args.batch_size", None)
@@ -96,7 +96,7 @@ class Net(nn.Sequential):
 """
 
 
-def test_classes_whose_arguments_have_no_types(monkeypatch, tmp_path):
+def test_options_of_a_class_without_types_are_checked_by_name(monkeypatch, tmp_path):
     (tmp_path / "untyped.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     net = {"class_path": "untyped.Net", "init_args": {"features": 64, "widht": 4}}
@@ -111,7 +111,7 @@ def test_classes_whose_arguments_have_no_types(monkeypatch, tmp_path):
     assert (status, err) == (0, "")
 
 
-def test_callbacks_that_cannot_be(tmp_path):
+def test_callbacks_that_cannot_work_are_refused(tmp_path):
     twice = [{"class_path": "RunRecorder"}] * 2
     config = write(tmp_path / "a.yaml", changed(SMALL, "trainer.callbacks", twice))
     words = ["trainer: Found more than one", "RunRecorder"]

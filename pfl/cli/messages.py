@@ -24,7 +24,9 @@ _NOISE = ("Does not validate against", "Errors:", "Expected a <class 'NoneType'>
 _WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
 _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
     r"Option 'class_path'": "options of a class belong under init_args, beside class_path",
-    r".*'NoneType'": "class_path must name a class, and init_args hold options or be left out",
+    r"'NoneType' object has no attribute 'keys'|argument of type 'NoneType' is not ": (
+        "class_path must name a class, and init_args hold options or be left out"
+    ),
 }
 # Before the complaint about a class that a function is expected to make, such as an optimizer.
 _FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
@@ -82,7 +84,7 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
     complaint = complaint or weak
     if match := re.search(_UNKNOWN_KEY, complaint):
         return _unknown_key(match[1] or match[2], known)
-    if not complaint or complaint.startswith("Problems parsing"):
+    if not complaint:
         return " ".join(str(error).split())
     if match := re.match(r"(.*?)\. Got value: (.*)", complaint):
         complaint, value = match[1], match[2]

@@ -221,6 +221,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line):
     folder = tmp_path / "modules"

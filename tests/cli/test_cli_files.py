@@ -138,6 +138,7 @@ def test_the_table_is_printed(run):
     assert "FedSLR, 2 rounds" in out and str(folder) in out
 
 
+@pytest.mark.slow
 def test_a_saved_config_repeats_its_run_in_a_folder_of_its_own(run):
     folder, _ = run
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}

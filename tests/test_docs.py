@@ -20,6 +20,7 @@ def python_block(document: str) -> str:
     return block
 
 
+@pytest.mark.cli
 def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
     (tmp_path / "fedper.py").write_text(python_block("docs/add-a-method.md"))
     monkeypatch.chdir(tmp_path)
@@ -52,6 +53,7 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "runs/from-python/summary.json").exists()
 
 
+@pytest.mark.cli
 def test_the_own_data_command_of_the_readme_runs(tmp_path, monkeypatch):
     import numpy as np
 

@@ -37,12 +37,16 @@ def project(tmp_path_factory):
     return done.stdout, folder
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_import_brings_nothing_but_lightning(project):
     lines = project[0].splitlines()
     assert lines[0] == "added: datamodules"
     assert lines[1].strip() == "loaded:"
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_plain_lightning_example(project):
     printed, folder = project
     accuracies = [float(a) for a in re.findall(r"test accuracy ([\d.]+)", printed)]

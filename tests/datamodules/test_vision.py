@@ -347,6 +347,7 @@ def test_home_folder(monkeypatch, tmp_path):
     assert MNISTDataModule(root="~/data").root == tmp_path / "data"
 
 
+@pytest.mark.cli
 def test_from_the_command_line(tmp_path, internet, monkeypatch, capsys):
     """Downloads on first use, trains, tests."""
     write_emnist(internet[0])

@@ -286,6 +286,7 @@ def test_vgg11_parameters(norm, per_channel):
     assert count(VGG11(norm=norm)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_vgg11_equals_torchvision(norm):
     """Its convolutions are those of the independent implementation, with the same parameters."""
@@ -346,6 +347,8 @@ def test_a_yaml_file_can_describe_it(name, arguments):
     assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_import_is_light():
     """`import models` needs torch only: no framework, no data set, no torchvision."""
     code = (

@@ -6,16 +6,19 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format bench bench-peers lock clean
+.PHONY: help quickstart test test-quick lint format bench bench-peers lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 quickstart: $(INSTALLED)  ## set up .venv and train on the 8x8 digits (configs/quickstart.yaml)
-	$(PY) -m pfl fit --config configs/quickstart.yaml
+	$(PY) -m pfl fit --config quickstart
 
 test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k fedavg"
 	$(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal $(ARGS)
+
+test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two minutes on two cores
+	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(PY) -m ruff format --check .

@@ -1,5 +1,6 @@
 """Personalized federated learning on PyTorch Lightning."""
 
+from pfl import _path  # noqa: F401 (first: the imports below find `models` by it)
 from pfl.distributed.strategy import ClientParallelStrategy
 from pfl.errors import ConfigError
 from pfl.rounds.loop import FederatedLoop

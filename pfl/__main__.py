@@ -1,4 +1,4 @@
-"""`python -m pfl fit|validate|test|predict --config FILE`."""
+"""Runs the command line: `python -m pfl` is the same as the command `pfl`."""
 
 import sys
 

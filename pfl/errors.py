@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from datamodules.errors import ConfigError
 
-__all__ = ["ConfigError", "require"]
+__all__ = ["ConfigError", "Diverged", "require"]
+
+
+class Diverged(ConfigError):
+    """The models of a run are no longer finite."""
 
 
 def require(name: str, value: object, holds: bool, wanted: str) -> None:

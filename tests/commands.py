@@ -1,4 +1,4 @@
-"""Commands of `python -m pfl` within this process, and the tables that they leave."""
+"""Commands of `pfl` in this process and in others, and the tables that they write."""
 
 import contextlib
 import csv
@@ -17,7 +17,7 @@ QUICKSTART = ROOT / "configs" / "quickstart.yaml"
 
 
 def call(*args):
-    """Status, standard output and standard error of a command."""
+    """Returns the status, standard output and standard error of a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main([str(a) for a in args])
@@ -26,30 +26,34 @@ def call(*args):
 
 @contextlib.contextmanager
 def elsewhere(folder):
-    """Commands run in an empty folder, and leave nothing there."""
+    """Runs the commands of the block in an empty folder, in which they must leave nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
         yield patch
     assert list(folder.iterdir()) == []
 
 
-def finish(*command, cwd):
-    """What a program of several processes, run by Python, prints until it ends well."""
-    done = subprocess.run(
+def python(*command, cwd, path=ROOT):
+    """Runs Python in another process, with `pfl` from `path`; returns the completed process."""
+    return subprocess.run(
         [sys.executable, *map(str, command)],
         cwd=cwd,
         # The processes meet on this machine's own address, with or without a network.
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo"},
+        env={**os.environ, "PYTHONPATH": str(path), "GLOO_SOCKET_IFNAME": "lo"},
         capture_output=True,
         text=True,
         timeout=400,
     )
+
+
+def finish(*command, cwd, path=ROOT):
+    """Returns what Python in another process prints until it ends without an error."""
+    done = python(*command, cwd=cwd, path=path)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def table(path):
-    """The rows of a CSV file, by the names of its columns."""
+    """Returns the rows of a CSV file, by the names of its columns."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))

@@ -1,9 +1,9 @@
-"""What all tests share."""
+"""Settings and fixtures of all tests."""
 
 import os
 
 # Before torch is imported, and so that processes which tests start inherit it: the tests run in
-# one process per core, where a second thread only gets in the way. W&B never asks for a network.
+# one process per core, where a second thread only slows them down. W&B needs no network.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
@@ -14,11 +14,19 @@ import torch
 from tests.commands import elsewhere
 
 torch.set_num_threads(1)
+LARGE = ("ResNet18", "VGG11")  # networks that take a second or more, in parametrized tests
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the cases of large networks as slow."""
+    for item in items:
+        if any(name in item.name for name in LARGE):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture
 def here(tmp_path):
-    """An empty current folder, in which nothing may be left."""
+    """An empty current folder, in which a test must leave nothing."""
     folder = tmp_path / "here"
     folder.mkdir()
     with elsewhere(folder):

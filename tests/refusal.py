@@ -1,4 +1,4 @@
-"""A user's mistake must be answered with one line that names what is wrong."""
+"""The check that a mistake of a user gets one line with the key and the value."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from datamodules import ConfigError
 
 @contextmanager
 def refused(*parts: str) -> Iterator[None]:
-    """A ConfigError of one line in which all `parts` stand."""
+    """Expects a ConfigError whose message is one line with all `parts`."""
     with pytest.raises(ConfigError) as caught:
         yield
     message = str(caught.value)

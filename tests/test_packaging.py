@@ -1,6 +1,7 @@
-"""What is published and what is pinned: the wheel, its metadata, requirements.txt."""
+"""The wheel, its metadata, and the pins in requirements.txt."""
 
 import ast
+import os
 import re
 import subprocess
 import sys
@@ -12,16 +13,18 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-ROOT = Path(__file__).parents[1]
+from tests.commands import ROOT
+
 PACKAGES = ["datamodules", "models", "pfl"]
-# Where the name to import is not the name to install.
+# Packages whose name to import differs from their name to install.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    """Built by the installed backend: without a network."""
+    """The wheel, built by the installed backend, without a network."""
     folder = tmp_path_factory.mktemp("wheel")
     subprocess.run(
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT],
@@ -48,7 +51,7 @@ def sources() -> list[Path]:
 
 
 def pins() -> list[tuple[Requirement, str]]:
-    """What requirements.txt pins, and the lines that belong to it."""
+    """Returns the pins of requirements.txt, each with its lines."""
     text = (ROOT / "requirements.txt").read_text()
     entries = re.split(r"\n(?=\S)", text.strip())
     return [(Requirement(entry.split("\\")[0].strip()), entry) for entry in entries]
@@ -58,10 +61,56 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel):
     names = set(wheel.namelist())
     expected = {str(path.relative_to(ROOT)) for path in sources()}
     expected |= {f"{package}/py.typed" for package in PACKAGES}
+    expected |= {f"pfl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     info = {name for name in names if ".dist-info/" in name}
     assert expected <= names
     assert {name.split("/")[0] for name in names - info} == set(PACKAGES)
     assert any(name.endswith("/licenses/LICENSE") for name in info)
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory) -> Path:
+    """A folder with the installed wheel, on a path without the checkout."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*command, "--target", folder, wheel.filename], check=True, capture_output=True)
+    return folder
+
+
+def pfl(*args: str, installed: Path, cwd: Path) -> str:
+    """Returns what the command `pfl` of the installed wheel prints in the folder `cwd`."""
+    done = subprocess.run(
+        [installed / "bin" / "pfl", *args],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(installed), "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+@pytest.mark.processes
+def test_the_quick_start_of_the_wheel_trains_a_method_of_the_current_folder(installed, tmp_path):
+    """In two processes; `models.py` is the user's, and not what our configuration means."""
+    (tmp_path / "models.py").write_text("raise ImportError")
+    (tmp_path / "mine.py").write_text("from pfl.algorithms import FedAvg\nclass Mine(FedAvg): pass")
+    options = ["--config", "quickstart", "--model", "mine.Mine", "--trainer.callbacks=[]"]
+    options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    assert "Mine, 1 rounds" in pfl("fit", *options, installed=installed, cwd=tmp_path)
+    assert (tmp_path / "runs/quickstart/summary.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+@pytest.mark.processes
+def test_the_wheel_lists_the_figures_that_it_ships(installed, tmp_path):
+    papers = (ROOT / "configs" / "papers").glob("*/*.yaml")
+    lines = pfl("reproduce", "--list", installed=installed, cwd=tmp_path).splitlines()
+    assert {line.split()[0] for line in lines} == {f"{p.parent.name}-{p.stem}" for p in papers}
 
 
 def test_metadata(metadata):
@@ -71,7 +120,7 @@ def test_metadata(metadata):
 
 
 def test_every_imported_package_is_declared(requirements):
-    """Nothing works only because something else happens to bring it along."""
+    """No import relies on a package that only another dependency installs."""
     own = {*PACKAGES, *sys.stdlib_module_names}
     imported = set()
     for path in sources():
@@ -91,9 +140,19 @@ def test_bad_versions_of_lightning_are_excluded(requirements, bad):
     assert bad not in lightning.specifier
 
 
+@pytest.mark.parametrize("name", ["jsonargparse", "lightning", "torch"])
+def test_the_next_minor_release_of_what_we_use_privately_is_excluded(requirements, name):
+    """The newest tested release is the one that requirements.txt pins."""
+    (requirement,) = (r for r in requirements if r.name == name)
+    versions = [str(pin.specifier)[2:] for pin, _ in pins() if pin.name == name]
+    newest = max(map(Version, versions))
+    assert f"{newest.major}.{newest.minor}.99" in requirement.specifier
+    assert f"{newest.major}.{newest.minor + 1}.0" not in requirement.specifier
+
+
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12", "3.13"])
 def test_pins_satisfy_the_declared_ranges(requirements, python):
-    """On every Python: one pin for each direct dependency, those for development included."""
+    """On every Python, each direct dependency has one pin, those for development included."""
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": "dev"}
     valid = [pin for pin, _ in pins() if pin.marker is None or pin.marker.evaluate(environment)]
     versions = {canonicalize_name(pin.name): str(pin.specifier)[2:] for pin in valid}

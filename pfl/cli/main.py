@@ -1,8 +1,9 @@
-"""The command line's entry: which command runs, and what an error becomes."""
+"""The entry of the command line: which command runs, and the exit status of an error."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 from pfl.cli.app import FederatedCLI
@@ -11,24 +12,32 @@ from pfl.distributed.launch import Ended, ProcessLost, told_of_signals
 
 
 def main(args: list[str] | None = None) -> int:
-    """Run the command line; the exit status.
+    """Runs the command line.
 
-    A user's mistake is one line and status 2, a lost process 1, a signal 128 and its number.
+    Args:
+        args: The words of the command line; those of the program if None.
+
+    Returns:
+        The exit status: 2 for a mistake of the user, told in one line, 1 for a lost process, and
+        128 plus its number for a signal.
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    words = sys.argv[1:] if args is None else args
+    if args is None:
+        args = sys.argv[1:]
+        # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
+        sys.path.append(os.getcwd())
     try:
         with told_of_signals():
-            if words[:1] == ["reproduce"]:
+            if args[:1] == ["reproduce"]:
                 from pfl.cli.reproduce import command
 
-                command(words[1:])
+                command(args[1:])
             else:
                 FederatedCLI(args)
     except Ended as error:
         return int(error.code or 1)
-    except ProcessLost:  # the launcher has told why
+    except ProcessLost:  # the launcher has said why
         return 1
     except Exception as error:
         line = explain(error)

@@ -22,7 +22,7 @@ from pfl.engines.local_step import (
     check_elementwise,
     check_server_step,
 )
-from pfl.errors import ConfigError, require
+from pfl.errors import Diverged, require
 from pfl.method.module import FederatedModule, Network
 from pfl.proximal import soft_threshold
 
@@ -337,7 +337,7 @@ class FederatedAlgorithm(FederatedModule):
                 for name, total in self._sums.items()
             }
             if not all(_finite(total) for total in mean.values()):
-                raise ConfigError(
+                raise Diverged(
                     f"model.lr: {self.lr}; the clients' models are no longer finite in round "
                     f"{self.rounds + 1}, a smaller one may help"
                 )

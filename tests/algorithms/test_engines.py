@@ -61,6 +61,7 @@ def everything(fit, digits, method, network, engine, at_once, precision):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["FedAvg, Adam", "FedSLR", "LPGD"])
 def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
     """Against one client after another by the plain loop: in float64 the order of sums is all that

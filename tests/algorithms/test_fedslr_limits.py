@@ -25,6 +25,7 @@ def step(eta_g, share=1.0, a=1.0):
     return share / (a + 1 / eta_g)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory_efficient", [True, False])
 @pytest.mark.parametrize(
     ("steps", "share"), [(1, 1.0), (6, 0.7), (2, 0.4)], ids=["exact", "many steps", "few steps"]

@@ -37,6 +37,8 @@ for name in {fits}:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     monkeypatch.setattr(sys, "argv", ["driver", str(one)])
@@ -81,6 +83,7 @@ COMMANDS = {
 }
 
 
+@pytest.mark.cli
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_command_line(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments

@@ -1,9 +1,6 @@
-"""The command line: how a run is asked for, and what a mistake gets."""
+"""The command line: configurations, and the one line that answers a mistake."""
 
-import copy
 import math
-import os
-import subprocess
 import sys
 
 import pytest
@@ -13,63 +10,27 @@ from lightning.pytorch.callbacks import Callback
 
 from pfl.algorithms import FedAvg
 from pfl.cli.app import FederatedCLI
-from tests.commands import QUICKSTART, ROOT, call
+from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
+from tests.commands import QUICKSTART, ROOT, call, python
 
-pytestmark = pytest.mark.usefixtures("here")
-
-SMALL = {
-    "seed_everything": 0,
-    "trainer": {"name": "small", "max_epochs": 2, "accelerator": "cpu"},
-    "model": {
-        "class_path": "FedAvg",
-        "init_args": {
-            "network": {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}},
-            "batch_size": 50,
-        },
-    },
-    "data": {
-        "class_path": "DigitsDataModule",
-        "init_args": {
-            "num_clients": 6,
-            "partition": {"class_path": "Dirichlet", "init_args": {"alpha": 1.0}},
-        },
-    },
-    "loop": {"clients_per_round": 3},
-}
-
-
-def write(path, config):
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def changed(config, key, value):
-    """A copy in which one value, given by its dotted path, is another one."""
-    config = copy.deepcopy(config)
-    *path, last = key.split(".")
-    inner = config
-    for name in path:
-        inner = inner.setdefault(name, {})
-    inner[last] = value
-    return config
-
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 # ---- configurations -----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def parsed(monkeypatch):
-    """Builds everything that a command names, and runs nothing."""
-    monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+    """A function that builds everything that a command names, and runs nothing."""
+    monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     return lambda *args: FederatedCLI(["fit", *map(str, args)])
 
 
-# Those of the papers are grids of runs: tests/test_recipes.py.
+# The files of the papers are grids of runs, which test_recipes.py builds.
 CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if "papers" not in p.parts]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_every_config_file_can_be_used(parsed, path):
+def test_every_config_file_can_be_parsed_and_built(parsed, path):
     config = yaml.safe_load(path.read_text())
     whole = {"model", "data"} <= set(config)
     cli = parsed(*([] if whole else ["--config", QUICKSTART]), "--config", path)
@@ -85,10 +46,9 @@ def test_later_files_and_arguments_win(parsed, tmp_path):
     assert (cli.trainer.max_epochs, cli.trainer.name) == (7, "small")
     assert cli.datamodule.clients_per_round == 3
     assert cli.datamodule.datamodule.seed == 3
-    cli = parsed(
-        *("--config", first, "--config", second, "--model.lr=0.05", "--data.num_clients=8"),
-        *("--loop.clients_per_round=2", "--data.seed=5", "--model.network.hidden=[4,4]"),
-    )
+    options = ["--model.lr=0.05", "--data.num_clients=8", "--loop.clients_per_round=2"]
+    options += ["--data.seed=5", "--model.network.hidden=[4,4]"]
+    cli = parsed("--config", first, "--config", second, *options)
     assert cli.model.lr == 0.05 and cli.datamodule.datamodule.num_clients == 8
     assert cli.datamodule.clients_per_round == 2
     assert cli.datamodule.datamodule.seed == 5
@@ -110,8 +70,6 @@ def test_a_saved_config_can_be_run_with_another_seed(parsed, tmp_path):
 
 # ---- mistakes -----------------------------------------------------------------------------------
 
-NETWORK = "model.init_args.network"
-PARTITION = "data.init_args.partition"
 MISTAKES = {
     "unknown option": ("model.init_args.batchsize", 10, ["batchsize", "FedAvg", "'batch_size'"]),
     "unknown key": ("trainer.max_epoch", 10, ["trainer.max_epoch", "max_epochs'"]),
@@ -199,7 +157,7 @@ MISTAKES = {
     "no options at all": (
         "trainer.callbacks",
         {"class_path": "RunFigure", "init_args": {"foo": 1}},
-        ["trainer.callbacks: RunFigure has no option 'foo'\n"],
+        ["trainer.callbacks: RunFigure", "'foo'"],
     ),
     "network's number": (f"{NETWORK}.init_args.in_features", -1, ["MLP", "-1"]),
     "evaluation interval": ("trainer.val_check_interval", 2, ["val_check_interval", "2"]),
@@ -226,14 +184,14 @@ class Other:
 """
 COHORT = "clients_at_once, clients_per_round, evaluate, sampling, "  # the first keys of loop
 LINES = {
-    "--model FedAvgg": ["model: there is no class 'FedAvgg'", "did you mean 'FedAvg'?"],
-    "--model.network MPL": ["model.network: there is no class 'MPL'", "did you mean 'MLP'?"],
+    "--model FedAvgg": ["model: ", "'FedAvgg'", "'FedAvg'"],
+    "--model.network MPL": ["model.network: ", "'MPL'", "'MLP'"],
     "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
     "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
     "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet, IID,"],
     "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, SharedTest, Spl"],
     "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
-    "--data.protocol.test 0.1": ["data.protocol", "name a class first", "SharedTest, SplitOwn"],
+    "--data.protocol.test 0.1": ["data.protocol", "abstract", "SharedTest, SplitOwn"],
     "--model own.Nett": ["model", "own", "no attribute 'Nett'"],
     "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
     "--model.network broken.Net": ["model.network", "'nosuchmodule'"],
@@ -241,13 +199,13 @@ LINES = {
     "--model.network own.Net": ["model.network", "required", "features"],
     "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
     "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
-    "--foo 1": ["foo", "there is no such key", "data, loop, model,", "trainer"],
-    "--trainer.foo 1": ["trainer.foo: there is no such key\n"],
-    "--trainer.max_epochss 1": ["trainer.max_epochss", "did you mean 'max_epochs'?"],
+    "--foo 1": ["foo: ", "data, loop, model,", "trainer"],
+    "--trainer.foo 1": ["trainer.foo: "],
+    "--trainer.max_epochss 1": ["trainer.max_epochss", "'max_epochs'"],
     "--loop.foo 1": ["loop.foo", COHORT],
     "--loop.evaluate val": ["loop.evaluate: val", "list"],
     "--trainer.precision foo": ["trainer.precision: foo", "'bf16-mixed'", "'64-true'", "null"],
-    "--model.batch_size foo": ["model.batch_size: foo", "int or null"],
+    "--model.batch_size foo": ["model.batch_size: foo", "int", "null"],
     "--seed_everything -1": ["seed_everything: -1", "4294967295"],
     "--seed_everything 99999999999999999": ["seed_everything: 99999999999999999"],
     "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
@@ -263,6 +221,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", LINES)
 def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line):
     folder = tmp_path / "modules"
@@ -276,19 +235,7 @@ def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, monkeypatch, line
     assert_refused(tmp_path, LINES[line], "fit", "--config", config, *line.split())
 
 
-def assert_refused(tmp_path, words, *args):
-    runs = tmp_path / "runs"
-    try:
-        status, out, err = call(*args, "--trainer.default_root_dir", runs)
-    except SystemExit as error:
-        pytest.fail(f"left by sys.exit({error.code})")
-    assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("error: ") and len(err) < 400, err
-    assert not [word for word in words if word not in err], err
-    assert not runs.exists()
-
-
-def test_config_files_that_cannot_be_read(tmp_path):
+def test_a_config_file_that_cannot_be_read_is_refused(tmp_path):
     missing = tmp_path / "missing.yaml"
     assert_refused(tmp_path, [str(missing)], "fit", "--config", missing)
     broken = tmp_path / "broken.yaml"
@@ -297,18 +244,18 @@ def test_config_files_that_cannot_be_read(tmp_path):
     broken.write_bytes("# café".encode("latin1"))
     for option in ("--config", "-c"):
         assert_refused(tmp_path, ["config", str(broken), "utf-8"], "fit", option, broken)
-    for content, found in (("", "None"), ("- a", "['a']"), ("word", "'word'")):
+    for content, shown in (("", "None"), ("- a", "['a']"), ("word", "'word'")):
         broken.write_text(content)
-        words = ["config", f"{broken}: {found}", "model, data"]
+        words = ["config", f"{broken}: {shown}", "model, data"]
         assert_refused(tmp_path, words, "fit", "--config", broken)
 
 
-def test_a_folder_of_runs_that_cannot_be(tmp_path):
+def test_a_file_in_place_of_the_folder_of_runs_is_refused(tmp_path):
     config = write(tmp_path / "small.yaml", SMALL)
     for root in (config, config / "runs"):  # a file is there
         status, out, err = call("fit", "--config", config, "--trainer.default_root_dir", root)
         assert (status, out, err.count("\n")) == (2, "", 1), err
-        assert f"trainer.default_root_dir: there can be no folder {root / 'small'}" in err
+        assert all(word in err for word in ("trainer.default_root_dir: ", str(root / "small"))), err
 
 
 class Wrong(Callback):
@@ -325,8 +272,8 @@ def test_an_error_in_training_keeps_its_traceback(tmp_path):
         call("fit", "--config", config, own, "--trainer.default_root_dir", tmp_path)
 
 
-def test_a_number_that_no_round_has_stops_nothing_early(tmp_path):
-    """Which numbers there are is known after the first round."""
+def test_early_stopping_by_an_unknown_metric_is_refused_after_the_first_round(tmp_path):
+    """The names of the metrics are not known earlier."""
     config = write(tmp_path / "small.yaml", SMALL)
     stop = ("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/acc")
     status, _, err = call("fit", "--config", config, *stop, "--trainer.default_root_dir", tmp_path)
@@ -341,8 +288,9 @@ def test_a_run_needs_model_and_data(tmp_path):
         assert_refused(tmp_path, [key], "fit", "--config", write(tmp_path / "rest.yaml", rest))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "test"])
-def test_files_that_are_no_checkpoints(tmp_path, subcommand):
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, subcommand):
     config = write(tmp_path / "small.yaml", SMALL)
     path = tmp_path / "some.ckpt"
     words = ["ckpt_path", str(path)]
@@ -358,30 +306,30 @@ def test_files_that_are_no_checkpoints(tmp_path, subcommand):
         assert_refused(tmp_path, words, subcommand, "--config", config, "--ckpt_path", path)
 
 
-def test_unknown_subcommand(tmp_path):
+def test_an_unknown_subcommand_is_refused(tmp_path):
     assert_refused(tmp_path, ["train", "fit"], "train")
 
 
 # ---- as a program -------------------------------------------------------------------------------
 
 
-def program(*args, cwd):
-    command = [sys.executable, "-m", "pfl", *map(str, args)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-
-
+@pytest.mark.slow
+@pytest.mark.processes
 def test_program_refuses_an_unknown_key_in_one_line(tmp_path, here):
     config = write(tmp_path / "a.yaml", changed(SMALL, "model.init_args.batchsize", 10))
-    done = program("fit", "--config", config, cwd=here)
+    done = python("-m", "pfl", "fit", "--config", config, cwd=here)
     assert (done.returncode, done.stdout) == (2, "")
     line, rest = done.stderr.split("\n", 1)
     assert line.startswith("error: ") and "batchsize" in line and rest == ""
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_program_is_quiet_where_output_is_redirected(tmp_path, here):
     config = write(tmp_path / "a.yaml", SMALL)
-    done = program("fit", "--config", config, "--trainer.default_root_dir", tmp_path, cwd=here)
+    done = python(
+        "-m", "pfl", "fit", "--config", config, "--trainer.default_root_dir", tmp_path, cwd=here
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert "FedAvg, 2 rounds" in done.stdout and "test accuracy" in done.stdout
     assert "\r" not in done.stdout and "\x1b" not in done.stdout

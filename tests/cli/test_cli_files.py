@@ -1,4 +1,4 @@
-"""The command line: what a run writes, and what its checkpoint is evaluated for."""
+"""The command line: the files of a run, and the evaluation of its checkpoint."""
 
 import json
 
@@ -9,7 +9,7 @@ import torch
 from datamodules import DigitsDataModule, Dirichlet, SplitOwn
 from tests.commands import QUICKSTART, call, elsewhere, table
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 
 def column(rows, name):
@@ -18,7 +18,7 @@ def column(rows, name):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The quickstart with few rounds and clients: its folder and what it printed."""
+    """The folder and the output of a quickstart with few rounds and clients."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
     with elsewhere(cwd):
         status, out, err = call(
@@ -47,7 +47,7 @@ def data():
 # ---- what a run writes --------------------------------------------------------------------------
 
 
-def test_files_of_a_run(run):
+def test_a_run_writes_its_files(run):
     folder, _ = run
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = "config.yaml metrics.csv clients.csv summary.json report.png checkpoints/last.ckpt"
@@ -138,6 +138,7 @@ def test_the_table_is_printed(run):
     assert "FedSLR, 2 rounds" in out and str(folder) in out
 
 
+@pytest.mark.slow
 def test_a_saved_config_repeats_its_run_in_a_folder_of_its_own(run):
     folder, _ = run
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
@@ -154,7 +155,7 @@ def test_a_saved_config_repeats_its_run_in_a_folder_of_its_own(run):
 
 
 def evaluated(run, subcommand):
-    """The folder, after running a subcommand on the run's checkpoint."""
+    """Runs a subcommand on the checkpoint of the run; returns the folder of the run."""
     folder, _ = run
     kept = ("metrics.csv", "clients.csv", "summary.json", "config.yaml")
     before = [(folder / name).read_bytes() for name in kept]

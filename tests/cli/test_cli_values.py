@@ -1,65 +1,65 @@
-"""The command line: values that are null, empty or of another kind than a key takes."""
+"""The command line: values that are null, empty or of another type than their key."""
 
 import pytest
 
 from pfl.cli.app import FederatedCLI
-from tests.cli.test_cli import NETWORK, PARTITION, SMALL, assert_refused, changed, write
+from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
 from tests.commands import call
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 OPTIMIZER = "model.init_args.optimizer"
 MISTAKES = {
     "a list for a class": (PARTITION, ["IID"], ["data.partition: ['IID']", "Dirichlet, IID"]),
-    "a number for a network": (NETWORK, 5, ["model.network: 5; it must name a class", "MLP"]),
+    "a number for a network": (NETWORK, 5, ["model.network: 5", "Classifier", "MLP"]),
     "empty init_args": (
         PARTITION,
         {"class_path": "IID", "init_args": None},
         ["data.partition: {'class_path': 'IID', 'init_args': None}", "be left out"],
     ),
-    "null for a number": ("model.init_args.lr", None, ["model.lr: null", "of type float\n"]),
-    "null for a name": ("trainer.name", None, ["trainer.name: null", "of type str\n"]),
-    "null for a list": ("loop.evaluate", None, ["loop.evaluate: null", "a list of 'val', 'test'"]),
-    "null for a word": ("loop.sampling", None, ["loop.sampling: null", "one of 'uniform', 'bern"]),
+    "null for a number": ("model.init_args.lr", None, ["model.lr: null", "float"]),
+    "null for a name": ("trainer.name", None, ["trainer.name: null", "str"]),
+    "null for a list": ("loop.evaluate", None, ["loop.evaluate: null", "list"]),
+    "null for a word": ("loop.sampling", None, ["loop.sampling: null", "'uniform', 'bernoulli'"]),
     "null within": (
         "data.init_args.protocol",
         {"class_path": "SplitOwn", "init_args": {"test": None}},
-        ["data.protocol.test: null", "of type float\n"],
+        ["data.protocol.test: null", "float"],
     ),
     "null in a list": (
         "trainer.callbacks",
         [{"class_path": "ModelCheckpoint", "init_args": {"mode": None}}],
-        ["trainer.callbacks.mode: null", "of type str\n"],
+        ["trainer.callbacks.mode: null", "str"],
     ),
     "null of an optimizer": (
         OPTIMIZER,
         {"class_path": "torch.optim.SGD", "init_args": {"momentum": None}},
-        ["model.optimizer.momentum: null", "of type float\n"],
+        ["model.optimizer.momentum: null", "float"],
     ),
     "number of an optimizer": (
         OPTIMIZER,
         {"class_path": "torch.optim.SGD", "init_args": {"momentum": "x"}},
-        ["model.optimizer.momentum: x; it must be of type float\n"],
+        ["model.optimizer.momentum: x", "float"],
     ),
     "option of an optimizer": (
         OPTIMIZER,
         {"class_path": "torch.optim.SGD", "init_args": {"momentun": 0.9}},
-        ["model.optimizer: SGD has no option 'momentun'; did you mean 'momentum'?\n"],
+        ["model.optimizer: SGD", "'momentun'", "'momentum'"],
     ),
     "no optimizer": (
         OPTIMIZER,
         {"class_path": "torch.optim.lr_scheduler.StepLR"},
-        ["model.optimizer: torch.optim.lr_scheduler.StepLR", "subclass of Optimizer\n"],
+        ["model.optimizer: ", "torch.optim.lr_scheduler.StepLR", "Optimizer"],
     ),
     "a server optimizer that needs more": (
         "model.init_args.server_optimizer",
         {"class_path": "torch.optim.LBFGS"},
         ["model.server_optimizer: ", "closure", "SGD, Adam"],
     ),
-    "empty loop": ("loop", None, ["loop: null; it must hold options, or be left out\n"]),
-    "empty trainer": ("trainer", None, ["trainer: null; it must hold options, or be left out\n"]),
-    "a number for the trainer": ("trainer", 5, ["trainer: 5; it must hold options"]),
-    "a list for the loop": ("loop", [1], ["loop: [1]; it must hold options"]),
+    "empty loop": ("loop", None, ["loop: null", "be left out"]),
+    "empty trainer": ("trainer", None, ["trainer: null", "be left out"]),
+    "a number for the trainer": ("trainer", 5, ["trainer: 5", "options"]),
+    "a list for the loop": ("loop", [1], ["loop: [1]", "options"]),
     "no seed": ("seed_everything", False, ["seed_everything: false", "whole number"]),
 }
 
@@ -71,14 +71,14 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
     assert_refused(tmp_path, words, "fit", "--config", path)
 
 
-def test_a_file_before_the_subcommand(tmp_path):
+def test_a_config_file_before_the_subcommand_is_refused(tmp_path):
     path = write(tmp_path / "a.yaml", SMALL)
     for option in (["--config", path], [f"--config={path}"], ["-c", path]):
-        assert_refused(tmp_path, ["config: give it behind one of fit, val"], *option, "fit")
+        assert_refused(tmp_path, ["config: ", "behind", "fit, val"], *option, "fit")
 
 
-def test_null_is_a_value_where_a_type_has_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+def test_null_is_accepted_where_the_type_includes_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     config = changed(SMALL, "trainer.callbacks", None)
     config = changed(config, "model.init_args.batch_size", None)
     adam = {"class_path": "torch.optim.Adam", "init_args": {"foreach": None}}
@@ -96,22 +96,22 @@ class Net(nn.Sequential):
 """
 
 
-def test_classes_whose_arguments_have_no_types(monkeypatch, tmp_path):
+def test_options_of_a_class_without_types_are_checked_by_name(monkeypatch, tmp_path):
     (tmp_path / "untyped.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     net = {"class_path": "untyped.Net", "init_args": {"features": 64, "widht": 4}}
     config = write(tmp_path / "a.yaml", changed(SMALL, NETWORK, net))
-    words = ["model.network: Net has no option 'widht'; did you mean 'width'?"]
+    words = ["model.network: Net", "'widht'", "'width'"]
     assert_refused(tmp_path, words, "fit", "--config", config)
     net["init_args"] = {"features": 64, "width": None}  # which may have a meaning there
-    monkeypatch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+    monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     status, _, err = call(
         "fit", "--config", write(tmp_path / "a.yaml", changed(SMALL, NETWORK, net))
     )
     assert (status, err) == (0, "")
 
 
-def test_callbacks_that_cannot_be(tmp_path):
+def test_callbacks_that_cannot_work_are_refused(tmp_path):
     twice = [{"class_path": "RunRecorder"}] * 2
     config = write(tmp_path / "a.yaml", changed(SMALL, "trainer.callbacks", twice))
     words = ["trainer: Found more than one", "RunRecorder"]

@@ -1,7 +1,6 @@
 """The recipes of the papers: every run of every grid can be built, and fits its data."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,11 @@ import datamodules
 from datamodules import IID
 from datamodules.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
-from pfl.cli.reproduce import read_figure
+from pfl.cli.figure_file import read_figure
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
+pytestmark = pytest.mark.cli
 RECIPES = {f"{p.parent.name}-{p.stem}": p for p in sorted(PAPERS.rglob("*.yaml"))}
 TABLES = [name for name in RECIPES if "-table" in name]
 
@@ -40,29 +40,28 @@ METRICS = {
 
 
 def configurations(name):
-    """The different configurations of `fit` in a recipe, also with what `--full` changes."""
-    found = {}
+    """Returns the different configurations of `fit` in a recipe, with and without `--full`."""
+    configs = {}
     for job in (job for full in (False, True) for job in read_figure(name, full).jobs()):
         config = {k: v for k, v in job.config.items() if k != "seed_everything"}
-        found[json.dumps(config)] = config
-    return list(found.values())
+        configs[json.dumps(config)] = config
+    return list(configs.values())
 
 
 def kind(dm):
-    """Which of DATA it is."""
+    """Returns the key of a datamodule in DATA."""
     return f"EMNIST {dm.split}" if dm.title == "EMNIST" else dm.title
 
 
 @pytest.fixture(scope="module")
 def build():
-    """Parses and instantiates configurations with the parser of `fit`, which is made once."""
+    """A function that parses and instantiates a configuration, with one parser for all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["pfl"])
-        patch.setattr(FederatedCLI, "_run_subcommand", lambda self, subcommand: None)
+        patch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
         for initialize in ("kaiming_normal_", "kaiming_uniform_"):  # slow, and not needed here
             patch.setattr(nn.init, initialize, lambda tensor, *args, **kwargs: tensor)
         cli = FederatedCLI(["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")])
-        parser = cli._subcommand_parsers["fit"]
+        parser = cli.subcommand_parser
 
         def built(config):
             cli.config = Namespace(subcommand="fit", fit=parser.parse_object(config))
@@ -75,7 +74,7 @@ def build():
 
 @pytest.fixture
 def labels_only(monkeypatch):
-    """The image data sets have their numbers of labels, and inputs of one value."""
+    """Gives the image data sets their numbers of labels, and inputs of one value."""
 
     def read(self, train):
         _, classes, *per_class = DATA[kind(self)]
@@ -88,7 +87,7 @@ def labels_only(monkeypatch):
     monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
 
 
-def test_the_papers_are_there():
+def test_every_table_of_the_papers_has_a_recipe():
     tables = {
         "fedslr": range(1, 9),
         "fedclup": (2, 4),
@@ -99,8 +98,9 @@ def test_the_papers_are_there():
     assert expected <= set(TABLES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
-def test_every_run_can_be_built_and_dealt_to_its_clients(name, build, labels_only):
+def test_every_run_can_be_built_and_its_data_partitioned(name, build, labels_only):
     configs = configurations(name)
     base = yaml.safe_load(RECIPES[name].read_text()).get("base")
     shared = configurations(base) if base else []  # built for that recipe
@@ -120,7 +120,7 @@ def test_every_run_can_be_built_and_dealt_to_its_clients(name, build, labels_onl
 
 
 def new(seen, *what):
-    """Whether this has not been seen; now it has."""
+    """Returns whether `what` is new, and remembers it."""
     before = len(seen)
     seen.add(json.dumps(what))
     return len(seen) > before
@@ -132,7 +132,7 @@ def check_network(network, data):
 
 
 def check_partition(name, data):
-    """With the labels of the real data: everyone can train and is tested."""
+    """Checks that every client has samples to train on and to be tested on."""
     parts = data.partition
     assert parts.train.sizes.min() > 0 and parts.test.sizes.min() > 0
     assert parts.val.sizes.sum() == 0  # none of these papers holds samples back
@@ -156,7 +156,7 @@ def check_partition(name, data):
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_every_table_shows_what_runs_have(name):
+def test_every_table_shows_metrics_that_runs_have(name):
     tables = read_figure(name).tables  # it checks that each run has a place
     assert {metric for table in tables for metric in table.panel.y} <= METRICS
     assert len({table.panel.title for table in tables}) == len(tables)

@@ -2,7 +2,6 @@
 
 import copy
 import re
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,9 +11,12 @@ import numpy as np
 import pytest
 import yaml
 
-from pfl.cli.reproduce import Job, execute, known, merge, nest, read_figure, rows_of
+from pfl.cli.figure_file import Job, known, merge, nest, read_figure
+from pfl.cli.reproduce import execute, rows_of
 from tests import commands
 from tests.commands import ROOT, table
+
+pytestmark = pytest.mark.cli
 
 TINY: dict[str, Any] = {
     "title": "Three methods",
@@ -43,9 +45,8 @@ TINY: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """An empty current folder, and a command line like that of `python -m pfl reproduce`."""
+    """An empty current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["pfl", "reproduce"])
     return tmp_path
 
 
@@ -56,7 +57,7 @@ def write(content, path="tiny.yaml"):
 
 
 def changed(content, **keys):
-    """A copy with other values under some keys of the first level."""
+    """Returns a copy with other values for some keys of the first level."""
     return {**copy.deepcopy(content), **keys}
 
 
@@ -66,7 +67,7 @@ call = partial(commands.call, "reproduce")
 # ---- the file of a figure -----------------------------------------------------------------------
 
 
-def test_changes_are_laid_over_the_common_configuration():
+def test_changes_replace_values_of_the_common_configuration():
     base = nest({"a.b": 1, "a.c": {"d": 2}, "e": [1, 2]})
     assert base == {"a": {"b": 1, "c": {"d": 2}}, "e": [1, 2]}
     assert merge(base, nest({"a.c.d": 3, "e": [4]})) == {"a": {"b": 1, "c": {"d": 3}}, "e": [4]}
@@ -99,15 +100,15 @@ def test_a_value_of_the_grid_can_change_one_run_in_its_own_way():
     steps = {"alone": {"model.init_args.local_steps": 5}}
     grid = {"size": {"small": {"data.n": 1, "runs": steps}, "large": {"data.n": 9}}}
     figure = read_figure(write(changed(TINY, grid=grid, panels=[{"y": "a/b"}])))
-    found = {
+    actual = {
         (job.run, job.axes["size"]): job.config["model"]["init_args"].get("local_steps")
         for job in figure.jobs()
     }
-    assert {place: steps for place, steps in found.items() if steps} == {("alone", "small"): 5}
+    assert {place: steps for place, steps in actual.items() if steps} == {("alone", "small"): 5}
     assert not [job for job in figure.jobs() if "runs" in job.config]
 
 
-def test_full_size_and_base():
+def test_full_and_base_change_a_figure():
     write(TINY, "configs/papers/paper/figure1.yaml")
     panels = [{"y": "train/loss"}]
     derived = {
@@ -160,7 +161,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_a_mistake_is_told_in_one_line(case):
+def test_a_mistake_gets_one_line(case):
     keys, parts = BAD[case]
     small = changed(TINY, runs={"FedAvg": {"model.class_path": "FedAvg"}}, seeds=1)
     small["panels"][1]["runs"] = ["FedAvg"]
@@ -170,7 +171,7 @@ def test_a_mistake_is_told_in_one_line(case):
     assert not [part for part in parts if part not in err], err
 
 
-def test_unknown_figures_and_options_are_told_in_one_line():
+def test_unknown_figures_and_options_get_one_line():
     status, _, err = call("fedpd-figure3")
     assert (
         status == 2 and "fedpd-figure3" in err and "fedpd-figure2" in err and err.count("\n") == 1
@@ -192,17 +193,17 @@ def test_unknown_figures_and_options_are_told_in_one_line():
 
 @pytest.fixture(scope="module")
 def figure(tmp_path_factory):
-    """Where the tiny figure was written, and what was printed."""
+    """The folder of the tiny figure, and what the command printed."""
     folder = tmp_path_factory.mktemp("figure")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(sys, "argv", ["pfl", "reproduce"])
         status, out, err = call(write(TINY), "--out", "out")
     assert status == 0 and err == ""
     return folder, out
 
 
-def test_files_of_a_figure(figure):
+@pytest.mark.slow
+def test_a_figure_writes_its_files(figure):
     folder, printed = figure
     assert {path.name for path in folder.iterdir()} == {"tiny.yaml", "out"}
     names = {path.name for path in (folder / "out").iterdir()}
@@ -216,7 +217,8 @@ def test_files_of_a_figure(figure):
     assert all(f"tiny.{kind}" in lines[-1] for kind in ("csv", "png", "pdf"))
 
 
-def test_data_are_those_of_the_runs(figure):
+@pytest.mark.slow
+def test_data_equal_the_metrics_of_the_runs(figure):
     rows = table(figure[0] / "out/tiny.csv")
     metrics = ["test/global/loss", "test/personalized/loss", "train/samples"]
     assert list(rows[0]) == ["run", "local_steps", "seed", "diverged", "round", *metrics]
@@ -238,6 +240,7 @@ def test_data_are_those_of_the_runs(figure):
                             )
 
 
+@pytest.mark.slow
 def test_a_diverged_run_ends_in_a_row_without_values(figure):
     rows = [row for row in table(figure[0] / "out/tiny.csv") if row["run"] == "too fast"]
     assert len(rows) == 2 * 2  # all fail in their first round
@@ -247,6 +250,7 @@ def test_a_diverged_run_ends_in_a_row_without_values(figure):
     assert figure[1].count("diverged") == 4
 
 
+@pytest.mark.slow
 def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
     small = changed(TINY, seeds=1, grid={})
     first = call(write(small), "--out", "out")[1]
@@ -273,16 +277,16 @@ TINY_RUN = nest(
 )
 
 
-# Tables need data that must be downloaded: tests/test_recipes.py builds their runs.
+# Tables need downloaded data; test_recipes.py builds their runs.
 FIGURES = [name for name in known() if read_figure(name).panels]
 
 
-def test_the_papers_figures_are_there():
+def test_every_figure_of_the_papers_is_listed():
     figures = {"fedpd": (2, 4, 5), "fedclup": (1, 3, 4, 6, 7, 8)}
-    wanted = {f"{paper}-figure{k}" for paper, numbers in figures.items() for k in numbers}
-    assert wanted <= set(known())
+    names = {f"{paper}-figure{k}" for paper, numbers in figures.items() for k in numbers}
+    assert names <= set(known())
     status, out, _ = call("--list")
-    assert status == 0 and not [name for name in wanted if name not in out]
+    assert status == 0 and not [name for name in names if name not in out]
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -297,9 +301,10 @@ def test_every_figure_can_be_read(name, full):
     assert all(r >= before.get(str(job), 0) for r, job in zip(rounds, jobs, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", sorted({read_figure(name).folder for name in FIGURES}))
 def test_every_run_of_a_figure_runs_and_has_what_its_panels_show(folder, here):
-    """One step of every run, with three clients, at one point of the grid."""
+    """Every run takes one step with three clients, at one point of the grid."""
     figures = [read_figure(name) for name in FIGURES]
     figures = [figure for figure in figures if figure.folder == folder]
     first: dict[str, Job] = {}
@@ -329,8 +334,8 @@ def test_pages_show_every_figure_and_its_data(page):
     links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
     assert not [link for link in links if not (page.parent / link).exists()]
     names = [name for name in FIGURES if name.startswith(page.stem)]
-    for wanted in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
-        assert any(link.endswith(wanted) for link in links), wanted
+    for file in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
+        assert any(link.endswith(file) for link in links), file
     for name in names:
         assert name in page.read_text()
 
@@ -339,7 +344,7 @@ def test_pages_show_every_figure_and_its_data(page):
     "name", [name for name in FIGURES if (ROOT / "docs" / "data" / f"{name}.csv").exists()]
 )
 def test_data_of_the_pages_are_those_of_the_figures_file(name):
-    """Every run is there, at every point of the grid, and nothing from before a change."""
+    """The data have every run at every point of the grid, and no other."""
     figure = read_figure(name)
     data = table(ROOT / "docs" / "data" / f"{name}.csv")
     assert {"run", *figure.grid, "seed"} <= set(data[0])

@@ -1,4 +1,4 @@
-"""Panels of `reproduce`: which lines and points they show."""
+"""Panels of `reproduce`: their lines and points."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from pfl.report.curves import read_panel
 
 
 def rows(run, seed, values, diverged=False, **axes):
-    """Rounds 1, 2, ... with values of `m`, and ten times the round as `samples`."""
+    """Returns rows of rounds 1, 2, ... with values of `m`, and `samples` 10, 20, ..."""
     place = {"run": run, "seed": seed, "diverged": 0, **axes}
     result = [{**place, "round": k, "m": v, "samples": 10 * k} for k, v in enumerate(values, 1)]
     return result + [{**place, "diverged": 1, "round": len(values) + 1}] * diverged
@@ -30,8 +30,8 @@ def test_panels_choose_runs_points_and_the_first_metric_that_a_run_has():
     content = rows("a", 0, [1.0], k=1) + rows("a", 0, [2.0], k=2)
     content += [{"run": "b", "seed": 0, "diverged": 0, "k": 2, "round": 1, "other": 5.0}]
     panel = {"y": ["m", "other"], "runs": ["b", "a"], "where": {"k": 2}}
-    found = lines(panel, content, grid={"k": [1, 2]})
-    assert [(line.label, line.point, line.y.tolist()) for line in found] == [
+    actual = lines(panel, content, grid={"k": [1, 2]})
+    assert [(line.label, line.point, line.y.tolist()) for line in actual] == [
         ("b", {"k": 2}, [5.0]),
         ("a", {"k": 2}, [2.0]),
     ]
@@ -50,9 +50,9 @@ def test_panels_choose_runs_points_and_the_first_metric_that_a_run_has():
 def test_a_point_of_the_grid_is_one_round_of_its_run(at, expected):
     content = rows("a", 0, [4.0, 2.0, 3.0], k=1) + rows("a", 0, [4.0, 3.0, 2.0], k=2)
     content += rows("a", 0, [4.0], diverged=True, k=3)
-    found = lines({"y": "m", "x": "k", "at": at}, content, grid={"k": [1, 2, 3]})
-    got = {x: y for line in found for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True)}
-    assert got == expected
+    drawn = lines({"y": "m", "x": "k", "at": at}, content, grid={"k": [1, 2, 3]})
+    actual = {x: y for line in drawn for x, y in zip(line.x.tolist(), line.y.tolist(), strict=True)}
+    assert actual == expected
 
 
 def test_rounds_and_samples_until_a_threshold():

@@ -1,6 +1,4 @@
-"""Tables of `reproduce`: what stands in which cell."""
-
-import sys
+"""Tables of `reproduce`: the values of their cells."""
 
 import numpy as np
 import pytest
@@ -14,9 +12,9 @@ RUNS = ["A", "B"]
 GRID = {"data": ["x", "y"], "size": [1, 2]}
 
 
-def row(run, data, size, seed, round, **values):
+def row(run, data, size, seed, round_num, **values):
     place = {"run": run, "data": data, "size": size, "seed": seed}
-    return {**place, "round": round, "diverged": 0, **values}
+    return {**place, "round": round_num, "diverged": 0, **values}
 
 
 def cells(markdown):
@@ -89,9 +87,9 @@ def test_every_axis_has_one_place(change):
         read_table("t", content, RUNS, GRID)
 
 
+@pytest.mark.cli
 def test_a_table_from_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["pfl", "reproduce"])
     network = {"class_path": "LogisticRegression", "init_args": {"in_features": 64}}
     content = {
         "title": "Two methods",
@@ -109,9 +107,9 @@ def test_a_table_from_the_command_line(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     text = (tmp_path / "out" / "two.md").read_text()
     assert text.startswith("# Two methods\n") and not (tmp_path / "out" / "two.png").exists()
-    found = []
+    accuracies = []
     for seed in (0, 1):
         lines = (tmp_path / f"out/two/FedAvg/seed{seed}/metrics.csv").read_text().splitlines()
         last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
-        found.append(100 * float(last["test/global/accuracy"]))
-    assert cells(text)[2][1] == f"{np.mean(found):.4g} ± {np.std(found):.4g}"
+        accuracies.append(100 * float(last["test/global/accuracy"]))
+    assert cells(text)[2][1] == f"{np.mean(accuracies):.4g} ± {np.std(accuracies):.4g}"

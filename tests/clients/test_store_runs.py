@@ -152,6 +152,8 @@ LINUX = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @LINUX
 def test_a_process_that_may_not_take_the_memory_keeps_its_rows_in_files():
     """100 MiB of rows where the system allows 64: in memory that fails, in files it does not."""
@@ -191,6 +193,8 @@ torch.distributed.barrier()
 """
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @LINUX
 def test_a_checkpoint_of_several_processes_is_never_in_memory(tmp_path):
     """127 MiB of rows in each of three processes, which may take 64 MiB more for saving them."""

@@ -37,12 +37,16 @@ def project(tmp_path_factory):
     return done.stdout, folder
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_importing_datamodules_imports_no_package_but_lightning(project):
     lines = project[0].splitlines()
     assert lines[0] == "added: datamodules"
     assert lines[1].strip() == "loaded:"
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_the_plain_lightning_example_learns_and_writes_no_files(project):
     printed, folder = project
     accuracies = [float(a) for a in re.findall(r"test accuracy ([\d.]+)", printed)]

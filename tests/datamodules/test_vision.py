@@ -350,6 +350,7 @@ def test_a_tilde_in_root_is_the_home_folder(monkeypatch, tmp_path):
     assert MNISTDataModule(root="~/data").root == tmp_path / "data"
 
 
+@pytest.mark.cli
 def test_the_command_line_downloads_trains_and_tests(tmp_path, internet, monkeypatch, capsys):
     write_emnist(internet[0])
     monkeypatch.setattr(sys, "argv", ["pfl"])

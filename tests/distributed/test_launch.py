@@ -132,6 +132,9 @@ def ends(pid):
     return not alive(pid)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
 @pytest.mark.parametrize(
     ("victim", "when", "busy", "starter", "more", "status", "says"),
     [
@@ -162,6 +165,9 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
     assert len(rows(run / "metrics.csv")) == 4
 
 
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
 @pytest.mark.parametrize(
     ("number", "more", "environment", "status"),
     [
@@ -260,6 +266,7 @@ def test_the_first_process_says_who_is_gone_and_ends_the_others(launcher, monkey
     assert all(child.was_killed for child in Launcher.children)
 
 
+@pytest.mark.slow
 def test_the_others_leave_an_error_to_the_first_process(launcher, monkeypatch):
     """They wait until it has ended them: everyone has the same mistake of the user."""
     monkeypatch.setenv(STARTED_BY, str(os.getppid()))

@@ -115,6 +115,8 @@ def make_runs(root):
         (root / f"{processes}.txt").write_text(printed)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_all_processes_took_part(root, processes):
     for name in FITS:
@@ -134,6 +136,8 @@ def same(found, wanted):
     return inexact and float(found) == pytest.approx(float(wanted), rel=1e-9, abs=1e-9)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", FITS)
 def test_metrics_and_clients_are_equal(root, name, processes):
@@ -151,6 +155,8 @@ def test_metrics_and_clients_are_equal(root, name, processes):
     assert len(table(one / name / "metrics.csv")) == 3
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", FITS)
 def test_checkpoints_are_equal(root, name, processes):
@@ -187,6 +193,8 @@ def assert_close(found, wanted):
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, 3])
 def test_a_process_without_clients_takes_part(root, processes):
     for name, (_, _, loop) in FITS.items():

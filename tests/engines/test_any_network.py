@@ -151,6 +151,7 @@ def threads():
     torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_run(tmp_path, threads, name, number):

@@ -56,6 +56,7 @@ def in_every_step(few, many):
 IN_EVERY_STEP = {name: {"pfl/proximal.py"} for name in ("LPGD", "FedSLR, S+LR")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method(tmp_path, name):
     """Once, and with every sample three times, which makes three times as many local steps."""
@@ -101,6 +102,7 @@ RUNS = {
 PER_EPOCH = {"tolerance": {"pfl/algorithms/fedpd.py"}, "fixed point": {"pfl/algorithms/fedagg.py"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_networks_and_options(tmp_path, name):
     """Handwritten digits, dealt unequally to five clients; with one local epoch and with three."""

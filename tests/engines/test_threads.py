@@ -46,6 +46,7 @@ def groups_of(network, side):
     return oracle, list(zip(w, batches, buffers, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize(
     ("make", "side"),
@@ -110,6 +111,7 @@ def fit(root, make, threads, network, precision=None):
     return method
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [FedAvg, FedProx, FedSLR])
 @pytest.mark.parametrize(
     "network",

@@ -128,6 +128,7 @@ def test_mixed_precision_stays_with_the_direct_way(tiles):
         assert torch.equal(layer(x), expected) and expected.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "sequential"])
 def test_an_oracle_of_a_resnet_takes_tiles_and_gives_the_same_gradient(engine):
     """In float64 both ways agree to rounding; the network that was handed in stays as it was."""

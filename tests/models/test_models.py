@@ -293,6 +293,7 @@ def test_vgg11_has_the_parameters_of_configuration_a(norm, per_channel):
     assert count(VGG11(norm=norm)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", ["none", "batch"])
 def test_vgg11_equals_torchvision(norm):
     """With the same parameters, torchvision's implementation gives the same features."""
@@ -357,6 +358,8 @@ def test_a_yaml_file_can_describe_every_public_class(name, arguments):
     assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_importing_models_imports_no_framework():
     """The package `models` needs PyTorch only: no framework, no data set, no torchvision."""
     code = (

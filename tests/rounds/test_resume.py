@@ -285,6 +285,8 @@ def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
     assert_refused(tmp_path, lambda: FedAvg(mlp()), 0, tmp_path / "plain.ckpt", words)
 
 
+@pytest.mark.slow
+@pytest.mark.cli
 def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pfl"])
     config = Path(__file__).parents[2] / "configs" / "quickstart.yaml"

@@ -132,6 +132,7 @@ def test_a_round_that_is_over_is_saved_with_its_records(tmp_path, whole, hook):
     assert_same(fit(trainer_in(tmp_path), own), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", ["on_train_start", "on_train_end"])
 def test_a_run_is_saved_before_and_after_its_rounds(tmp_path, whole, hook):
     class SaveThen(Save):

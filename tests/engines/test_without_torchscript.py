@@ -1,0 +1,39 @@
+"""The engines without TorchScript, which PyTorch may remove: the same values, in plain Python."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILES = [f"tests/engines/test_{name}.py" for name in ("oracle", "chain", "threads")]
+# ResNet18 takes most of the time, and never runs in TorchScript.
+PYTEST = [
+    sys.executable,
+    "-m",
+    "pytest",
+    "-q",
+    "-x",
+    "-p",
+    "no:cacheprovider",
+    "-k",
+    "not ResNet18",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_engines_give_the_same_values_without_torchscript():
+    """PYTORCH_JIT is read when torch is imported, hence another process."""
+    done = subprocess.run(
+        [*PYTEST, *FILES],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTORCH_JIT": "0"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

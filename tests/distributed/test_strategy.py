@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from pfl import ClientParallelStrategy
 from pfl.clients.state_rows import unpacked
 from pfl.distributed import collectives
-from pfl.distributed.collectives import _by_gloo, gather
+from pfl.distributed.collectives import _gloo_group, gather
 from tests.algorithms.methods import METHODS
 from tests.commands import finish, table
 from tests.refusal import refused
@@ -235,6 +235,6 @@ def test_processes_wait_for_each_other_as_long_as_the_strategy_says(monkeypatch)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **arguments: arguments)
     ClientParallelStrategy(timeout=timedelta(hours=3)).setup_distributed()
     try:
-        assert _by_gloo("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
+        assert _gloo_group("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
     finally:
-        _by_gloo.cache_clear()
+        _gloo_group.cache_clear()

@@ -16,7 +16,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
-from pfl.callbacks.recorder import best_round, compare, peak_memory, versions
+from pfl.callbacks.run_result import best_round, compare, peak_memory, versions
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.table import size, summary_table
 from pfl.rounds.evaluation import worst_tenth

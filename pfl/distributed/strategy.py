@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
-from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -149,14 +149,21 @@ def resolve_strategy(
                 f"trainer.strategy: {strategy!r} wraps or shards the model, which every process "
                 f"needs whole to train its clients; use client_parallel"
             )
-    torchrun = TorchElasticEnvironment.detect() and TorchElasticEnvironment().world_size() > 1
-    if strategy != "auto" or not (
-        num_nodes > 1 or torchrun or _count_devices(accelerator, devices) > 1
-    ):
+    if strategy != "auto":
+        return strategy
+    if num_nodes * _count_scheduled() * _count_devices(accelerator, devices) == 1:
         return strategy
     # In a notebook there is no script to start once more; Lightning forks there, too.
     method: Literal["fork", "popen"] = "fork" if _interactive() and num_nodes == 1 else "popen"
     return ClientParallelStrategy(start_method=method)
+
+
+def _count_scheduled() -> int:
+    """Returns the number of processes that torchrun or SLURM runs; 1 without them."""
+    for environment in (TorchElasticEnvironment, SLURMEnvironment):
+        if environment.detect():
+            return environment().world_size()
+    return 1
 
 
 def _count_devices(accelerator: str | Accelerator, devices: list[int] | str | int) -> int:

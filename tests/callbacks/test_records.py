@@ -382,6 +382,7 @@ def test_the_collaboration_map_shows_the_last_round(tmp_path):
     assert (tmp_path / "run" / "collaboration.png").read_bytes().startswith(b"\x89PNG")
     rows = [row for row in table(tmp_path / "run" / "collaboration.csv") if row["round"] == "3"]
     axes = collaboration_figure(**method.recorded["collaboration"], round_index=3).axes[0]
+    assert axes.get_title().endswith("round 3")
     shown = np.asarray(axes.images[0].get_array())
     ids = sorted({int(row["client"]) for row in rows})
     assert shown.shape == (3, 3) and [int(t.get_text()) for t in axes.get_xticklabels()] == ids

@@ -183,15 +183,15 @@ class Trainer(RunTrainer):
                 setattr(self, f"limit_{stage}_batches", 1.0)
         if (same := self.overfit_batches) > 0:  # type: ignore[attr-defined]
             raise ConfigError(
-                f"trainer.overfit_batches: {same}; a batch is some clients of a round, which is "
-                f"trained whole: give fewer clients, by loop.trace"
+                f"trainer.overfit_batches: {same}; a batch is some clients of a round, and rounds "
+                f"are trained whole; to train on few clients, set loop.trace"
             )
         for name in (f"limit_{stage}_batches" for stage in STAGES):
             limit = getattr(self, name)
             if limit != 0 and not (isinstance(limit, float) and limit == 1):
                 raise ConfigError(
                     f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
-                    f"trained and evaluated whole: leave it open, or give 0 for none"
+                    f"trained and evaluated whole; omit the option, or set it to 0 for none"
                 )
         if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
             raise ConfigError(
@@ -201,8 +201,8 @@ class Trainer(RunTrainer):
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(
-                f"trainer.val_check_interval: {interval}; whole rounds are evaluated: give their "
-                f"number as check_val_every_n_epoch"
+                f"trainer.val_check_interval: {interval}; whole rounds are evaluated; set "
+                f"check_val_every_n_epoch to a number of rounds"
             )
 
     @property
@@ -271,8 +271,8 @@ class Trainer(RunTrainer):
         new = self._continued_from is None and getattr(model, "rounds", None) == 0
         if self.state.fn == "fit" and new and self.current_epoch > 0:
             raise ConfigError(
-                f"trainer: it has been through {self.current_epoch} rounds with another method; "
-                f"make a new one for {type(model).__name__}"
+                f"trainer: it has trained {self.current_epoch} rounds of another method; make a "
+                f"new Trainer for {type(model).__name__}"
             )
 
     @property
@@ -290,7 +290,7 @@ class Trainer(RunTrainer):
         if self._run_dir is None:
             if self.world_size > 1 and not torch.distributed.is_initialized():
                 raise ConfigError(
-                    "trainer.run_dir: several processes agree on it when the run begins; ask then"
+                    "trainer.run_dir: several processes choose it when the run begins; use it then"
                 )
             chosen = self._choose_run_dir() if self.is_global_zero else Path()
             self._run_dir = self.strategy.broadcast(chosen)
@@ -357,18 +357,18 @@ def _check_callbacks(callbacks: list[Callback]) -> None:
         name = type(callback).__name__
         if isinstance(callback, ModelCheckpoint) and saves_within_rounds(callback):
             raise ConfigError(
-                "trainer.callbacks: ModelCheckpoint saves whole rounds; give every_n_epochs, not "
+                "trainer.callbacks: ModelCheckpoint saves whole rounds; set every_n_epochs, not "
                 "every_n_train_steps or train_time_interval"
             )
         if isinstance(callback, OnExceptionCheckpoint) or getattr(
             callback, "save_on_exception", False
         ):
             raise ConfigError(
-                f"trainer.callbacks: {name} saves where an error is met, which is within a round; "
-                f"RoundCheckpoint has saved the last whole one"
+                f"trainer.callbacks: {name} saves after an error, which is within a round; "
+                f"RoundCheckpoint has already saved the last whole round"
             )
         if isinstance(callback, SAMPLE_BATCH_CALLBACKS):
             raise ConfigError(
-                f"trainer.callbacks: {name} works on batches of samples, and the Trainer's are "
-                f"clients here; set model.lr and model.batch_size instead"
+                f"trainer.callbacks: {name} works on batches of samples, but the Trainer's "
+                f"batches are clients; set model.lr and model.batch_size instead"
             )

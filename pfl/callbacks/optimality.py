@@ -65,7 +65,7 @@ class Optimality(Callback):
             raise ConfigError(
                 f"model.network: {type(pl_module.network).__name__} has {size} parameters, but the "
                 f"true models of {type(data).__name__} have {truth.shape[1]}; "
-                f"choose the network that the data module's description names"
+                f"choose the network in the description of the data module"
             )
         self._solved_penalty = self._solution = None
 

@@ -104,8 +104,8 @@ class RunRecorder(Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:
             rank_zero_warn(
-                f"The method has been through {pl_module.rounds} rounds; this run goes on with its "
-                f"models, but draws cohorts and orders from those of round "
+                f"The method has been through {pl_module.rounds} rounds; this run continues with "
+                f"its models, but the cohorts and the orders of samples are those of round "
                 f"{trainer.current_epoch + 1} on again. Give ckpt_path to continue a run",
                 category=UserWarning,
             )
@@ -196,8 +196,8 @@ class RunRecorder(Callback):
         rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
         if trainer.state.fn == "fit" and limit is not None and 0 <= limit < rounds:
             raise ConfigError(
-                f"trainer.max_epochs: {limit}; it must be at least {rounds}, the rounds that the "
-                f"checkpoint has been through"
+                f"trainer.max_epochs: {limit}; it must be at least {rounds}, the number of "
+                f"rounds in the checkpoint"
             )
 
     # ---- test and predict ---------------------------------------------------------------------

@@ -174,7 +174,7 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _listed(given["runs"])}
     if missing := [run for run in given["runs"] if run not in runs]:
-        raise refuse("runs", f"of {', '.join(runs)}, which {missing[0]!r} is not")
+        raise refuse("runs", f"of {', '.join(runs)}; {missing[0]!r} is unknown")
     for key, values in given["where"].items():
         if key not in axes or [value for value in values if value not in axes[key]]:
             raise refuse("where", f"values of the grid's axes, {axes}")

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import lightning.pytorch as pl
 import torch
@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import Strategy
 
 from pfl._private import RunTrainer, saves_within_rounds
@@ -45,6 +46,8 @@ from pfl.callbacks.run_files import run_folder_errors
 from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+
+Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 
 STAGES = ("train", "val", "test", "predict")
 SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -101,7 +104,7 @@ class Trainer(RunTrainer):
         devices: list[int] | str | int = 1,
         num_nodes: int = 1,
         strategy: str | Strategy = "auto",
-        plugins: Any = None,
+        plugins: Plugin | list[Plugin] | None = None,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
@@ -334,13 +337,15 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
         callbacks.append(kind())
 
 
-def _without_requeue(plugins: Any, strategy: str | Strategy) -> list[Any]:
+def _without_requeue(
+    plugins: Plugin | list[Plugin] | None, strategy: str | Strategy
+) -> list[Plugin]:
     """Returns the plugins with SLURM's automatic requeue switched off.
 
     The requeue saves within a round, and starts the run anew.
     """
     plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins] if plugins else []
-    environments = [plugin for plugin in plugins if isinstance(plugin, ClusterEnvironment)]
+    environments: list[Any] = [p for p in plugins if isinstance(p, ClusterEnvironment)]
     environments += filter(None, [getattr(strategy, "cluster_environment", None)])
     if not (environments or TorchElasticEnvironment.detect()) and SLURMEnvironment.detect():
         environments = [SLURMEnvironment()]  # as Lightning would

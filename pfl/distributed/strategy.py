@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElastic
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed.constants import default_pg_timeout
 
 from pfl.distributed import collectives
 from pfl.distributed.launch import Launcher
@@ -32,6 +34,9 @@ class ClientParallelStrategy(DDPStrategy):
         processes_per_device: Number of processes that share a device; more than one if a process
             does not fill a GPU. They communicate by gloo through the host's memory, since NCCL
             refuses two processes on one GPU.
+        process_group_backend: As in Lightning's `DDPStrategy`.
+        timeout: The longest time a process waits for another.
+        start_method: As in Lightning; "popen" starts the script once more for each process.
         kwargs: All other arguments of Lightning's `DDPStrategy`.
 
     Raises:
@@ -46,18 +51,29 @@ class ClientParallelStrategy(DDPStrategy):
 
     strategy_name = "client_parallel"
 
-    def __init__(self, processes_per_device: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        processes_per_device: int = 1,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **kwargs: Any,
+    ) -> None:
         if processes_per_device < 1:
             raise ConfigError(
                 f"trainer.strategy.processes_per_device: {processes_per_device}; "
                 f"it must be at least 1"
             )
         self.processes_per_device = processes_per_device
-        self._timeout_of_groups = kwargs.get("timeout")
-        self._runs_scripts = kwargs.get("start_method", "popen") == "popen"
-        if processes_per_device > 1:
-            kwargs["process_group_backend"] = kwargs.get("process_group_backend") or "gloo"
-        super().__init__(**kwargs)
+        self._group_timeout = timeout
+        self._runs_scripts = start_method == "popen"
+        super().__init__(
+            process_group_backend=process_group_backend
+            or ("gloo" if processes_per_device > 1 else None),
+            timeout=timeout,
+            start_method=start_method,
+            **kwargs,
+        )
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -79,7 +95,7 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_distributed(self) -> None:
         """Connects the processes."""
-        collectives.use_timeout(self._timeout_of_groups)
+        collectives.use_timeout(self._group_timeout)
         super().setup_distributed()
 
     def configure_ddp(self) -> None:
@@ -154,8 +170,8 @@ def resolve_strategy(
     if num_nodes * _count_scheduled() * _count_devices(accelerator, devices) == 1:
         return strategy
     # In a notebook there is no script to start once more; Lightning forks there, too.
-    method: Literal["fork", "popen"] = "fork" if _interactive() and num_nodes == 1 else "popen"
-    return ClientParallelStrategy(start_method=method)
+    fork = _interactive() and num_nodes == 1
+    return ClientParallelStrategy(start_method="fork" if fork else "popen")
 
 
 def _count_scheduled() -> int:

@@ -1,8 +1,8 @@
 """The one place where private names of Lightning, PyTorch and jsonargparse are used.
 
 A private name may change with any release. Each use is a function or a base class here, with the
-reason and the first version that has the name. `tests/test_private.py` fails if an installed
-version lacks one of the names, and if any other module uses a private name of these packages.
+reason and the oldest version that was checked for the name. `tests/test_private.py` fails if the
+installed version lacks a name, or if any other module uses a private name of these packages.
 """
 
 from __future__ import annotations
@@ -56,6 +56,6 @@ class ScriptLauncher(_SubprocessScriptLauncher):
 def saves_within_rounds(callback: ModelCheckpoint) -> bool:
     """Returns whether a callback saves after some batches or after some time.
 
-    Why: `ModelCheckpoint` has no public attribute for either argument. Since Lightning 1.5.
+    Why: `ModelCheckpoint` has no public attribute for either argument. Since Lightning 2.0.
     """
     return bool(callback._every_n_train_steps) or callback._train_time_interval is not None

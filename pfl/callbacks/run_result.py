@@ -106,7 +106,7 @@ class ClientTable:
 
 
 def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Compares the clients' test scores with the local baseline; empty if there is none.
+    """Compares the clients' test scores with the local baseline.
 
     Args:
         columns: Columns of scores as in `clients.csv`.
@@ -115,7 +115,7 @@ def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
         The baseline's mean, standard deviation and worst tenth as `local/...`; the shares of
         clients whose federated model is better than, equal to or worse than the baseline as
         `gained`, `equal` and `lost`. The federated model is the personalized one if there is one;
-        the score is the accuracy, for regression the loss.
+        the score is the accuracy, for regression the loss. Empty without a baseline.
     """
     if "test_local_accuracy" not in columns or np.isnan(columns["test_local_loss"]).all():
         return {}  # no baseline, or no client has test samples

@@ -97,7 +97,7 @@ def _gloo_group(world: object) -> Any:
 
 
 def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """Returns the chunks of all processes as one table, sorted by its columns, first one first."""
+    """Returns the chunks of all processes as one table, sorted by its columns from the left."""
     everyone = [chunk for process in gather(chunks) for chunk in process]
     if not everyone:
         return {}

@@ -1,4 +1,4 @@
-"""The strategy of several processes, each of which trains other clients of a round."""
+"""The strategy of several processes that train different clients of a round."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class ClientParallelStrategy(DDPStrategy):
             tensor.detach().copy_(values)
 
     def on_train_start(self) -> None:
-        """Makes SIGTERM and Ctrl-C end the run; only the first process tells the user.
+        """Makes SIGTERM and Ctrl-C end the run; only the first process prints a message.
 
         Lightning's handler waits for a broadcast. Not every process reaches that broadcast, so
         some processes would wait for ever.

@@ -303,7 +303,7 @@ class Trainer(RunTrainer):
         if self._continued_from is not None:
             folder = Path(self._continued_from).parent
             if folder.resolve().name == "checkpoints":
-                # Relative if the user's path is: Lightning warns if the checkpoint has another path.
+                # Relative if the user's path is: Lightning warns if the checkpoint has another one.
                 return Path(os.path.normpath(folder / ".."))
         return self._create_run_dir()
 

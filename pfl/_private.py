@@ -1,28 +1,75 @@
-"""The private names of other packages that pfl uses: each with the reason and the version.
+"""The one place where private names of Lightning, PyTorch and jsonargparse are used.
 
-`tests/test_private_names.py` holds that they exist and mean what is said here.
+A private name may change with any release. Each use is a function or a base class here, with the
+reason and the oldest version that was checked for the name. `tests/test_private.py` fails if the
+installed version lacks a name, or if any other module uses a private name of these packages.
 """
 
 from __future__ import annotations
 
-from lightning.pytorch.cli import LightningCLI
+from contextlib import AbstractContextManager
+from typing import Any
 
-# ---- Private names of Lightning's command line and of jsonargparse -------------------------------
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from torch import Tensor, nn
+
+# ---- Lightning ----------------------------------------------------------------------------------
+
+
+class RunTrainer(pl.Trainer):
+    """A Trainer that runs `fit`, `validate`, `test` and `predict` inside a context of its own.
+
+    Why: `_run` is the first method to which Lightning gives the resolved `ckpt_path`. The public
+    property `ckpt_path` is set only after the callbacks' `setup`, which needs the run's folder.
+    Since Lightning 2.0.
+    """
+
+    def around_run(
+        self, model: pl.LightningModule, ckpt_path: str | None
+    ) -> AbstractContextManager[None]:
+        """Returns the context of one run.
+
+        Args:
+            model: The model that is run.
+            ckpt_path: The checkpoint that is loaded first, if there is one.
+        """
+        raise NotImplementedError
+
+    def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
+        with self.around_run(model, ckpt_path):
+            return super()._run(model, ckpt_path, *args, **kw)
+
+
+class ScriptLauncher(_SubprocessScriptLauncher):
+    """Lightning's launcher that starts this script once more for every further device.
+
+    Why: Lightning has no public launcher, and kills the processes of this class on Ctrl-C. Since
+    Lightning 2.0.
+    """
+
+    def start_other_processes(self) -> None:
+        """Starts the other processes of this machine and lists them in `procs`."""
+        self._call_children_scripts()
+
+
+def saves_within_rounds(callback: ModelCheckpoint) -> bool:
+    """Returns whether a callback saves after some batches or after some time.
+
+    Why: `ModelCheckpoint` has no public attribute for either argument. Since Lightning 2.0.
+    """
+    return bool(callback._every_n_train_steps) or callback._train_time_interval is not None
 
 
 class CommandLine(LightningCLI):
-    """LightningCLI with two public hooks where it has private steps (lightning 2.5.5 to 2.6).
+    """LightningCLI with public hooks in the place of two private steps.
 
-    jsonargparse's private names are not used. Its error messages are read by `pfl/cli/messages.py`.
+    Why: Lightning loads the whole file of `ckpt_path` for hyperparameters, which our checkpoints do
+    not have; and its hooks `before_fit` and `after_fit` cannot handle what a run raises. Since
+    Lightning 2.5.5. No private name of jsonargparse is used.
     """
-
-    def _parse_ckpt_path(self) -> None:
-        # Lightning loads the whole file here, for hyperparameters that our checkpoints do not have.
-        self.check_checkpoint()
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        # Lightning's `before_fit` and `after_fit` cannot handle what a run raises.
-        self.run_subcommand(subcommand)
 
     def check_checkpoint(self) -> None:
         """Checks the file of `ckpt_path`, after parsing."""
@@ -30,3 +77,33 @@ class CommandLine(LightningCLI):
     def run_subcommand(self, subcommand: str) -> None:
         """Runs `fit`, `validate`, `test` or `predict`."""
         super()._run_subcommand(subcommand)
+
+    def _parse_ckpt_path(self) -> None:
+        self.check_checkpoint()
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        self.run_subcommand(subcommand)
+
+
+# ---- PyTorch ------------------------------------------------------------------------------------
+
+
+def version_of(buffer: Tensor) -> int:
+    """Returns how often a tensor was written in place.
+
+    Why: a buffer that training writes with the value it has shows in no other way. Since torch 1.0.
+    """
+    return buffer._version
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Returns whether a module runs hooks.
+
+    Why: PyTorch has no public way to ask, and chains of layers do not run hooks. Since torch 2.0.
+    """
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.fabric.plugins.io import TorchCheckpointIO
-from lightning.pytorch.accelerators import Accelerator, MPSAccelerator
+from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
@@ -25,13 +29,10 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    ParallelStrategy,
-    Strategy,
-    StrategyRegistry,
-)
+from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
+from lightning.pytorch.strategies import Strategy
 
+from pfl._private import RunTrainer, saves_within_rounds
 from pfl.callbacks import (
     CollaborationMap,
     LocalBaseline,
@@ -40,39 +41,53 @@ from pfl.callbacks import (
     RunRecorder,
     WandbRecord,
 )
+from pfl.callbacks.round_checkpoint import is_last
 from pfl.callbacks.run_files import run_folder_errors
-from pfl.distributed.strategy import ClientParallelStrategy
+from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 
+Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
+
 STAGES = ("train", "val", "test", "predict")
-OF_BATCHES = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
+SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
 
 
-class Trainer(pl.Trainer):
+class Trainer(RunTrainer):
     """`lightning.pytorch.Trainer` for federated runs: one epoch is one round.
 
-    A run writes into `<default_root_dir>/<name>/`, or `<name>-2/` and so on where that folder is
-    taken, also by a run that starts at the same moment; a run that continues a checkpoint writes
-    into the folder where the checkpoint lies.
+    A run writes into the folder `<default_root_dir>/<name>/`. If that folder exists, the run
+    writes into `<name>-2/` and so on, even if two runs start at the same moment. A run that
+    continues from a checkpoint writes into the folder of that checkpoint.
 
     Args:
-        name: Of the run; with slashes, of a folder in folders ("sweep/run").
+        name: Name of the run. A name with slashes ("sweep/run") is a folder within folders.
         max_epochs: Number of rounds.
         default_root_dir: Folder of all runs.
         logger: Loggers besides the run's own CSV and JSON files, which are always written.
         callbacks: As in Lightning. `RunRecorder`, `CollaborationMap`, `RoundProgress` and
-            `RoundCheckpoint` are added where the list has none of their kind and the Trainer's
-            `enable_...` arguments allow it.
-        accelerator: As in Lightning, but "auto" takes the CPU instead of an Apple GPU, which has no
+            `RoundCheckpoint` are added unless the list has a callback of that kind or an
+            `enable_...` argument excludes it.
+        accelerator: As in Lightning, but "auto" means the CPU and not an Apple GPU, which has no
             float64.
-        strategy: As in Lightning, but "auto" takes `client_parallel` where several processes run.
-            A name of any other strategy of several processes is refused: it would wrap the model.
-        kwargs: Everything else that Lightning's Trainer takes. `fast_dev_run` is of whole rounds.
+        devices: As in Lightning; 1 by default.
+        num_nodes: Number of machines.
+        strategy: As in Lightning, but "auto" means `client_parallel` if there are several
+            processes. The name of any other strategy for several processes is refused, since such
+            a strategy wraps or shards the model.
+        plugins: As in Lightning. SLURM's automatic requeue is switched off, since it saves within
+            a round.
+        kwargs: All other arguments of Lightning's Trainer. `fast_dev_run` counts whole rounds.
 
     Raises:
-        ConfigError: Where the name leaves the folder of all runs, the accelerator is an Apple GPU,
-            the strategy wraps the model, or a part of a round is to be trained, evaluated or saved.
+        ConfigError: If the name leads out of the folder of all runs, the accelerator is an Apple
+            GPU, the strategy wraps the model, or a part of a round would be trained, evaluated or
+            saved.
+
+    Example:
+        >>> trainer = Trainer(name="first", max_epochs=20, enable_progress_bar=False)
+        >>> trainer.max_epochs
+        20
     """
 
     fast_dev_run: bool | int  # Lightning sets it
@@ -87,7 +102,9 @@ class Trainer(pl.Trainer):
         callbacks: list[Callback] | Callback | None = None,
         accelerator: str | Accelerator = "auto",
         devices: list[int] | str | int = 1,
+        num_nodes: int = 1,
         strategy: str | Strategy = "auto",
+        plugins: Plugin | list[Plugin] | None = None,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
         enable_model_summary: bool = False,
@@ -102,55 +119,53 @@ class Trainer(pl.Trainer):
         self.name = name
         self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None
-        self._made: list[Path] = []  # the run's folder, and those around it that were not there
-        self._continues: str | Path | None = None
+        self._new_folders: list[Path] = []  # the run's folder and its missing parents
+        self._continued_from: str | None = None
         self._stop = False
+        self._evaluation_interval: int | None = 1
+        self._steps_before = 0  # steps of the server before this run
         if isinstance(logger, Iterable):
             logger = list(logger)
         callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
-        # The comparison must be there when the recorder writes, and both when figures are drawn.
+        # The recorder reads the local baseline, and the figures read both.
         callbacks.sort(key=lambda callback: not isinstance(callback, LocalBaseline))
         _add(callbacks, RunRecorder)
         _add(callbacks, CollaborationMap)
-        if any(
-            isinstance(x, WandbLogger) for x in (logger if isinstance(logger, list) else [logger])
-        ):
+        loggers = logger if isinstance(logger, list) else [logger]
+        if any(isinstance(one, WandbLogger) for one in loggers):
             _add(callbacks, WandbRecord)
         if enable_checkpointing:
             _add(callbacks, RoundCheckpoint)
         if enable_progress_bar:
             _add(callbacks, RoundProgress)
-        # Lightning's own use of PyTorch, and advice that does not apply: what the algorithms log
-        # has been reduced over processes already.
-        warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-        warnings.filterwarnings("ignore", message=".*It is recommended to use .*sync_dist=True")
-        if accelerator == "auto" and MPSAccelerator.is_available():
-            accelerator = "cpu"
-            warnings.filterwarnings("ignore", message="GPU available but not used")
-        _check_strategy(strategy)
         _check_callbacks(callbacks)
-        super().__init__(
-            max_epochs=max_epochs,
-            default_root_dir=str(self.root),
-            logger=logger,
-            callbacks=callbacks,
-            accelerator=accelerator,
-            devices=devices,
-            strategy=strategy,
-            enable_checkpointing=enable_checkpointing,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            num_sanity_val_steps=num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
-            use_distributed_sampler=use_distributed_sampler,
-            inference_mode=inference_mode,
-            **kwargs,
-        )
-        environment = self._accelerator_connector.cluster_environment
-        if isinstance(environment, SLURMEnvironment):
-            environment.auto_requeue = False  # it saves within a round, and begins a run anew
-        if strategy == "auto" and type(self.strategy) is DDPStrategy:
-            self._train_clients_in_parallel(self.strategy)
+        automatic = accelerator == "auto"
+        # A strategy object may bring its own accelerator, which Lightning then takes.
+        if automatic and (isinstance(strategy, str) or MPSAccelerator.is_available()):
+            accelerator = "cuda" if CUDAAccelerator.is_available() else "cpu"
+        strategy = resolve_strategy(strategy, accelerator, devices, num_nodes)
+        with warnings.catch_warnings():
+            if automatic:  # Lightning recommends the Apple GPU
+                warnings.filterwarnings("ignore", message="GPU available but not used")
+            super().__init__(
+                max_epochs=max_epochs,
+                default_root_dir=str(self.root),
+                logger=logger,
+                callbacks=callbacks,
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=num_nodes,
+                strategy=strategy,
+                plugins=_without_requeue(plugins, strategy),
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                use_distributed_sampler=use_distributed_sampler,
+                inference_mode=inference_mode,
+                **kwargs,
+            )
         self._check_whole_rounds()
         if isinstance(self.accelerator, MPSAccelerator):
             raise ConfigError(
@@ -161,22 +176,25 @@ class Trainer(pl.Trainer):
             self.strategy.checkpoint_io = StreamedCheckpointIO()
 
     def _check_whole_rounds(self) -> None:
-        """A batch of Lightning's is a chunk of clients: some of them are no round, and no score."""
+        """Refuses settings of Lightning's that train or evaluate only some clients of a round.
+
+        Lightning's batch is a chunk of clients here, so a limit on batches would cut rounds.
+        """
         if debug := self.fast_dev_run:
             self.fit_loop.max_epochs = int(debug)
             for stage in STAGES:
                 setattr(self, f"limit_{stage}_batches", 1.0)
         if (same := self.overfit_batches) > 0:  # type: ignore[attr-defined]
             raise ConfigError(
-                f"trainer.overfit_batches: {same}; a batch is some clients of a round, which is "
-                f"trained whole: give fewer clients, by loop.trace"
+                f"trainer.overfit_batches: {same}; a batch is some clients of a round, and rounds "
+                f"are trained whole; to train on few clients, set loop.trace"
             )
         for name in (f"limit_{stage}_batches" for stage in STAGES):
             limit = getattr(self, name)
             if limit != 0 and not (isinstance(limit, float) and limit == 1):
                 raise ConfigError(
                     f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
-                    f"trained and evaluated whole: leave it open, or give 0 for none"
+                    f"trained and evaluated whole; omit the option, or set it to 0 for none"
                 )
         if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
             raise ConfigError(
@@ -186,79 +204,111 @@ class Trainer(pl.Trainer):
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(
-                f"trainer.val_check_interval: {interval}; whole rounds are evaluated: give their "
-                f"number as check_val_every_n_epoch"
+                f"trainer.val_check_interval: {interval}; whole rounds are evaluated; set "
+                f"check_val_every_n_epoch to a number of rounds"
             )
-
-    def _train_clients_in_parallel(self, chosen: DDPStrategy) -> None:
-        """Take the place of what Lightning has chosen, who knows how many processes will run."""
-        connector = self._accelerator_connector
-        connector.strategy = ClientParallelStrategy(start_method=chosen._start_method)
-        connector._lazy_init_strategy()
 
     @property
     def recorder(self) -> RunRecorder:
         """The callback that writes the run's folder."""
         return RunRecorder.of(self)
 
+    # ---- whole rounds -------------------------------------------------------------------------
+
     @property
     def should_stop(self) -> bool:
-        """Whether this round is the last; Lightning would leave it with some clients untrained."""
+        """Whether the run ends after this round; False until all clients of the round trained.
+
+        Lightning would stop at once and leave the round with some clients untrained.
+        """
         return self._stop and not self._within_round()
 
     @should_stop.setter
     def should_stop(self, stop: bool) -> None:
-        self._stop = stop or (self._stop and self._within_round())  # where it looks like False
-        if stop:  # as the last round always is
-            self.check_val_every_n_epoch = 1
+        # Within a round the property is False. A callback that adds its own reason to that value
+        # (`trainer.should_stop = trainer.should_stop or mine`) must not take back another's.
+        self._stop = stop or (self._stop and self._within_round())
 
     def _within_round(self) -> bool:
-        progress = self.fit_loop.epoch_loop.batch_progress
-        return progress.current.ready > 0 and not progress.is_last_batch
+        return self.fit_loop.batch_idx >= 0 and not self.is_last_batch
+
+    @property
+    def check_val_every_n_epoch(self) -> int | None:
+        """Rounds from one evaluation to the next; 1 after the run's last round has trained.
+
+        The last round of a run is always evaluated.
+        """
+        running = self.state.fn == "fit" and self.state.status == "running"
+        trained = running and self.global_step > self._steps_before
+        return 1 if trained and is_last(self) else self._evaluation_interval
+
+    @check_val_every_n_epoch.setter
+    def check_val_every_n_epoch(self, rounds: int | None) -> None:
+        self._evaluation_interval = rounds
+
+    # ---- the run and its folder ---------------------------------------------------------------
+
+    @contextmanager
+    def around_run(self, model: pl.LightningModule, ckpt_path: str | None) -> Iterator[None]:
+        """Prepares a run, and removes the run's folder if nothing was written into it."""
+        self._continued_from = ckpt_path
+        self._stop = False
+        self._steps_before = self.global_step
+        self._check_unused(model)
+        try:
+            with warnings.catch_warnings():
+                # Lightning's own use of PyTorch.
+                warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+                # What methods log is already reduced over processes.
+                message = ".*It is recommended to use .*sync_dist=True"
+                warnings.filterwarnings("ignore", message=message)
+                yield
+        finally:
+            self._remove_empty_folders()
+
+    def _check_unused(self, model: pl.LightningModule) -> None:
+        """Refuses a used Trainer for a new method.
+
+        The Trainer's count of rounds would shift the new method's cohorts and learning rates.
+        """
+        new = self._continued_from is None and getattr(model, "rounds", None) == 0
+        if self.state.fn == "fit" and new and self.current_epoch > 0:
+            raise ConfigError(
+                f"trainer: it has trained {self.current_epoch} rounds of another method; make a "
+                f"new Trainer for {type(model).__name__}"
+            )
+
+    @property
+    def default_root_dir(self) -> str:
+        """The run's folder once it is known, before that the folder of all runs."""
+        return os.path.normpath(self._run_dir or self.root)
 
     @property
     def run_dir(self) -> Path:
-        """The folder of this run; claimed when it is first asked for, the same on every process."""
+        """The run's folder, the same on every process; the first access creates it.
+
+        Raises:
+            ConfigError: If the processes of the run are not connected yet.
+        """
         if self._run_dir is None:
             if self.world_size > 1 and not torch.distributed.is_initialized():
                 raise ConfigError(
-                    "trainer.run_dir: several processes agree on it when the run begins; ask then"
+                    "trainer.run_dir: several processes choose it when the run begins; use it then"
                 )
             chosen = self._choose_run_dir() if self.is_global_zero else Path()
             self._run_dir = self.strategy.broadcast(chosen)
-            self._default_root_dir = str(self._run_dir)
         return self._run_dir
 
-    def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
-        # The first place where Lightning has settled ckpt_path; its own property comes after
-        # callbacks are set up, which is when the folder must be known.
-        self._continues = ckpt_path
-        self._stop = False
-        self._check_unused(model)
-        try:
-            return super()._run(model, ckpt_path, *args, **kw)
-        finally:
-            self._leave_no_empty_folder()
-
-    def _check_unused(self, model: pl.LightningModule) -> None:
-        """Its count of rounds would be the new method's: cohorts and rates begin behind them."""
-        new = self._continues is None and getattr(model, "rounds", None) == 0
-        if self.state.fn == "fit" and new and self.current_epoch > 0:
-            raise ConfigError(
-                f"trainer: it has been through {self.current_epoch} rounds with another method; "
-                f"make a new one for {type(model).__name__}"
-            )
-
     def _choose_run_dir(self) -> Path:
-        if self._continues is not None:
-            folder = Path(self._continues).parent
+        if self._continued_from is not None:
+            folder = Path(self._continued_from).parent
             if folder.resolve().name == "checkpoints":
-                # As the user writes it: Lightning warns where it is not what the checkpoint has.
+                # Relative if the user's path is: Lightning warns if the checkpoint has another one.
                 return Path(os.path.normpath(folder / ".."))
-        return self._claim_run_dir()
+        return self._create_run_dir()
 
-    def _claim_run_dir(self) -> Path:
-        """Make a folder that nobody else has, even if another run starts at the same moment."""
+    def _create_run_dir(self) -> Path:
+        """Creates a new folder that no other run has, even if both start at the same moment."""
         first = self.root / self.name
         with run_folder_errors(first):
             missing = [folder for folder in first.parents if not folder.exists()]
@@ -268,16 +318,16 @@ class Trainer(pl.Trainer):
                 with suppress(FileExistsError):
                     path.mkdir()
                     break
-        self._made = [path, *missing]
+        self._new_folders = [path, *missing]
         return path
 
-    def _leave_no_empty_folder(self) -> None:
-        """Give the name back where nothing was written, as by a run that set-up refuses."""
-        made, self._made = self._made, []
+    def _remove_empty_folders(self) -> None:
+        """Removes the run's new folders if they are empty, as after an error in set-up."""
+        folders, self._new_folders = self._new_folders, []
         with suppress(OSError):  # the first folder that is not empty ends this
-            for folder in made:
+            for folder in folders:
                 folder.rmdir()
-                if self.world_size == 1:  # else all processes would have to forget it together
+                if self.world_size == 1:  # otherwise all processes would have to forget it together
                     self._run_dir = None
 
 
@@ -287,37 +337,43 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
         callbacks.append(kind())
 
 
-def _check_strategy(strategy: str | Strategy) -> None:
-    """An object is taken as it is: whoever makes one knows what it does."""
-    if isinstance(strategy, str) and strategy.lower() in StrategyRegistry:
-        kind = StrategyRegistry[strategy.lower()]["strategy"]
-        if issubclass(kind, ParallelStrategy) and not issubclass(kind, ClientParallelStrategy):
-            raise ConfigError(
-                f"trainer.strategy: {strategy!r} wraps or shards the model, which every process "
-                f"needs whole to train its clients; use client_parallel"
-            )
+def _without_requeue(
+    plugins: Plugin | list[Plugin] | None, strategy: str | Strategy
+) -> list[Plugin]:
+    """Returns the plugins with SLURM's automatic requeue switched off.
+
+    The requeue saves within a round, and starts the run anew.
+    """
+    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins] if plugins else []
+    environments: list[Any] = [p for p in plugins if isinstance(p, ClusterEnvironment)]
+    environments += filter(None, [getattr(strategy, "cluster_environment", None)])
+    if not (environments or TorchElasticEnvironment.detect()) and SLURMEnvironment.detect():
+        environments = [SLURMEnvironment()]  # as Lightning would
+        plugins += environments
+    for environment in environments:
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False
+    return plugins
 
 
 def _check_callbacks(callbacks: list[Callback]) -> None:
-    """Within a round there is nothing from which a run could go on, and no batch of samples."""
+    """Refuses callbacks that save within a round or work on batches of samples."""
     for callback in callbacks:
         name = type(callback).__name__
-        if isinstance(callback, ModelCheckpoint) and (
-            callback._every_n_train_steps or callback._train_time_interval is not None
-        ):
+        if isinstance(callback, ModelCheckpoint) and saves_within_rounds(callback):
             raise ConfigError(
-                "trainer.callbacks: ModelCheckpoint saves whole rounds; give every_n_epochs, not "
+                "trainer.callbacks: ModelCheckpoint saves whole rounds; set every_n_epochs, not "
                 "every_n_train_steps or train_time_interval"
             )
         if isinstance(callback, OnExceptionCheckpoint) or getattr(
             callback, "save_on_exception", False
         ):
             raise ConfigError(
-                f"trainer.callbacks: {name} saves where an error is met, which is within a round; "
-                f"RoundCheckpoint has saved the last whole one"
+                f"trainer.callbacks: {name} saves after an error, which is within a round; "
+                f"RoundCheckpoint has already saved the last whole round"
             )
-        if isinstance(callback, OF_BATCHES):
+        if isinstance(callback, SAMPLE_BATCH_CALLBACKS):
             raise ConfigError(
-                f"trainer.callbacks: {name} works on batches of samples, and the Trainer's are "
-                f"clients here; set model.lr and model.batch_size instead"
+                f"trainer.callbacks: {name} works on batches of samples, but the Trainer's "
+                f"batches are clients; set model.lr and model.batch_size instead"
             )

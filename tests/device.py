@@ -1,9 +1,9 @@
-"""A device other than the CPU, for machines without one: it computes on the CPU and keeps watch.
+"""A simulated device for machines without a GPU; it computes on the CPU.
 
-Its tensors say that they are on the `meta` device, whose tensors have no values of their own; here
-each has a counterpart on the CPU, on which every operation really runs. What a GPU would refuse,
-operations on tensors of two devices, fails here too, and what a GPU would have to be waited for is
-counted. Kernels, streams and memory are a GPU's own and are not covered.
+Tensors of the simulated device report the device `meta`, whose tensors have no values. Each of them
+has a counterpart on the CPU, on which every operation runs. As on a GPU, operations on tensors of
+two devices fail. Operations that would make the processor wait for a GPU are counted. Kernels,
+streams and memory of a GPU are not simulated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 PACKAGE = Path(pfl.__file__).parent
 aten = torch.ops.aten
 
-# Whose result's shape, or Python value, depends on the values.
+# Operations whose result is a Python value, or has a shape that depends on values.
 WAITS = {
     *(aten._local_scalar_dense, aten.nonzero, aten.masked_select, aten.equal),
     *(aten._unique2, aten.unique_dim, aten.unique_consecutive, aten._linalg_check_errors),
@@ -43,17 +43,17 @@ INDEXED = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class OtherDevice(TorchDispatchMode):
-    """Inside, `DEVICE` works.
+    """A context in which `DEVICE` works.
 
     Attributes:
-        waits: The operations for which the processor waited for the device, by name.
+        waits: The operations that made the processor wait for the device, by name.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: list[str] = []
-        # By the storage's address, which is kept so that no other gets it: that of the device and
-        # its counterpart's.
+        # Storage of the device and its counterpart, by address. Both are kept, so that no other
+        # storage gets the address.
         self._storages: dict[int, tuple[Any, Any]] = {}
         self._around = ExitStack()
 
@@ -61,7 +61,7 @@ class OtherDevice(TorchDispatchMode):
         self._around.enter_context(_Functions())
         for name in ("autocast", "is_autocast_enabled"):
             self._around.enter_context(mock.patch.object(torch, name, _as_cpu(name)))
-        # So that modules that move keep their parameters.
+        # Modules that move must keep their parameters.
         alike = mock.patch.object(torch, "_has_compatible_shallow_copy_type", lambda a, b: True)
         self._around.enter_context(alike)
         super().__enter__()
@@ -76,15 +76,15 @@ class OtherDevice(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
-        ours = [x for x in given if x.is_meta]
+        ours = [x for x in given if x.is_meta]  # on the simulated device
         self._check(func, args, kwargs, given)
         below = {id(x): self._below(x) for x in ours}
         args, kwargs = tree_map_only(Tensor, lambda x: below.get(id(x), x), (args, kwargs))
-        asked = kwargs.get("device")
-        if asked is not None:
+        requested = kwargs.get("device")
+        if requested is not None:
             kwargs["device"] = CPU
         result = func(*args, **kwargs)
-        if not (ours if asked is None else torch.device(asked) == DEVICE):
+        if not (ours if requested is None else torch.device(requested) == DEVICE):
             return result
         same = {id(below[id(x)]): x for x in ours}
         for x in ours:  # operations such as squeeze_
@@ -96,17 +96,17 @@ class OtherDevice(TorchDispatchMode):
         )
 
     def _check(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
-        """Refuse what mixes devices, and book what has to be waited for."""
+        """Refuses operations that mix devices, and counts those that would wait for the device."""
         kind = func.overloadpacket
         ours = [x for x in given if x.is_meta]
         others = [x for x in given if not x.is_meta]
         to = kwargs.get("device")
         waits = kind in WAITS and bool(ours)
         if kind in COPIES:
-            up = not ours if kind is aten._to_copy else args[0].is_meta
+            up = not ours if kind is aten._to_copy else args[0].is_meta  # to the device
             ends = {x.device for x in given} | ({torch.device(to)} if to is not None else set())
-            hurried = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
-            waits = len(ends) > 1 and not (up and hurried)
+            non_blocking = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+            waits = len(ends) > 1 and not (up and non_blocking)
         elif kind in INDEXED:
             masked = any(x.dtype in (torch.bool, torch.uint8) for x in given[1:])
             fills = kind is not aten.index and given[-1].ndim == 0
@@ -122,12 +122,12 @@ class OtherDevice(TorchDispatchMode):
         return self._storages[x.untyped_storage()._cdata][1]
 
     def _below(self, x: Tensor) -> Tensor:
-        """The tensor of the CPU behind one of ours."""
+        """Returns the counterpart on the CPU of a tensor of the device."""
         low = torch.empty(0, dtype=x.dtype)
         return low.set_(self._counterpart(x), x.storage_offset(), x.size(), x.stride())
 
     def _above(self, low: Tensor, known: dict[int, Any]) -> Tensor:
-        """The tensor of ours for one of the CPU; a view where its memory is one of ours."""
+        """Returns the tensor of the device for one on the CPU; a view if the storage is known."""
         storage = low.untyped_storage()
         above = known.get(storage._cdata)
         if above is None:
@@ -139,7 +139,7 @@ class OtherDevice(TorchDispatchMode):
 
 
 def _caller() -> str:
-    """The module of the package from which an operation was called."""
+    """Returns the module of the package that called an operation."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         path = Path(frame.f_code.co_filename)
@@ -150,12 +150,12 @@ def _caller() -> str:
 
 
 class _Functions(TorchFunctionMode):
-    """What PyTorch does for a GPU before any operation runs, and not for `meta`."""
+    """Functions that PyTorch handles for a GPU before any operation runs, but not for `meta`."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        asked = kwargs.get("device")
-        if func in (torch.tensor, torch.as_tensor) and asked and torch.device(asked) == DEVICE:
+        to = kwargs.get("device")
+        if func in (torch.tensor, torch.as_tensor) and to and torch.device(to) == DEVICE:
             return func(*args, **{**kwargs, "device": CPU}).to(DEVICE)
         if func is Tensor.new_tensor and args[0].is_meta:
             return torch.tensor(args[1], dtype=args[0].dtype).to(DEVICE)
@@ -166,7 +166,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _as_cpu(name: str) -> Callable[..., Any]:
-    """A function of PyTorch's that does not know `meta`."""
+    """Returns a function of PyTorch with `meta` replaced by `cpu`."""
     function = getattr(torch, name)
     return lambda device, **kwargs: function("cpu" if device == "meta" else device, **kwargs)
 
@@ -177,5 +177,5 @@ class _Accelerator(CPUAccelerator):
 
 
 def on_device() -> SingleDeviceStrategy:
-    """The strategy of a Trainer that trains there."""
+    """Returns the strategy of a Trainer that trains on the simulated device."""
     return SingleDeviceStrategy(device=DEVICE, accelerator=_Accelerator())

@@ -1,7 +1,9 @@
-"""What the Trainer takes, beyond Lightning's own."""
+"""The Trainer's own arguments, and what differs from Lightning's Trainer."""
 
+import warnings
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.fabric.accelerators import MPSAccelerator
@@ -9,7 +11,6 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
-from lightning.pytorch.trainer.connectors import accelerator_connector
 
 from datamodules import DigitsDataModule
 from models import MLP
@@ -21,12 +22,12 @@ from tests.refusal import refused
 
 @pytest.fixture
 def apple(monkeypatch):
-    """A machine with an Apple GPU, as far as Lightning asks for one."""
+    """A machine on which Lightning sees an Apple GPU."""
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: True))
 
 
 def test_auto_means_the_cpu_where_there_is_an_apple_gpu(tmp_path, apple):
-    """It has no float64, which sums over samples and clients need."""
+    """An Apple GPU has no float64, which sums over samples and clients need."""
     trainer = Trainer(default_root_dir=tmp_path, enable_progress_bar=False)
     assert isinstance(trainer.accelerator, CPUAccelerator)
 
@@ -43,16 +44,15 @@ def test_an_apple_gpu_is_refused(tmp_path, apple, accelerator):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """A machine with three GPUs, as far as Lightning asks for them."""
+    """A machine on which Lightning sees three GPUs."""
     monkeypatch.setattr(MPSAccelerator, "is_available", staticmethod(lambda: False))
     monkeypatch.setattr(CUDAAccelerator, "is_available", staticmethod(lambda: True))
     monkeypatch.setattr(CUDAAccelerator, "auto_device_count", staticmethod(lambda: 3))
     monkeypatch.setattr(CUDAAccelerator, "parse_devices", staticmethod(parsed))
-    monkeypatch.setattr(accelerator_connector, "_select_auto_accelerator", lambda: "cuda")
 
 
 def parsed(devices):
-    """Indices of the GPUs that `devices` means."""
+    """The indices of the GPUs that `devices` means."""
     if isinstance(devices, list):
         return devices
     return list(range(3 if int(devices) == -1 else int(devices)))
@@ -77,17 +77,17 @@ def test_several_processes_train_different_clients(tmp_path, arguments, processe
 
 
 @pytest.mark.parametrize(
-    ("devices", "wanted"),
+    ("devices", "indices"),
     [(1, [0]), ([2], [2]), (2, [0, 1]), ([0, 2], [0, 2]), (-1, [0, 1, 2]), ("auto", [0, 1, 2])],
 )
-def test_several_gpus_train_different_clients(tmp_path, gpus, devices, wanted):
+def test_several_gpus_train_different_clients(tmp_path, gpus, devices, indices):
     strategy = Trainer(devices=devices, default_root_dir=tmp_path).strategy
-    if len(wanted) == 1:
+    if len(indices) == 1:
         assert type(strategy) is SingleDeviceStrategy
-        assert strategy.root_device == torch.device("cuda", wanted[0])
+        assert strategy.root_device == torch.device("cuda", indices[0])
     else:
         assert type(strategy) is ClientParallelStrategy
-        assert strategy.parallel_devices == [torch.device("cuda", index) for index in wanted]
+        assert strategy.parallel_devices == [torch.device("cuda", index) for index in indices]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "DDP", "ddp_spawn", "fsdp", "deepspeed_stage_2"])
@@ -96,23 +96,112 @@ def test_strategies_that_wrap_the_model_are_refused(tmp_path, strategy):
         Trainer(strategy=strategy, devices=2, default_root_dir=tmp_path)
 
 
-def test_a_strategy_of_ones_own_is_kept(tmp_path):
+def test_a_strategy_object_is_kept(tmp_path):
     own = DDPStrategy()
     trainer = Trainer(strategy=own, devices=2, accelerator="cpu", default_root_dir=tmp_path)
     assert trainer.strategy is own
 
 
-def test_slurm_does_not_save_within_a_round(tmp_path):
-    Trainer(default_root_dir=tmp_path, plugins=[slurm := SLURMEnvironment()])
-    assert not slurm.auto_requeue
+# What torchrun and srun set for the first of two processes.
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "1", "WORLD_SIZE": "2"}
+TORCHRUN |= {name: "0" for name in ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT")}
+SLURM = {"NTASKS": "2", "NTASKS_PER_NODE": "2", "NNODES": "1", "JOB_ID": "1", "JOB_NAME": "train"}
+SLURM |= {name: "0" for name in ("PROCID", "LOCALID", "NODEID")}
+SLURM = {f"SLURM_{name}": value for name, value in SLURM.items()}
 
 
-def test_data_that_no_clients_own_are_refused():
+def set_environment(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("variables", [TORCHRUN, SLURM], ids=["torchrun", "SLURM"])
+def test_fewer_devices_than_scheduled_processes_are_refused(tmp_path, monkeypatch, variables):
+    """Two processes with one device each would otherwise be two separate runs."""
+    set_environment(monkeypatch, variables)
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False)
+    with refused("trainer.devices", "devices=1", "2"):
+        trainer.fit(FedAvg(MLP(64, [4])), datamodule=FederatedLoop(DigitsDataModule(6)))
+
+
+@pytest.mark.parametrize("given", [True, False], ids=["given", "detected"])
+def test_slurm_does_not_requeue(tmp_path, monkeypatch, given):
+    """SLURM's requeue would save within a round."""
+    own = SLURMEnvironment() if given else None
+    set_environment(monkeypatch, SLURM)
+    trainer = Trainer(accelerator="cpu", devices=2, default_root_dir=tmp_path, plugins=own)
+    environment = trainer.strategy.cluster_environment
+    assert type(environment) is SLURMEnvironment and not environment.auto_requeue
+    assert own in (None, environment)
+
+
+def test_data_without_clients_are_refused():
     with refused("datamodule: LightningDataModule", "FederatedDataModule"):
         FederatedLoop(LightningDataModule())
 
 
-# ---- going on -----------------------------------------------------------------------------------
+# ---- the process and its settings ---------------------------------------------------------------
+
+
+class Intervals(pl.Callback):
+    """Notes `check_val_every_n_epoch` at set-up and at the end of each round."""
+
+    def __init__(self):
+        self.at_setup, self.at_end = [], []
+
+    def setup(self, trainer, pl_module, stage):
+        self.at_setup.append(trainer.check_val_every_n_epoch)
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.at_end.append(trainer.check_val_every_n_epoch)
+
+
+class StopInFourthRound(pl.Callback):
+    def on_train_batch_end(self, trainer, *args):
+        trainer.should_stop = trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "callbacks"),
+    [
+        ({"max_epochs": 4}, []),
+        ({"max_steps": 4, "max_epochs": -1}, []),
+        ({"max_epochs": 9}, [StopInFourthRound()]),
+    ],
+    ids=["max_epochs", "max_steps", "should_stop"],
+)
+def test_the_last_round_is_evaluated_and_the_interval_stays(tmp_path, arguments, callbacks):
+    """Rounds 3 and, as the last one, 4 are evaluated; a further fit begins with the interval."""
+    seen = Intervals()
+    trainer = Trainer(
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        callbacks=[seen, *callbacks],
+        check_val_every_n_epoch=3,
+        **arguments,
+    )
+    method, data = FedAvg(MLP(64, [4])), FederatedLoop(DigitsDataModule(6), clients_at_once=2)
+    trainer.fit(method, datamodule=data)
+    evaluated = ["test/global/loss" in row for row in trainer.recorder.rows]
+    assert evaluated == [False, False, True, True]
+    assert seen.at_end == [3, 3, 3, 1]
+    assert trainer.check_val_every_n_epoch == 3
+    if trainer.max_epochs == 4:
+        trainer.fit_loop.max_epochs = 5
+        trainer.fit(method, datamodule=data)
+        assert seen.at_end == [3, 3, 3, 1, 1]
+    assert set(seen.at_setup) == {3}
+
+
+def test_the_filters_of_warnings_stay(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = list(warnings.filters)
+    fit(1)
+    assert warnings.filters == before
+
+
+# ---- a run that continues -----------------------------------------------------------------------
 
 
 def fit(rounds, ckpt_path=None, run=Trainer.fit):
@@ -123,7 +212,7 @@ def fit(rounds, ckpt_path=None, run=Trainer.fit):
 
 
 @pytest.mark.filterwarnings("error:The dirpath has changed")
-def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+def test_a_resumed_run_writes_into_its_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     folder = Path("runs", "run")
     last = folder / "checkpoints" / "last.ckpt"
@@ -131,7 +220,7 @@ def test_a_resumed_run_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
     for rounds in (0, 1):
         with refused(f"trainer.max_epochs: {rounds};", "at least 2"):
             fit(rounds, str(last))
-    assert fit(1, str(last), run=Trainer.test).run_dir == folder  # which goes through no round
+    assert fit(1, str(last), run=Trainer.test).run_dir == folder  # trains no round
     for rounds in (2, 3):
         resumed = fit(rounds, str(last))
         assert resumed.run_dir == folder and resumed.current_epoch == rounds
@@ -144,10 +233,10 @@ def test_a_run_is_found_from_within_its_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = (fit(1).run_dir / "checkpoints").resolve()
     monkeypatch.chdir(folder)
-    with pytest.warns(UserWarning, match="The dirpath has changed"):  # which is true
+    with pytest.warns(UserWarning, match="The dirpath has changed"):  # it has
         assert fit(2, "last.ckpt").run_dir.resolve() == folder.parent
 
 
-def test_home_is_known(tmp_path, monkeypatch):
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Trainer(default_root_dir="~/runs", enable_progress_bar=False).root == tmp_path / "runs"

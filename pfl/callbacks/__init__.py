@@ -1,4 +1,4 @@
-"""What happens around a run: records, progress, checkpoints, comparison."""
+"""Callbacks of a run: records, progress, checkpoints, figures, comparisons."""
 
 from pfl.callbacks.local_baseline import LocalBaseline
 from pfl.callbacks.optimality import Optimality

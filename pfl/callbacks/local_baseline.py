@@ -1,4 +1,4 @@
-"""What every client would have reached alone."""
+"""The local baseline: what every client would have reached without the others."""
 
 from __future__ import annotations
 
@@ -16,15 +16,26 @@ from pfl.rounds.loop import FederatedLoop
 
 
 class LocalBaseline(Callback):
-    """Trains every client alone once the run is over, for comparison.
+    """Trains every client alone after the run, for comparison.
 
-    The same initial model, rounds, cohorts, local steps and learning rates as in the run, but a
-    client goes on from its own last model: what `LocalTrain` computes under the same loop. It takes
-    about as long as the local training of the run itself. (Rates that depend on a λ which moves are
-    those of the last λ: FedCLUP's `local_step: corollary2`.)
+    Initial model, rounds, cohorts, local steps and learning rates are those of the run, but every
+    client continues from its own last model: the result is that of `LocalTrain` with the same
+    loop. The baseline takes about as long as the local training of the run itself. If learning
+    rates depend on a λ that changes (FedCLUP with `local_step: corollary2`), the baseline uses the
+    last λ.
 
     Attributes:
-        scores: Of every client on its test samples: `accuracy`, `loss` and `count`, float64 [M].
+        scores: `accuracy`, `loss` and `count` of every client on its test samples, float64 [M];
+            None before the baseline is trained.
+
+    Example:
+        After `fit`, `summary.json` compares with the baseline and `clients.csv` has its scores.
+
+        >>> from pfl import Trainer
+        >>> baseline = LocalBaseline()
+        >>> trainer = Trainer(callbacks=[baseline], enable_progress_bar=False)
+        >>> trainer.callbacks[0] is baseline
+        True
     """
 
     def __init__(self) -> None:
@@ -32,13 +43,13 @@ class LocalBaseline(Callback):
         self._initial: dict[str, Tensor] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forget what another method began with; that of a resumed run comes after this."""
+        """Forgets the initial model of another run; a checkpoint restores its own later."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Remember the initial model."""
+        """Copies the initial model."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if self._initial is None:
             w = pl_module.global_model.clone()
@@ -46,15 +57,15 @@ class LocalBaseline(Callback):
             self._initial = {"w": w, "buffers": buffers}
 
     def state_dict(self) -> dict[str, Any]:
-        """The initial model: a resumed run compares with the same beginning."""
+        """Returns the initial model, so that a resumed run has the same baseline."""
         return {"initial": self._initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The inverse of `state_dict`."""
+        """Restores the initial model."""
         self._initial = state_dict["initial"]
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Train and score."""
+        """Trains and scores the baseline."""
         assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
         with pl_module.in_full_precision():
@@ -64,7 +75,17 @@ class LocalBaseline(Callback):
 def train_local_baseline(
     algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: dict[str, Tensor], rounds: int
 ) -> dict[str, np.ndarray]:
-    """`LocalTrain` with an algorithm's network, local settings and engine; its test scores."""
+    """Trains every client alone with an algorithm's network, local settings and engine.
+
+    Args:
+        algorithm: The algorithm whose settings are used.
+        loop: The loop whose data and cohorts are used.
+        initial: The initial model "w" [P] and its "buffers".
+        rounds: Number of rounds.
+
+    Returns:
+        The test scores `accuracy`, `loss` and `count` of every client, float64 [M].
+    """
     store = loop.client_store(algorithm.device)
     for name, values in initial.items():
         if len(values):

@@ -1,6 +1,8 @@
-"""How far a run is from the solution, on problems where that is known."""
+"""Distances of a run to the solution, for problems whose solution is known."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -13,66 +15,83 @@ from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 
-Solution = tuple[Tensor, Tensor]  # of w [P] and all w_i [M, P]
+Solution = tuple[Tensor, Tensor]  # models w [P] and w_i [M, P]
 
 
 class Optimality(Callback):
-    """Logs the optimality gap, and errors against known models, into the rows of `metrics.csv`.
+    """Adds the optimality gap and the errors of the models to the rows of `metrics.csv`.
 
-    With clients' objectives f_i, uniform weights, the global model w, and v_i the model that client
-    i uses (its personalized one, or w where the method has none):
+    f_i is the objective of client i, w the global model, and v_i the model that client i uses: its
+    personalized model, or w if the method has none. All clients have the same weight.
 
-    * `train/global/gap`: |mean_i grad f_i(w)|^2, over clients with samples. Full gradients: a pass
-      over all data, which `train/samples` does not count.
-    * Where the data module knows the clients' `true_models` w_i*: `train/global/total_error`,
-      |w - mean_i w_i*|, and `train/personalized/total_error`, mean_i |v_i - w_i*|.
-    * Where it can `solve` min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] for the method's `personalization_penalty` λ,
-      with solution ŵ, ŵ_i: `train/global/optimization_error`, |w - ŵ|, and
-      `train/personalized/optimization_error`, mean_i |v_i - ŵ_i|; with both, also
-      `.../statistical_error`, the errors that ŵ and ŵ_i themselves have.
+    * `train/global/gap` is |mean_i grad f_i(w)|^2 over clients with samples. The full gradients
+      take a pass over all data, which `train/samples` does not count.
+    * If the data module has the clients' `true_models` w_i*: `train/global/total_error` is
+      |w - mean_i w_i*|, and `train/personalized/total_error` is mean_i |v_i - w_i*|.
+    * If the data module can `solve` min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] for the method's
+      `personalization_penalty` λ, with solution ŵ, ŵ_i: `train/global/optimization_error` is
+      |w - ŵ|, and `train/personalized/optimization_error` is mean_i |v_i - ŵ_i|.
+    * With true models and a solution, `.../statistical_error` are the errors of ŵ and ŵ_i against
+      the true models.
 
-    Distances are Euclidean, not squared, between what of the models is `identified` (see
-    `datamodules.TheoryProblem`). The solution is that of f_i without weight decay, and for the loss
-    that the data module is meant for. A method without a global model has no `global` numbers.
+    Distances are Euclidean, not squared, between the `identified` parts of the models (see
+    `datamodules.TheoryProblem`). The solution is for f_i without weight decay and with the loss of
+    the data module's problem. A method without a global model has no `global` numbers.
 
     Args:
         every: Rounds from one measurement to the next; the last round is always measured.
+
+    Raises:
+        ConfigError: If `every` is below 1.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[Optimality(every=10)], enable_progress_bar=False)
     """
 
     def __init__(self, every: int = 1) -> None:
         if every < 1:
             raise ConfigError(f"Optimality.every: {every}; it must be at least 1")
         self.every = every
-        self._coupling: float | None = None
+        self._solved_penalty: float | None = None  # λ of the solution
         self._solution: Solution | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Check that the true models are models of this network."""
+        """Checks that the true models have as many parameters as the network."""
         assert isinstance(pl_module, FederatedAlgorithm)
-        data, size = pl_module._loop.datamodule, pl_module.space.size
+        data, size = _data(trainer), pl_module.space.size
         truth = getattr(data, "true_models", None)
         if truth is not None and truth.shape[1] != size:
             raise ConfigError(
                 f"model.network: {type(pl_module.network).__name__} has {size} parameters, but the "
                 f"true models of {type(data).__name__} have {truth.shape[1]}; "
-                f"choose the network that the data module's description names"
+                f"choose the network in the description of the data module"
             )
-        self._coupling = self._solution = None
+        self._solved_penalty = self._solution = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measure, and add to the round's row."""
+        """Measures, and adds the numbers to the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if pl_module.rounds % self.every and not is_last(trainer):
             return
         with pl_module.in_full_precision():
-            values = self._measure(pl_module)
+            values = self._measure(pl_module, _data(trainer))
         pl_module.row |= values
         pl_module.log_dict(values, on_step=False, on_epoch=True, batch_size=1)
 
-    def _measure(self, algorithm: FederatedAlgorithm) -> dict[str, float]:
+    def _measure(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, float]:
         w = algorithm.global_model
-        targets = self._targets(algorithm)
-        # Sums over clients: of gradients [P], of clients with samples, of all clients, of the
+
+        def identified(models: Tensor) -> Tensor:
+            """Returns the part of models [..., P] that the data determine, float64."""
+            part = getattr(data, "identified", None)
+            return part(models.double()) if part else models.double()
+
+        targets = {
+            name: (identified(common.to(w.device)), identified(own.to(w.device)))
+            for name, (common, own) in self._targets(algorithm, data).items()
+        }
+        # Sums over clients: gradients [P], number of clients with samples and of all clients,
         # distances to each target.
         gradients = torch.zeros_like(w, dtype=torch.float64)
         counts = gradients.new_zeros(2)
@@ -84,8 +103,8 @@ class Optimality(Callback):
             ids = torch.from_numpy(clients.ids).to(w.device)
             counts += counts.new_tensor([(clients.sizes > 0).sum(), len(clients)])
             for k, (_, own) in enumerate(targets.values()):
-                distances[k] += (_identified(algorithm, models) - own[ids]).norm(dim=1).sum()
-        # One reduction, in which processes without clients take part too.
+                distances[k] += (identified(models) - own[ids]).norm(dim=1).sum()
+        # One reduction; processes without clients take part in it.
         sums = sum_over_processes(torch.cat([gradients, counts, distances]))
         gradients, counts, distances = sums.split([len(gradients), 2, len(distances)])
         values: dict[str, float] = {}
@@ -93,36 +112,21 @@ class Optimality(Callback):
             values["train/global/gap"] = float((gradients / counts[0]).square().sum())
         for (name, (common, _)), distance in zip(targets.items(), distances, strict=True):
             if algorithm.has_global:
-                error = (_identified(algorithm, w) - common).norm()
+                error = (identified(w) - common).norm()
                 values[f"train/global/{name}"] = float(error)
             values[f"train/personalized/{name}"] = float(distance / counts[1])
         return values | self._statistical(targets, algorithm.has_global)
 
-    def _targets(self, algorithm: FederatedAlgorithm) -> dict[str, Solution]:
-        """What models are compared with, by the name of the error: their identified parts."""
-        data, targets = algorithm._loop.datamodule, {}
-        personalization_penalty = algorithm.personalization_penalty
-        if (
-            personalization_penalty is not None
-            and personalization_penalty != self._coupling
-            and hasattr(data, "solve")
-        ):
-            self._coupling, self._solution = (
-                personalization_penalty,
-                data.solve(personalization_penalty),
-            )
-        if personalization_penalty is not None and self._solution is not None:
+    def _targets(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, Solution]:
+        """Returns the models to compare with, by the name of the error."""
+        targets, penalty = {}, algorithm.personalization_penalty
+        if penalty is not None and penalty != self._solved_penalty and hasattr(data, "solve"):
+            self._solved_penalty, self._solution = penalty, data.solve(penalty)
+        if penalty is not None and self._solution is not None:
             targets["optimization_error"] = self._solution
         if (truth := getattr(data, "true_models", None)) is not None:
             targets["total_error"] = (truth.mean(0), truth)
-        device = algorithm.global_model.device
-        return {
-            name: (
-                _identified(algorithm, common.to(device)),
-                _identified(algorithm, own.to(device)),
-            )
-            for name, (common, own) in targets.items()
-        }
+        return targets
 
     def _statistical(self, targets: dict[str, Solution], has_global: bool) -> dict[str, float]:
         if len(targets) < 2:
@@ -136,14 +140,12 @@ class Optimality(Callback):
 
 
 def full_gradients(algorithm: FederatedAlgorithm, clients: Clients, w: Tensor) -> Tensor:
-    """grad f_i(w) [C, P] at one model w [P]; zero for clients without samples."""
+    """Returns grad f_i(w) [C, P] at one model w [P]; zero for clients without samples."""
     gradients = w.new_zeros(len(clients), len(w))
     for batch in clients.batches(None):  # one batch with all samples, or none
         gradients = algorithm.oracle.gradient(w.expand_as(gradients), batch, clients.buffers)[1]
     return gradients
 
 
-def _identified(algorithm: FederatedAlgorithm, models: Tensor) -> Tensor:
-    """The part of models [..., P] that the data can tell, float64."""
-    identified = getattr(algorithm._loop.datamodule, "identified", None)
-    return identified(models.double()) if identified else models.double()
+def _data(trainer: pl.Trainer) -> Any:
+    return trainer.datamodule.datamodule  # type: ignore[attr-defined]

@@ -12,9 +12,17 @@ from tqdm import tqdm
 
 
 class RoundProgress(ProgressBar):
-    """One line: rounds done, time of a round, train loss, global and personalized accuracy.
+    """Shows one line: rounds, time of a round, train loss, global and personalized accuracy.
 
-    Shown only on a terminal: quiet where the output is redirected, and under CI.
+    The bar is shown only on a terminal, neither in redirected output nor under CI.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> bar = RoundProgress()
+        >>> bar.disable()
+        >>> trainer = Trainer(callbacks=[bar])
+        >>> trainer.progress_bar_callback is bar
+        True
     """
 
     def __init__(self) -> None:
@@ -24,21 +32,21 @@ class RoundProgress(ProgressBar):
         self._shown: dict[str, str] = {}
 
     def disable(self) -> None:
-        """Show nothing (Lightning calls this on all processes but the first)."""
+        """Hides the bar; Lightning calls this method on all processes but the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Show the bar, whatever the output is."""
+        """Shows the bar, even if the output is no terminal."""
         self._enabled = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open the bar at the round where training begins."""
+        """Opens the bar at the first round that this run trains."""
         if self._enabled:
             self._bar = tqdm(
                 total=None if trainer.max_epochs == -1 else trainer.max_epochs,
                 initial=trainer.current_epoch,
                 unit="round",
-                # always seconds a round, where tqdm would turn to rounds a second
+                # Always seconds per round; tqdm would change to rounds per second.
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt} "
                 "[{elapsed}<{remaining}, {rate_inv_fmt}{postfix}]",
                 dynamic_ncols=True,
@@ -46,7 +54,7 @@ class RoundProgress(ProgressBar):
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """One round further."""
+        """Advances the bar by one round."""
         if self._bar is None:
             return
         row: dict[str, Any] = getattr(pl_module, "row", {})
@@ -61,7 +69,7 @@ class RoundProgress(ProgressBar):
         self._bar.update()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Close the bar."""
+        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -69,9 +77,9 @@ class RoundProgress(ProgressBar):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the terminal clean."""
+        """Closes the bar, so that the error starts on a line of its own."""
         self.on_train_end(trainer, pl_module)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print above the bar."""
+        """Prints above the bar."""
         tqdm.write(" ".join(map(str, args)), file=sys.stdout)

@@ -1,4 +1,4 @@
-"""A checkpoint that costs little: of whole rounds, and not more often than it pays."""
+"""Checkpoints of whole rounds, saved as often as saving costs little."""
 
 from __future__ import annotations
 
@@ -8,17 +8,25 @@ import warnings
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-COST = 0.02  # of the time since the last checkpoint that saving one may take at any time
+COST_SHARE = 0.02  # largest share of the time since the last checkpoint that saving may take
 
 
 class RoundCheckpoint(ModelCheckpoint):
-    """Keeps `checkpoints/last.ckpt`: at the end of a round, and always of the first and the last.
+    """Saves `checkpoints/last.ckpt` at the end of rounds, always after the first and the last.
 
     A checkpoint holds every client's state, so saving after every short round could take longer
-    than the round. Where it costs less than 2% of the time, every round is saved.
+    than the round. If saving takes less than 2% of the time, every round is saved.
 
     Args:
-        every_seconds: The time that a crash may cost at most; 0 saves after every round.
+        every_seconds: The longest time between two checkpoints, apart from the round that is under
+            way; 0 saves after every round.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> callback = RoundCheckpoint(every_seconds=600)
+        >>> trainer = Trainer(callbacks=[callback], enable_progress_bar=False)
+        >>> trainer.checkpoint_callback is callback
+        True
     """
 
     def __init__(self, every_seconds: float = 30.0) -> None:
@@ -34,24 +42,25 @@ class RoundCheckpoint(ModelCheckpoint):
         self._cost = 0.0  # seconds of the last save
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """As in Lightning, without its warning that a resumed run's folder is not empty."""
+        """Sets up Lightning's callback without its warning about a resumed run's folder."""
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
             super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Save if it is time, or if this was the last round."""
+        """Saves if enough time has passed, or if the run ends with this round."""
         last = is_last(trainer)
-        begun = time.monotonic()
-        passed = begun - self._saved_at
-        due = passed >= self.every_seconds or self._cost <= COST * passed
-        if trainer.strategy.broadcast(last or due):  # saving gathers: all processes or none
+        now = time.monotonic()
+        passed = now - self._saved_at
+        due = passed >= self.every_seconds or self._cost <= COST_SHARE * passed
+        # Saving gathers the client states: all processes must take part, or none.
+        if trainer.strategy.broadcast(last or due):
             super().on_train_epoch_end(trainer, pl_module)
             self._saved_at = time.monotonic()
-            self._cost = self._saved_at - begun
+            self._cost = self._saved_at - now
 
 
 def is_last(trainer: pl.Trainer) -> bool:
-    """Whether the round that ends is the run's last."""
+    """Returns whether the run ends with the round that has just trained."""
     ended = trainer.current_epoch + 1 == trainer.max_epochs
     return trainer.should_stop or ended or 0 <= trainer.max_steps <= trainer.global_step

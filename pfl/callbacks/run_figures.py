@@ -1,4 +1,4 @@
-"""Draws the figures of a run."""
+"""Callbacks that draw the figures of a run."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from pfl.method.algorithm import FederatedAlgorithm
 
 
 class RunFigure(Callback):
-    """Writes `report.png` into the run's folder: labels, curves, clients."""
+    """Writes `report.png` into the run's folder: labels, curves, clients.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[RunFigure()], enable_progress_bar=False)
+    """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw, on the first process."""
+        """Draws the figure on the first process."""
         recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
@@ -25,13 +30,20 @@ class RunFigure(Callback):
 
 
 class CollaborationMap(Callback):
-    """Draws who learned from whom in the last round, for methods that record it (FedACS).
+    """Draws which clients learned from which in the last round, if the method records it (FedACS).
 
-    Writes `collaboration.png` into the run's folder and sends it to W&B. `pfl.Trainer` adds it.
+    The figure is `collaboration.png` in the run's folder, and is sent to W&B. `pfl.Trainer` adds
+    this callback to every run.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(enable_progress_bar=False)
+        >>> any(isinstance(callback, CollaborationMap) for callback in trainer.callbacks)
+        True
     """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw, on the first process."""
+        """Draws the figure on the first process."""
         assert isinstance(pl_module, FederatedAlgorithm)
         columns = pl_module.recorded.get("collaboration")
         if not (trainer.is_global_zero and columns):

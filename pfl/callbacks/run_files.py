@@ -1,4 +1,4 @@
-"""Tables and numbers in the files of a run's folder."""
+"""Readers and writers of the CSV and JSON files in a run's folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ import numpy as np
 
 from pfl.errors import ConfigError
 
-CSV_ROWS = 1 << 12  # made, and turned into Python numbers, at a time: a million take hundreds of MB
+CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
 
 
 @contextmanager
 def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> Iterator[None]:
-    """Where a folder of runs is made: what the system refuses is one line that names the key."""
+    """Turns an OSError from creating a folder into a one-line error.
+
+    Args:
+        folder: The folder that is created in the block.
+        key: The key of the configuration that chose the folder.
+
+    Raises:
+        ConfigError: If the block raises an OSError.
+    """
     try:
         yield
     except OSError as error:
@@ -27,14 +35,14 @@ def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> It
 
 
 def append(path: Path, round_index: int, columns: dict[str, np.ndarray]) -> None:
-    """Add a round's rows to a table, which begins with the names of the columns."""
+    """Adds a round's rows to a table, whose first row is the names of the columns."""
     if columns:
         rounds = np.full(len(next(iter(columns.values()))), round_index)
         write_csv(path, {"round": rounds, **columns}, append=path.exists())
 
 
 def cut(path: Path, rounds: int) -> None:
-    """Take out of a table what a resumed run will write again."""
+    """Removes the rows after a number of rounds, since a resumed run writes them again."""
     if path.exists():
         head, *rows = path.read_bytes().splitlines(keepends=True)
         kept = [r for r in rows if r.endswith(b"\n") and int(r.split(b",", 1)[0]) <= rounds]
@@ -42,14 +50,14 @@ def cut(path: Path, rounds: int) -> None:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write at once or not at all: a run that is killed leaves no half file."""
+    """Writes a JSON file as a whole: a run that is killed leaves no partial file."""
     part = path.with_suffix(".part")
     part.write_text(json.dumps(content, indent=2, default=float) + "\n")
     os.replace(part, path)
 
 
 def write_csv(path: Path, columns: dict[str, np.ndarray], append: bool = False) -> None:
-    """Write columns block by block, with their names in the first row, or add to such a file."""
+    """Writes columns, with their names in the first row, or adds rows to such a file."""
     with path.open("a" if append else "w", newline="") as file:
         writer = csv.writer(file)
         if not append:

@@ -1,4 +1,4 @@
-"""What W&B gets besides the metrics that Lightning's logger sends."""
+"""Records that W&B gets besides the metrics of Lightning's logger."""
 
 from __future__ import annotations
 
@@ -18,13 +18,17 @@ from pfl.rounds.loop import FederatedLoop
 class WandbRecord(Callback):
     """Sends a run's config, the partition's heat map, the per-client table and the summary to W&B.
 
-    Every curve is drawn against `round`. Added by `pfl.Trainer` where one of its loggers is a
-    `WandbLogger`; does nothing for others. Checkpoints become artifacts with the logger's own
-    `log_model: true`.
+    Every curve is drawn against `round`. `pfl.Trainer` adds this callback if one of its loggers is
+    a `WandbLogger`; the callback does nothing for other loggers. Checkpoints become artifacts with
+    the logger's own `log_model: true`.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[WandbRecord()], enable_progress_bar=False)
     """
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Config, axes, heat map."""
+        """Sends the config, the axes of the curves and the heat map."""
         for logger in _loggers(trainer):
             logger.log_hyperparams(self._config(trainer, pl_module))
             logger.experiment.define_metric("round")
@@ -40,7 +44,7 @@ class WandbRecord(Callback):
                 logger.experiment.log({"partition": wandb.Image(figure), "round": 0})
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Table and summary."""
+        """Sends the table and the summary."""
         recorder = RunRecorder.of(trainer)
         for logger in _loggers(trainer) if recorder.summary else []:
             import wandb
@@ -66,7 +70,7 @@ class WandbRecord(Callback):
 
 
 def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
-    """The constructor's plain arguments, by name."""
+    """Returns the plain arguments of the constructors, by name."""
     names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
     values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
     return {k: v for k, v in values.items() if isinstance(v, int | float | str)}

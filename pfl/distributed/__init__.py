@@ -1,1 +1,1 @@
-"""Several processes: the strategy, their start and end, sums and gathers over them."""
+"""Several processes: how they start, share clients and exchange results."""

@@ -1,4 +1,4 @@
-"""Sums and gathers over all processes of a run; without several processes they do nothing."""
+"""Sums and gathers over all processes of a run; they do nothing if there is one process."""
 
 from __future__ import annotations
 
@@ -23,34 +23,36 @@ def use_timeout(timeout: timedelta | None) -> None:
 
 
 def sum_over_processes(values: Tensor) -> Tensor:
-    """The sum over processes, in place. Every process takes part, also one without clients.
+    """Returns the sum of `values` over processes, computed in place.
 
-    Lightning's `reduce` would let them wait for each other once more.
+    Every process must call this function, a process without clients as well. Lightning's `reduce`
+    would add a barrier.
     """
-    if _several():
+    if _several_processes():
         torch.distributed.all_reduce(values)
     return values
 
 
 def gather(value: Any) -> list[Any]:
-    """`value` of every process, by rank, on every process; a list of one without processes."""
-    if not _several():
+    """Returns the `value` of every process, by rank, on every process."""
+    if not _several_processes():
         return [value]
     values: list[Any] = [None] * torch.distributed.get_world_size()
-    group = _by_gloo(torch.distributed.group.WORLD)
+    group = _gloo_group(torch.distributed.group.WORLD)
     torch.distributed.all_gather_object(values, value, group=group)
     return values
 
 
 def gather_parts(parts: Iterator[Part], empty: Callable[[Tensor], Tensor]) -> list[Part]:
-    """All processes' parts, by rank, on the first process, and none on the others.
+    """Returns the parts of all processes, by rank, on the first process; none on the others.
 
-    They travel one at a time: all of them may be more than fits into memory.
+    The parts travel one at a time, since all of them may not fit into memory.
 
     Args:
-        empty: Makes room for a received tensor like one without values.
+        parts: The parts of this process.
+        empty: Allocates a tensor for received values, of the shape and dtype of its argument.
     """
-    if not _several():
+    if not _several_processes():
         return list(parts)
     if torch.distributed.get_rank() > 0:
         _send(parts)
@@ -60,7 +62,7 @@ def gather_parts(parts: Iterator[Part], empty: Callable[[Tensor], Tensor]) -> li
 
 
 def _send(parts: Iterator[Part]) -> None:
-    group = _by_gloo(torch.distributed.group.WORLD)
+    group = _gloo_group(torch.distributed.group.WORLD)
     for part in parts:
         tensors = {name: value for name, value in part.items() if isinstance(value, Tensor)}
         outline = part | {name: tensor.to("meta") for name, tensor in tensors.items()}
@@ -71,7 +73,7 @@ def _send(parts: Iterator[Part]) -> None:
 
 
 def _receive(rank: int, empty: Callable[[Tensor], Tensor]) -> Iterator[Part]:
-    group = _by_gloo(torch.distributed.group.WORLD)
+    group = _gloo_group(torch.distributed.group.WORLD)
     while True:
         received: list[Any] = [None]
         torch.distributed.recv_object_list(received, rank, group)
@@ -86,13 +88,16 @@ def _receive(rank: int, empty: Callable[[Tensor], Tensor]) -> Iterator[Part]:
 
 
 @lru_cache(maxsize=1)
-def _by_gloo(world: object) -> Any:
-    """All processes, through host memory: NCCL would put everything on the GPUs at once."""
+def _gloo_group(world: object) -> Any:
+    """Returns a group of all processes that communicates through host memory.
+
+    NCCL would put everything on the GPUs at once.
+    """
     return torch.distributed.new_group(backend="gloo", timeout=_timeout)
 
 
 def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """One table of all processes' chunks, sorted by its columns from left to right."""
+    """Returns the chunks of all processes as one table, sorted by its columns from the left."""
     everyone = [chunk for process in gather(chunks) for chunk in process]
     if not everyone:
         return {}
@@ -101,5 +106,5 @@ def gather_rows(chunks: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return {name: column[order] for name, column in table.items()}
 
 
-def _several() -> bool:
+def _several_processes() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()

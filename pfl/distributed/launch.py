@@ -1,4 +1,4 @@
-"""Processes of one machine that start together and, where one of them dies, end together."""
+"""Starts the processes of one machine together, and ends them together if one of them dies."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
-from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from pfl._private import ScriptLauncher
+from pfl.errors import ConfigError
+
 STARTED_BY = "PFL_STARTED_BY"  # environment variable: id of the process that started the others
-POLL = 0.2  # seconds between two looks at the others
-GRACE = 0.5  # seconds in which an error of its own may end the main thread before the watch does
-SAME = 2.0  # seconds in which all processes meet an error that they all have
+POLL_SECONDS = 0.2  # between two checks that the other processes are alive
+GRACE_SECONDS = 0.5  # for the main thread to end by an error of its own before the watch ends it
+COMMON_ERROR_SECONDS = 2.0  # within which all processes meet an error that all of them have
 
 
 class ProcessLost(RuntimeError):
-    """Another process of the run is gone; the user has been told the message, one line."""
+    """Another process of the run has died; its message, one line, is already printed."""
 
 
 class Ended(SystemExit):
-    """A signal has ended the run; the user has been told, and the status is a shell's."""
+    """A signal ended the run; the message is printed, and the exit status is 128 + signal."""
 
 
-class Launcher(_SubprocessScriptLauncher):
-    """Lightning's launcher of one process per device, with a watch over them.
+class Launcher(ScriptLauncher):
+    """Launches one process per device and watches over the processes.
 
-    The first process starts the others. A thread of each looks whether those are still there that
-    it can see: the first process the others, and these the first. A process that trains clients
-    would not notice before the round's end, and one that waits for a GPU not at all. (Lightning's
-    own watch kills the first process without a word, and does not watch over that one.) What
-    torchrun or SLURM has started, they watch.
+    The first process starts the others. A thread in the first process checks that the others are
+    alive, and a thread in each of the others checks the first one. Without these threads a process
+    that trains clients would not notice a lost process before the end of the round, and a process
+    that waits for a GPU would never notice it. (Lightning's own watch kills the first process
+    without a message, and nothing watches the first process.) torchrun and SLURM watch the
+    processes that they start themselves.
     """
 
     children: ClassVar[list[subprocess.Popen]] = []  # outlive the Trainer that started them
@@ -46,102 +48,121 @@ class Launcher(_SubprocessScriptLauncher):
     def launch(
         self, function: Callable[..., Any], *args: Any, trainer: Any = None, **kwargs: Any
     ) -> Any:
-        """Start the other processes if nobody has yet, and call `function` in all of them."""
+        """Starts the other processes, unless they run already, and calls `function` in all.
+
+        Raises:
+            ConfigError: If torchrun or SLURM runs another number of processes.
+            ProcessLost: If another process died meanwhile.
+        """
         environment = self.cluster_environment
-        environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        try:
+            environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        except ValueError as error:
+            raise ConfigError(f"trainer.devices: {error}") from error
         if not environment.creates_processes_externally:
             os.environ[STARTED_BY] = str(os.getpid())
-            self._call_children_scripts()
+            self.start_other_processes()
             Launcher.children = self.procs
-        _set_num_threads_if_needed(num_processes=self.num_processes)
+        _share_cores(self.num_processes)
         with self._watch(trainer):
             try:
                 result = function(*args, **kwargs)
                 if trainer is not None:
-                    # Nobody leaves while others still write, who would think that it was killed.
+                    # A process that left while others still write would seem to have died.
                     trainer.strategy.barrier()
                 return result
             except RuntimeError as error:
-                if not _between_processes(error):
+                if not _is_lost_contact(error):
                     raise
-                raise ProcessLost(self._tell_of_lost(trainer)) from error
+                raise ProcessLost(self._report_lost_process(trainer)) from error
 
     def end_others(self, error: BaseException) -> None:
-        """This process leaves with an error: so do the others."""
+        """Ends the other processes because `error` ends this one."""
         for process in self.children:
             process.kill()
         if self.is_child() and not isinstance(error, ProcessLost):
-            # The first process meets most errors, too: it tells them, and ends this one.
-            self._wait_for_lost()
+            # The first process meets most errors, too: it prints the error and ends this process.
+            self._wait_for_lost_process()
 
     @staticmethod
     def is_child() -> bool:
-        """Whether the run's first process has started this one."""
+        """Returns whether the first process of the run started this one."""
         return os.environ.get(STARTED_BY, str(os.getpid())) != str(os.getpid())
 
-    def _tell(self, line: str) -> None:
-        """One of the processes that are left tells the user."""
+    def _print_error(self, line: str) -> None:
+        """Prints an error once: in the first process, or in the next one if the first is gone."""
         if not self.is_child() or self.cluster_environment.local_rank() == 1:
             print(f"error: {line}", file=sys.stderr, flush=True)
 
-    def _tell_of_lost(self, trainer: Any) -> str:
+    def _report_lost_process(self, trainer: Any) -> str:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # which torchrun sends to all others
-        found = self._wait_for_lost()
-        line = _describe(found or "the contact with another process was lost", trainer)
-        if found or not self.is_child():  # else the first process is there, and sees more
-            self._tell(line)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends SIGTERM to all others
+        lost = self._wait_for_lost_process()
+        line = _describe(lost or "the contact with another process was lost", trainer)
+        if lost or not self.is_child():  # otherwise the first process is alive and knows more
+            self._print_error(line)
         return line
 
-    def _lost(self) -> str | None:
-        """Which process is gone, in words; None where all that can be seen are there."""
+    def _lost_process(self) -> str | None:
+        """Returns which process died, in words; None if all visible processes are alive."""
         if self.is_child():
-            gone = os.environ[STARTED_BY] != str(os.getppid())
-            return "process 0 was killed" if gone else None
+            orphaned = os.environ[STARTED_BY] != str(os.getppid())
+            return "process 0 was killed" if orphaned else None
         for rank, process in enumerate(self.children, start=1):
-            if code := process.poll():  # None: running; 0: done
+            if code := process.poll():  # None: the process runs; 0: it is done
                 killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else None
                 return f"process {rank} {killed or f'ended with exit status {code}'}"
         return None
 
-    def _wait_for_lost(self) -> str | None:
-        until = time.monotonic() + SAME
-        while (found := self._lost()) is None and time.monotonic() < until:
+    def _wait_for_lost_process(self) -> str | None:
+        until = time.monotonic() + COMMON_ERROR_SECONDS
+        while (lost := self._lost_process()) is None and time.monotonic() < until:
             if not (self.children or self.is_child()):
                 return None
-            time.sleep(POLL / 10)
-        return found
+            time.sleep(POLL_SECONDS / 10)
+        return lost
 
     @contextmanager
     def _watch(self, trainer: Any) -> Iterator[None]:
-        over = threading.Event()
+        done = threading.Event()
 
-        def look() -> None:
-            while not over.wait(POLL):
-                found = self._lost()
-                if found and not over.wait(GRACE):
-                    self._tell(_describe(found, trainer))
+        def poll() -> None:
+            while not done.wait(POLL_SECONDS):
+                lost = self._lost_process()
+                if lost and not done.wait(GRACE_SECONDS):
+                    self._print_error(_describe(lost, trainer))
                     self.end_others(ProcessLost())
                     os._exit(1)  # the main thread may be deep in a sum over processes
 
         if self.children or self.is_child():
-            threading.Thread(target=look, name="watch", daemon=True).start()
+            threading.Thread(target=poll, name="watch", daemon=True).start()
         try:
             yield
         finally:
-            over.set()
+            done.set()
 
 
-def _between_processes(error: RuntimeError) -> bool:
+def _share_cores(processes: int) -> None:
+    """Gives this process its share of the machine's cores, unless `OMP_NUM_THREADS` is set."""
+    if "OMP_NUM_THREADS" not in os.environ:
+        affinity = getattr(os, "sched_getaffinity", None)  # Linux only
+        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        threads = max(1, cores // processes)
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _is_lost_contact(error: RuntimeError) -> bool:
+    # Gloo raises plain RuntimeErrors: only the text tells them from errors of another kind.
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
 
 
 @contextmanager
-def told_of_signals(trainer: Any = None) -> Iterator[None]:
-    """A signal that ends the run is one line and an exit status: Lightning says nothing.
+def report_signals(trainer: Any = None) -> Iterator[None]:
+    """Prints one line if SIGTERM or Ctrl-C ends the block; Lightning prints nothing.
 
     Raises:
-        Ended: There was one.
+        Ended: If a signal ended the block.
     """
     try:
         yield
@@ -150,7 +171,7 @@ def told_of_signals(trainer: Any = None) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit) as error:
         if isinstance(error, SIGTERMException):
             number = signal.SIGTERM
-        # Lightning makes an ordinary exit of it.
+        # Lightning turns a KeyboardInterrupt into an ordinary exit.
         elif any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
             number = signal.SIGINT
         else:
@@ -161,14 +182,17 @@ def told_of_signals(trainer: Any = None) -> Iterator[None]:
         raise Ended(128 + number) from error
 
 
-def _describe(what: str, trainer: Any) -> str:
-    """What happened, in which round, and how to go on."""
+told_of_signals = report_signals  # the old name, until `pfl.cli` uses the new one
+
+
+def _describe(event: str, trainer: Any) -> str:
+    """Returns one line: what happened, in which round, and how the run can go on."""
     if trainer is None or trainer.state.fn != "fit":
-        return what
+        return event
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
     go_on = f"go on from the last checkpoint with --ckpt_path {path}" if path else "start again"
     number, last = trainer.current_epoch + 1, trainer.max_epochs
-    if last < 0:  # max_time or max_steps ends it
-        return f"{what} in round {number}; {go_on}"
-    return f"{what} in round {min(number, last)} of {last}; {go_on}"  # or after the last one
+    if last < 0:  # max_time or max_steps ends the run
+        return f"{event} in round {number}; {go_on}"
+    return f"{event} in round {min(number, last)} of {last}; {go_on}"  # or after the last round

@@ -1,16 +1,20 @@
-"""Several processes that train different clients and meet once a round."""
+"""The strategy of several processes that train different clients of a round."""
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
-from typing import Any
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.overrides.distributed import _sync_module_states
-from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed.constants import default_pg_timeout
 
 from pfl.distributed import collectives
 from pfl.distributed.launch import Launcher
@@ -18,84 +22,113 @@ from pfl.errors import ConfigError
 
 
 class ClientParallelStrategy(DDPStrategy):
-    """Lightning's DDP without its wrapper: nothing is synchronized inside a local step.
+    """Trains different clients in several processes.
 
     Every process trains its share of the cohort; the algorithm adds up what the clients sent once
-    a round. `--trainer.strategy client_parallel --trainer.devices 2` runs two processes: one for
-    each GPU or, on CPUs, each with its share of the cores. docs/many-devices.md says more.
+    a round. This is Lightning's `DDPStrategy` without its wrapper around the model, so local steps
+    need no communication. `--trainer.strategy client_parallel --trainer.devices 2` runs two
+    processes: one for each GPU or, on CPUs, each with half of the cores. docs/many-devices.md
+    explains more.
 
     Args:
-        processes_per_device: How many processes share a device: more than one where a process does
-            not fill a GPU. They then meet through the host's memory, by gloo, since NCCL refuses
-            two processes on one GPU.
-        kwargs: Everything else that Lightning's DDPStrategy takes.
+        processes_per_device: Number of processes that share a device; more than one if a process
+            does not fill a GPU. They communicate by gloo through the host's memory, since NCCL
+            refuses two processes on one GPU.
+        process_group_backend: As in Lightning's `DDPStrategy`.
+        timeout: The longest time a process waits for another.
+        start_method: As in Lightning; "popen" starts the script once more for each process.
+        kwargs: All other arguments of Lightning's `DDPStrategy`.
+
+    Raises:
+        ConfigError: If `processes_per_device` is below 1.
+
+    Example:
+        >>> strategy = ClientParallelStrategy(processes_per_device=2)
+        >>> strategy.parallel_devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
+        >>> strategy.num_processes
+        4
     """
 
     strategy_name = "client_parallel"
 
-    def __init__(self, processes_per_device: int = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        processes_per_device: int = 1,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen",
+        **kwargs: Any,
+    ) -> None:
         if processes_per_device < 1:
             raise ConfigError(
                 f"trainer.strategy.processes_per_device: {processes_per_device}; "
                 f"it must be at least 1"
             )
         self.processes_per_device = processes_per_device
-        super().__init__(**kwargs)
+        self._group_timeout = timeout
+        self._runs_scripts = start_method == "popen"
+        super().__init__(
+            process_group_backend=process_group_backend
+            or ("gloo" if processes_per_device > 1 else None),
+            timeout=timeout,
+            start_method=start_method,
+            **kwargs,
+        )
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
-        """The device of each process of this machine, by local rank."""
-        return self._parallel_devices
+        """The device of each process on this machine, by local rank."""
+        return self._device_by_rank
 
     @parallel_devices.setter
     def parallel_devices(self, devices: list[torch.device] | None) -> None:
         shared = self.processes_per_device
-        self._parallel_devices = devices and [d for d in devices for _ in range(shared)]
+        self._device_by_rank = devices and [d for d in devices for _ in range(shared)]
 
-    def _get_process_group_backend(self) -> str:
-        if self.processes_per_device > 1:
-            return self._process_group_backend or "gloo"
-        return super()._get_process_group_backend()
+    @cached_property
+    def launcher(self) -> Any:
+        """The launcher that starts the processes of this machine."""
+        if not self._runs_scripts:
+            return super().launcher
+        assert self.cluster_environment is not None
+        return Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_distributed(self) -> None:
-        """Let the processes find each other."""
-        collectives.use_timeout(self._timeout)
+        """Connects the processes."""
+        collectives.use_timeout(self._group_timeout)
         super().setup_distributed()
 
-    def _configure_launcher(self) -> None:
-        assert self.cluster_environment is not None
-        if self._start_method == "popen":
-            self._launcher = Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
-        else:
-            super()._configure_launcher()
-
     def configure_ddp(self) -> None:
-        """Start all processes from the first one's model; wrap nothing."""
-        assert isinstance(self.model, LightningModule)
-        _sync_module_states(self.model)
+        """Copies the first process's parameters and buffers to all processes; wraps nothing."""
+        assert self.model is not None
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            values = tensor.detach().contiguous()
+            torch.distributed.broadcast(values, 0)
+            tensor.detach().copy_(values)
 
     def on_train_start(self) -> None:
-        """Let signals end the run: the first process tells the user, and the others just end."""
+        """Makes SIGTERM and Ctrl-C end the run; only the first process prints a message.
+
+        Lightning's handler waits for a broadcast. Not every process reaches that broadcast, so
+        some processes would wait for ever.
+        """
         super().on_train_start()
-        main = threading.current_thread() is threading.main_thread()
-        if not (main and isinstance(self._launcher, Launcher)):
+        if threading.current_thread() is not threading.main_thread() or not self._runs_scripts:
             return
-        # Lightning's handler waits for a broadcast, into which not all processes come: some would
-        # wait for ever.
-        if self._launcher.is_child():
+        if self.launcher.is_child():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         else:
             signal.signal(signal.SIGTERM, _end)
 
     def on_exception(self, exception: BaseException) -> None:
-        """An error in one process ends all of them."""
-        if isinstance(self._launcher, Launcher):
-            self._launcher.end_others(exception)
+        """Ends all processes after an error in one of them."""
+        if self._runs_scripts:
+            self.launcher.end_others(exception)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Nothing: DDP's variants stay DDP's, and this one is registered below."""
+        """Registers nothing: the names "ddp", "ddp_spawn" and so on stay those of `DDPStrategy`."""
 
 
 def _end(number: int, _: Any) -> None:
@@ -108,3 +141,58 @@ StrategyRegistry.register(
     ClientParallelStrategy,
     description="One process per device; processes train different clients",
 )
+
+
+def resolve_strategy(
+    strategy: str | Strategy,
+    accelerator: str | Accelerator,
+    devices: list[int] | str | int,
+    num_nodes: int,
+) -> str | Strategy:
+    """Replaces "auto" by a `ClientParallelStrategy` if several processes will run.
+
+    A strategy object is returned as it is.
+
+    Raises:
+        ConfigError: If `strategy` is the name of a strategy that wraps or shards the model.
+    """
+    if isinstance(strategy, Strategy):
+        return strategy
+    if strategy.lower() in StrategyRegistry:
+        kind = StrategyRegistry[strategy.lower()]["strategy"]
+        if issubclass(kind, ParallelStrategy) and not issubclass(kind, ClientParallelStrategy):
+            raise ConfigError(
+                f"trainer.strategy: {strategy!r} wraps or shards the model, which every process "
+                f"needs whole to train its clients; use client_parallel"
+            )
+    if strategy != "auto":
+        return strategy
+    if num_nodes * _count_scheduled() * _count_devices(accelerator, devices) == 1:
+        return strategy
+    # In a notebook there is no script to start once more; Lightning forks there, too.
+    fork = _interactive() and num_nodes == 1
+    return ClientParallelStrategy(start_method="fork" if fork else "popen")
+
+
+def _count_scheduled() -> int:
+    """Returns the number of processes that torchrun or SLURM runs; 1 without them."""
+    for environment in (TorchElasticEnvironment, SLURMEnvironment):
+        if environment.detect():
+            return environment().world_size()
+    return 1
+
+
+def _count_devices(accelerator: str | Accelerator, devices: list[int] | str | int) -> int:
+    """Returns the number of devices on this machine; 1 for values that Lightning will refuse."""
+    if isinstance(accelerator, str):
+        name = {"gpu": "cuda"}.get(accelerator, accelerator)
+        accelerator = AcceleratorRegistry.get(name, "unknown")
+    if isinstance(accelerator, str) or not accelerator.is_available() or devices in ([], 0, "0"):
+        return 1
+    if devices == "auto":
+        devices = 1 if _interactive() else accelerator.auto_device_count()
+    return len(accelerator.get_parallel_devices(accelerator.parse_devices(devices)))
+
+
+def _interactive() -> bool:
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)

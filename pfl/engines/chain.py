@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.classifier import Classifier
+from pfl._private import has_hooks
 from pfl.engines.chain_kernels import Layers, backward, forward, train
 from pfl.engines.local_step import Step
 from pfl.parameters import ParameterSpace
@@ -222,7 +223,4 @@ def _settings(step: nn.Module) -> list[int]:
 
 def _hooked(network: nn.Module) -> bool:
     """Whether hooks or a replaced `forward` run besides the layers."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(
-        "forward" in vars(m) or any(getattr(m, kind) for kind in kinds) for m in network.modules()
-    )
+    return any("forward" in vars(module) or has_hooks(module) for module in network.modules())

@@ -77,7 +77,7 @@ class DebugEngine(SequentialEngine):
                 f"same values; work on a copy, such as w.clone()"
             )
 
-    def _client(
+    def run_client(
         self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         self._place = batch.origin.describe(c)
@@ -88,7 +88,7 @@ class DebugEngine(SequentialEngine):
         hooks = [m.register_forward_hook(partial(self._check_output, n)) for n, m in leaves]
         try:
             with torch.autograd.set_detect_anomaly(True):
-                loss, parameters, pieces = super()._client(c, w, batch, buffers)
+                loss, parameters, pieces = super().run_client(c, w, batch, buffers)
         except DebugError:
             raise
         except Exception as error:

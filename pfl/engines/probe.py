@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from pfl._private import version_of
 from pfl.engines.batch import Batch
 from pfl.engines.runner import ModelRunner, Transform, name_of, private_copy
 from pfl.engines.sequential import SequentialEngine
@@ -43,7 +44,7 @@ def probe(
         runner.original, network, runner.space, runner.loss, runner.precision, transform
     )
     plain.to(device, runner.space.vector.dtype)
-    before = {n: (b, b._version, b.clone()) for n, b in network.named_buffers()}
+    before = {n: (b, version_of(b), b.clone()) for n, b in network.named_buffers()}
     with isolated(device):
         state = _random_state(device)
         _check_fit(plain, batch, num_classes)
@@ -66,7 +67,7 @@ def probe(
 
 def _is_written(now: Tensor, before: Tensor, version: int, value: Tensor) -> bool:
     """Whether a buffer was written, even with its own value (C++ code does not count versions)."""
-    return now is not before or now._version != version or not torch.equal(now, value)
+    return now is not before or version_of(now) != version or not torch.equal(now, value)
 
 
 def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> None:

@@ -60,13 +60,13 @@ class SequentialEngine(Engine):
         with torch.enable_grad(), runner.precision(), randomness(w.device):
             for c in range(batch.clients):
                 own = None if buffers is None else buffers[c]
-                loss, parameters, pieces = self._client(c, w[c], batch, own)
+                loss, parameters, pieces = self.run_client(c, w[c], batch, own)
                 with torch.no_grad():
                     consume(c, parameters, pieces)
                 losses.append(loss)
         return torch.stack(losses).to(w.dtype)
 
-    def _client(
+    def run_client(
         self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Returns loss, parameters and gradients of row c of a batch, at the model w [P]."""

@@ -1,1 +1,1 @@
-"""Results for people: a table for the terminal, figures."""
+"""Tables and figures of results."""

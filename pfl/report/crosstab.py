@@ -1,13 +1,13 @@
-"""Tables of a paper, written as Markdown from a table with a row for each run and round.
+"""Tables of a paper in Markdown, computed from the rounds of many runs.
 
-A table is a mapping in its file, with the keys `title`, `y`, `y_unit`, `at`, `runs` and `where` of
-a panel (see `pfl.report.curves`), and
+In a paper's file, a table is a mapping with the keys `title`, `y`, `y_unit`, `at`, `runs` and
+`where` of a panel (see `pfl.report.curves`), and
 
-    rows: [run]                # axes of the grid, `run` among them, whose values are the rows
-    columns: [data]            # and the columns; without it there is one
+    rows: [run]                # the axes whose values are the rows: `run` or axes of the grid
+    columns: [data]            # the axes whose values are the columns; one column by default
 
-A cell is the mean ± standard deviation over the seeds (of one seed: its value) of the last round's
-y; "–" where a run has no such metric or diverged.
+A cell is the mean ± standard deviation of the last round's y over the seeds, or the value itself if
+there is one seed. A cell is "–" if a run has no such metric or diverged.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from pfl.report.curves import Panel, Row, read_panel
 
 @dataclass(frozen=True)
 class Table:
-    """What one table shows; the module's text explains the keys."""
+    """Content of one table; the docstring of the module explains the keys."""
 
     panel: Panel
     rows: list[str]
     columns: list[str]
 
     def markdown(self, table: Sequence[Row]) -> str:
-        """The table, with its title above it."""
+        """Returns the title and the table, from rows with one run and round each."""
         values: dict[str, list[Any]] = {"run": list(self.panel.runs), **self.panel.axes}
         values |= self.panel.where
         where = self.panel.where.items()
@@ -60,7 +60,11 @@ class Table:
 
 
 def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:
-    """A table of a paper's file, checked against its runs and its grid."""
+    """Returns a table of a paper's file.
+
+    Raises:
+        ConfigError: If the keys do not fit the paper's runs and grid.
+    """
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: tables: {content!r}; a table needs y, a metric, and rows")
     rows, columns = (list(content.get(key, [])) for key in ("rows", "columns"))

@@ -1,21 +1,21 @@
-"""Panels of a paper's figure, drawn from a table with a row for each run and round.
+"""Panels of a paper's figure, drawn from the rounds of many runs.
 
-A panel is a mapping in the figure's file, with any of
+In a figure's file, a panel is a mapping with any of these keys:
 
     x: round                   # a metric, or the name of an axis of the grid
-    y: train/global/gap        # a metric, or a list: in each row the first that it has
-    at: last                   # where x is an axis, which round of a run is shown: `last`, `best`
+    y: train/global/gap        # a metric, or a list: the first metric that a row has
+    at: last                   # if x is an axis, the round of a run that is shown: `last`, `best`
                                # (lowest y), or {metric: value}, the first with metric <= value
-    runs: [FedAvg, FedPD]      # which, in this order; all by default. As a mapping: with their
+    runs: [FedAvg, FedPD]      # the runs, in this order; all by default. A mapping gives the
                                # labels; runs with the same label have the same colour
-    where: {size: small}       # which values of the grid's axes: one value, or a list
+    where: {size: small}       # the values of the grid's axes that are shown: one or a list
     log: y                     # logarithmic axes: x, y or xy
-    x_unit: 40000              # divide x (or y, y_unit) by this
+    x_unit: 40000              # x is divided by this value; y by `y_unit`
     xlim, ylim: [0, 1]
     title, xlabel, ylabel: text
 
-A line is the mean over the seeds, with a band from the lowest to the highest of them. It ends where
-the first of them diverged; a point of a grid is left out where one of them has no such round.
+A line is the mean over the seeds, with a band from the lowest to the highest seed. The line ends in
+the round before the first seed diverged. A point of a grid is left out if a seed has no such round.
 """
 
 from __future__ import annotations
@@ -42,7 +42,16 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel: where it stands in the figure, and its points with their range."""
+    """One line of a panel.
+
+    Attributes:
+        label: Label of the run.
+        point: Values of the grid's other axes.
+        x: x of each point.
+        y: Mean of y over the seeds.
+        low: Lowest y over the seeds.
+        high: Highest y over the seeds.
+    """
 
     label: str
     point: dict[str, Any]
@@ -54,7 +63,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one panel shows; the module's text explains the keys."""
+    """Content of one panel; the docstring of the module explains the keys."""
 
     runs: dict[str, str]
     axes: dict[str, list[Any]] = field(metadata={"inner": True})
@@ -73,12 +82,16 @@ class Panel:
 
     @property
     def metrics(self) -> list[str]:
-        """Of `metrics.csv`, that this panel needs."""
+        """The columns of `metrics.csv` that this panel needs."""
         names = ["round", *([] if self.x in self.axes else [self.x]), *self.y]
         return names + (list(self.at) if isinstance(self.at, dict) else [])
 
     def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
-        """Refuse a metric that no run has."""
+        """Checks that some run has every metric of the panel.
+
+        Raises:
+            ConfigError: If no run has one of them.
+        """
         have = {name for row in table if row["run"] in self.runs for name in row}
         missing = [name for name in (self.x, *self.metrics) if name not in have | {*self.y}]
         if not have & {*self.y}:
@@ -88,7 +101,7 @@ class Panel:
             raise ConfigError(f"{figure}: panels: no run has {missing[0]!r}; there are {metrics}")
 
     def lines(self, table: Sequence[Row]) -> list[Line]:
-        """What is drawn, run by run and for each point of the other axes of the grid."""
+        """Returns the lines: one for each run and point of the grid's other axes."""
         others = {k: self.where.get(k, v) for k, v in self.axes.items() if k != self.x}
         points = [dict(zip(others, values, strict=True)) for values in product(*others.values())]
         lines = (self._line(table, run, point) for run in self.runs for point in points)
@@ -101,7 +114,7 @@ class Panel:
         return Line(self.runs[run], point, *_mean(series, self.x_unit, self.y_unit))
 
     def _points(self, rows: Sequence[Row]) -> dict[Any, tuple[float, float]]:
-        """x and y of one seed, by what seeds share: the value of the axis, or the round."""
+        """Returns x and y of one seed, by the value of the axis or by the round."""
         if self.x not in self.axes:
             rows = [row for row in rows if self.x in row and self._y(row) is not None]
             return {row["round"]: (row[self.x], cast(float, self._y(row))) for row in rows}
@@ -113,7 +126,7 @@ class Panel:
         return points
 
     def reduced(self, rows: Sequence[Row]) -> float | None:
-        """y of the round of a run that `at` names; None where there is none."""
+        """Returns y in the round of a run that `at` chooses; None if there is none."""
         values = [y for row in rows if (y := self._y(row)) is not None]
         if isinstance(self.at, dict):
             ((metric, threshold),) = self.at.items()
@@ -130,7 +143,7 @@ class Panel:
 def _mean(
     series: list[dict[Any, tuple[float, float]]], x_unit: float, y_unit: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mean x, mean, lowest and highest y over the seeds, where all of them have a point."""
+    """Returns mean x and mean, lowest and highest y of the points that all seeds have."""
     common = [key for key in (series[0] if series else []) if all(key in s for s in series)]
     if not common:
         return np.empty(0), np.empty(0), np.empty(0), np.empty(0)
@@ -140,11 +153,15 @@ def _mean(
 
 
 def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Panel:
-    """A panel of a figure's file, checked against its runs and its grid."""
+    """Returns a panel of a figure's file.
+
+    Raises:
+        ConfigError: If the keys do not fit the figure's runs and grid.
+    """
     names = [f.name for f in fields(Panel) if not f.metadata.get("inner")]
 
-    def refuse(key: str, wanted: str) -> ConfigError:
-        return ConfigError(f"{figure}: panels.{key}: {content.get(key)!r}; it must be {wanted}")
+    def refuse(key: str, expected: str) -> ConfigError:
+        return ConfigError(f"{figure}: panels.{key}: {content.get(key)!r}; it must be {expected}")
 
     if not isinstance(content, dict) or not content.get("y"):
         raise ConfigError(f"{figure}: panels: {content!r}; a panel needs y, a metric")
@@ -157,7 +174,7 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _listed(given["runs"])}
     if missing := [run for run in given["runs"] if run not in runs]:
-        raise refuse("runs", f"of {', '.join(runs)}, which {missing[0]!r} is not")
+        raise refuse("runs", f"of {', '.join(runs)}; {missing[0]!r} is unknown")
     for key, values in given["where"].items():
         if key not in axes or [value for value in values if value not in axes[key]]:
             raise refuse("where", f"values of the grid's axes, {axes}")
@@ -179,8 +196,8 @@ def _listed(value: Any) -> list[Any]:
 
 
 def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
-    """All panels, up to three in a row, with one legend below them."""
-    from matplotlib.figure import Figure  # slow to import; without pyplot: no display, no state
+    """Returns a figure of all panels, up to three in a row, with one legend below them."""
+    from matplotlib.figure import Figure  # slow to import; pyplot would need a display
 
     columns = min(len(panels), 3 if len(panels) != 4 else 2)
     rows = -(-len(panels) // columns)
@@ -206,9 +223,10 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
 def _draw_panel(
     axes: Axes, panel: Panel, table: Sequence[Row], labels: list[str]
 ) -> dict[str, Any]:
-    """Draw one panel; a label has its colour, and a point of the grid its kind of line.
+    """Draws one panel and returns the lines by label.
 
-    Where there is one point, lines that lie on one another still show: some are broken.
+    The colour shows the label, and the line style the point of the grid. If there is one point,
+    some lines are dashed, so that lines on top of one another still show.
     """
     lines = panel.lines(table)
     points: list[dict[str, Any]] = []
@@ -251,7 +269,7 @@ def _draw_panel(
 
 
 def _plain_numbers(axes: Axes, panel: Panel) -> None:
-    """Where a logarithmic axis is short: 20, 40 and not 2×10¹, 4×10¹; the values of the grid."""
+    """Labels short logarithmic axes 20, 40 and not 2×10¹, 4×10¹, and x with the grid's values."""
     from matplotlib.ticker import LogFormatter
 
     if "x" in panel.log and panel.x in panel.axes:

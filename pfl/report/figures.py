@@ -1,7 +1,7 @@
-"""Figures of a run: who has which labels, how training went, what each client gained.
+"""Figures of a run: the clients' labels, scores by round, scores by client.
 
-Colours are the first three of Okabe & Ito's palette for colour-blind readers. Nothing here touches
-pyplot's global state, so it works without a display and inside other programs.
+The colours are the first of Okabe & Ito's palette for colour-blind readers. The functions leave
+pyplot's global state alone, so they work without a display and inside other programs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
 
 
 def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Figure:
-    """Three panels: label counts, accuracy by round, accuracy by client.
+    """Returns a figure of three panels: label counts, score by round, score by client.
 
     Args:
-        rows: Of `metrics.csv`, one a round.
-        columns: Of `clients.csv`, by name.
+        rows: The rows of `metrics.csv`.
+        columns: The columns of `clients.csv`, by name.
     """
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -37,7 +37,7 @@ def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Fi
 
 
 def partition_figure(counts: np.ndarray) -> Figure:
-    """`draw_partition` alone."""
+    """Returns a figure of the label counts [M, K]; see `draw_partition`."""
     figure = Figure(figsize=(5, 3.8), layout="constrained")
     draw_partition(figure.subplots(), counts)
     return figure
@@ -46,7 +46,14 @@ def partition_figure(counts: np.ndarray) -> Figure:
 def collaboration_figure(
     client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round_index: int
 ) -> Figure:
-    """Heat map of who learns from whom: a row for each client, a column for each partner."""
+    """Returns a heat map of who learns from whom: a row per client, a column per partner.
+
+    Args:
+        client: Client of each entry.
+        partner: Partner of each entry.
+        weight: Weight of the partner in the client's model, for each entry.
+        round_index: Number of the round, for the title.
+    """
     ids = np.union1d(client, partner)
     matrix = np.zeros((len(ids), len(ids)))
     matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
@@ -56,13 +63,13 @@ def collaboration_figure(
     ticks = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), 11)).round().astype(int))
     axes.set_xticks(ticks, ids[ticks])
     axes.set_yticks(ticks, ids[ticks])
-    axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round}")
+    axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round_index}")
     figure.colorbar(image, label="weight")
     return figure
 
 
 def draw_partition(axes: Axes, counts: np.ndarray) -> None:
-    """Training samples of each label (rows of the picture) at each client, counts [M, K]."""
+    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -71,8 +78,8 @@ def draw_partition(axes: Axes, counts: np.ndarray) -> None:
 
 
 def draw_curves(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Mean test score over the rounds, with the worst tenth of the clients dotted."""
-    number = score_name(row for row in rows)
+    """Draws the mean test score by round; the worst tenth of the clients is dotted."""
+    number = score_name(rows)
     for kind in ("global", "personalized"):
         for suffix, style in (("", "-"), ("_worst10", ":")):
             name = f"test/{kind}/{number}{suffix}"
@@ -87,7 +94,7 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]]) -> None:
 
 
 def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
-    """Each client's test score by kind of model, clients in the order of the first of them."""
+    """Draws each client's test score; clients are sorted by the score of their first model."""
     number = "accuracy" if any(k.endswith("_accuracy") for k in columns) else "loss"
     kinds = [kind for kind in COLOURS if f"test_{kind}_{number}" in columns]
     if not kinds:
@@ -106,6 +113,6 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
     axes.legend(fontsize="small")
 
 
-def score_name(rows: Any) -> str:
-    """`accuracy` where it was measured, else `loss` (regression)."""
+def score_name(rows: list[dict[str, Any]]) -> str:
+    """Returns "accuracy" if the rows have one, otherwise "loss" (regression)."""
     return "accuracy" if any("test/" in k and "accuracy" in k for r in rows for k in r) else "loss"

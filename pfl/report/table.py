@@ -1,4 +1,4 @@
-"""The table at the end of a run."""
+"""The table that is printed at the end of a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("lo
 
 
 def summary_table(summary: dict[str, Any]) -> str:
-    """A run's summary in a few lines: scores, gain over training alone, bytes, parameters."""
+    """Returns a run's summary in a few lines: scores, gains, bytes, parameters."""
     title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
     lines = ["", title, *(_scores(summary, "accuracy") or _scores(summary, "loss"))]
     if "gained" in summary:
@@ -30,7 +30,7 @@ def summary_table(summary: dict[str, Any]) -> str:
 
 
 def _scores(summary: dict[str, Any], number: str) -> list[str]:
-    """A headed row for each kind of model that was tested; nothing where none was."""
+    """Returns a header and one row for each kind of tested model; nothing if there is none."""
     rows = []
     for name, prefix in ROWS:
         if f"{prefix}{number}" in summary:
@@ -41,7 +41,7 @@ def _scores(summary: dict[str, Any], number: str) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes in the unit that fits: 893.92 GB, with 1 kB = 1,000 bytes."""
+    """Returns bytes in a suitable unit, as in "893.92 GB"; 1 kB is 1,000 bytes."""
     unit = "B"
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if count < 1000 or unit == "TB":

@@ -1,4 +1,4 @@
-"""Tables of the recorder are written block by block; the blocks do not show in the file."""
+"""Tables are written block by block, and the size of the blocks does not change the file."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from pfl.callbacks import LocalBaseline, run_files
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])  # of a block
-def test_blocks_of_rows_do_not_show(rows, tmp_path, monkeypatch):
+def test_the_size_of_blocks_does_not_change_a_table(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(run_files, "CSV_ROWS", rows)
     columns = {"client": np.arange(5), "loss": np.array([0.1, np.nan, 1e-9, 2.0, 1 / 3])}
     path = tmp_path / "table.csv"

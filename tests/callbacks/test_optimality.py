@@ -1,4 +1,4 @@
-"""The optimality gap and the errors of a run, against NumPy on problems with known answers."""
+"""The optimality gap and the errors of a run, against NumPy on problems with known solutions."""
 
 import math
 from itertools import pairwise
@@ -35,7 +35,7 @@ FULL = dict(batch_size=None, local_steps=2, lr=0.3, loss=HalfSquaredError())
 
 
 class Rows(pl.Callback):
-    """The rows of `metrics.csv`, and what was logged with them."""
+    """The rows of `metrics.csv`, and the logged metrics of each round."""
 
     def __init__(self):
         self.rows, self.logged = [], []
@@ -46,19 +46,19 @@ class Rows(pl.Callback):
 
 
 def measured(algorithm, data, rounds, root, every=1, **kwargs):
-    """The rows that `Optimality` added numbers to, and the models behind them."""
+    """Returns the numbers of `Optimality` in each round, and the models of each round."""
     rows, history = Rows(), History()
     callbacks = [Optimality(every), rows, history]
     run(algorithm, data, rounds, root=root, callbacks=callbacks, **kwargs)
-    found = [{k: v for k, v in row.items() if is_ours(k)} for row in rows.rows]
-    for row, logged in zip(found, rows.logged, strict=True):
+    numbers = [{k: v for k, v in row.items() if is_ours(k)} for row in rows.rows]
+    for row, logged in zip(numbers, rows.logged, strict=True):
         for name, value in row.items():
             assert logged[name] == pytest.approx(value, rel=1e-6), name
-    return found, history
+    return numbers, history
 
 
 def gradients(dm, w):
-    """Of all f_i at one model, [M, P], for `LeastSquares`."""
+    """Returns the gradients of all f_i at one model, [M, P], for `LeastSquares`."""
     x, y = dm.train_arrays()
     return np.einsum("mnd,mn->md", x, x @ w - y) / x.shape[1]
 
@@ -73,7 +73,7 @@ def distances(models, others):
 @pytest.mark.parametrize("clients_at_once", [None, 2])
 def test_a_method_with_one_model(tmp_path, clients_at_once):
     dm = LeastSquares(5, 12, 3, heterogeneity=2.0)
-    found, history = measured(
+    numbers, history = measured(
         FedAvg(LinearRegression(3).double(), **FULL),
         dm,
         4,
@@ -83,7 +83,7 @@ def test_a_method_with_one_model(tmp_path, clients_at_once):
     )
     truth = dm.true_models.numpy()
     solution, solutions = (a.numpy() for a in dm.solve(math.inf))
-    for row, w in zip(found, history["w"], strict=True):
+    for row, w in zip(numbers, history["w"], strict=True):
         everyone = np.tile(w, (5, 1))
         expected = {
             "train/global/gap": np.square(gradients(dm, w).mean(0)).sum(),
@@ -116,21 +116,21 @@ def test_a_method_without_a_global_model(tmp_path):
             assert row[name] == pytest.approx(value, rel=1e-10), name
 
 
-def test_errors_go_where_theory_says(tmp_path):
+def test_errors_fall_at_the_rate_of_gradient_descent(tmp_path):
     """One gradient step a round is gradient descent on mean f_i."""
     dm = LeastSquares(4, 12, 3, condition=3.0)
     settings = {**FULL, "local_steps": 1, "lr": 1.0}
-    found, _ = measured(FedAvg(LinearRegression(3).double(), **settings), dm, 60, tmp_path)
-    errors = [row["train/global/optimization_error"] for row in found]
+    numbers, _ = measured(FedAvg(LinearRegression(3).double(), **settings), dm, 60, tmp_path)
+    errors = [row["train/global/optimization_error"] for row in numbers]
     # Every eigenvalue of the mean Hessian is in [1/3, 1], so a round leaves 2/3 of the error.
     assert all(new <= 2 / 3 * old + 1e-14 for old, new in pairwise(errors))
     # And the gradient is at most as long as the error.
-    gaps = [row["train/global/gap"] for row in found]
+    gaps = [row["train/global/gap"] for row in numbers]
     assert all(gap <= error**2 + 1e-28 for gap, error in zip(gaps, errors, strict=True))
     for kind in ("global", "personalized"):
         name = f"train/{kind}/statistical_error"
-        assert {row[name] for row in found} == {found[0][name]}
-        assert found[-1][f"train/{kind}/total_error"] == pytest.approx(found[0][name], rel=1e-8)
+        assert {row[name] for row in numbers} == {numbers[0][name]}
+        assert numbers[-1][f"train/{kind}/total_error"] == pytest.approx(numbers[0][name], rel=1e-8)
 
 
 class Tied(FedAvg):
@@ -141,14 +141,14 @@ class Tied(FedAvg):
         return float((self.rounds + 1) // 2)
 
 
-def test_the_solution_follows_the_coupling(tmp_path, monkeypatch):
+def test_the_solution_follows_the_penalty(tmp_path, monkeypatch):
     dm, solve, calls = LeastSquares(4, 12, 3), LeastSquares.solve, []
     monkeypatch.setattr(
         LeastSquares, "solve", lambda self, penalty: calls.append(penalty) or solve(self, penalty)
     )
-    found, history = measured(Tied(LinearRegression(3).double(), **FULL), dm, 4, tmp_path)
+    numbers, history = measured(Tied(LinearRegression(3).double(), **FULL), dm, 4, tmp_path)
     assert calls == [1.0, 2.0]
-    for row, w, penalty in zip(found, history["w"], (1.0, 1.0, 2.0, 2.0), strict=True):
+    for row, w, penalty in zip(numbers, history["w"], (1.0, 1.0, 2.0, 2.0), strict=True):
         solution, own = (a.numpy() for a in solve(dm, penalty))
         error = row["train/global/optimization_error"]
         assert error == pytest.approx(np.linalg.norm(w - solution), rel=1e-10)
@@ -163,10 +163,10 @@ class Other(FedAvg):
 
 
 def test_a_method_of_another_problem_has_no_optimization_error(tmp_path):
-    found, _ = measured(
+    numbers, _ = measured(
         Other(LinearRegression(3).double(), **FULL), LeastSquares(4, 12, 3), 1, tmp_path
     )
-    assert {name.rpartition("/")[2] for name in found[0]} == {"gap", "total_error"}
+    assert {name.rpartition("/")[2] for name in numbers[0]} == {"gap", "total_error"}
 
 
 # ---- less is known ------------------------------------------------------------------------------
@@ -176,8 +176,8 @@ def test_a_problem_without_known_answers_has_a_gap(tmp_path):
     """Uniform over clients, though their sizes differ."""
     problem = least_squares((7, 2, 5, 3), bias=True)
     start = np.linspace(-1.0, 1.0, 8)
-    found, history = measured(FedAvg(problem.network(start), **FULL), problem, 3, tmp_path)
-    for row, w in zip(found, history["w"], strict=True):
+    numbers, history = measured(FedAvg(problem.network(start), **FULL), problem, 3, tmp_path)
+    for row, w in zip(numbers, history["w"], strict=True):
         mean = np.mean([problem.gradient(i, w) for i in range(4)], 0)
         assert row == {"train/global/gap": pytest.approx(np.square(mean).sum(), rel=1e-10)}
 
@@ -200,19 +200,19 @@ def test_clients_without_samples_have_no_objective(tmp_path):
     network = LinearRegression(3).double()
     nn.init.zeros_(network.head.weight)
     settings = {**FULL, "lr": 1e-300}  # so the model stays at 0
-    found, _ = measured(FedAvg(network, **settings), dm, 1, tmp_path)
+    numbers, _ = measured(FedAvg(network, **settings), dm, 1, tmp_path)
     # Gradients at 0 are minus the three unit vectors: their mean has length 3^-1/2.
-    assert found[0] == {"train/global/gap": pytest.approx(1 / 3)}
+    assert numbers[0] == {"train/global/gap": pytest.approx(1 / 3)}
 
 
 def test_separable_clients_have_no_solution_alone(tmp_path):
     dm = HeterogeneousLogistic(4, 30, 3)
     settings = dict(batch_size=None, lr=0.3)
     network = LogisticRegression(3, 2, bias=False).double()
-    found, _ = measured(LocalTrain(network, **settings), dm, 1, tmp_path / "alone")
-    assert found[0].keys() == {"train/personalized/total_error"}
-    found, _ = measured(FedAvg(network, **settings), dm, 1, tmp_path / "together")
-    assert {f"train/global/{name}" for name in (*ERRORS, "gap")} < found[0].keys()
+    numbers, _ = measured(LocalTrain(network, **settings), dm, 1, tmp_path / "alone")
+    assert numbers[0].keys() == {"train/personalized/total_error"}
+    numbers, _ = measured(FedAvg(network, **settings), dm, 1, tmp_path / "together")
+    assert {f"train/global/{name}" for name in (*ERRORS, "gap")} < numbers[0].keys()
 
 
 def test_models_are_compared_as_far_as_they_are_identified(tmp_path):
@@ -239,9 +239,9 @@ def test_agents_have_a_gap_of_the_penalized_objective(tmp_path):
         lr=0.5,
         loss=PenalizedCrossEntropy(),
     )
-    found, history = measured(algorithm, dm, 2, tmp_path)
+    numbers, history = measured(algorithm, dm, 2, tmp_path)
     x, y = dm.train_arrays()
-    for row, w in zip(found, history["w"], strict=True):
+    for row, w in zip(numbers, history["w"], strict=True):
         b = 2 * y - 1
         slopes = -b / (1 + np.exp(b * (x @ w)))
         gradient = np.einsum("mnd,mn->d", x, slopes) / y.size
@@ -252,15 +252,15 @@ def test_agents_have_a_gap_of_the_penalized_objective(tmp_path):
         assert "train/global/optimization_error" not in row
 
 
-# ---- when, and what it must not do --------------------------------------------------------------
+# ---- which rounds are measured, and side effects ------------------------------------------------
 
 
 def test_rounds_in_between_are_left_out(tmp_path):
     dm = LeastSquares(3, 12, 3)
-    found, _ = measured(FedAvg(LinearRegression(3).double(), **FULL), dm, 5, tmp_path, every=3)
-    assert [bool(row) for row in found] == [False, False, True, False, True]
+    numbers, _ = measured(FedAvg(LinearRegression(3).double(), **FULL), dm, 5, tmp_path, every=3)
+    assert [bool(row) for row in numbers] == [False, False, True, False, True]
     rows = table(next(tmp_path.rglob("metrics.csv")))
-    for row, expected in zip(rows, found, strict=True):
+    for row, expected in zip(rows, numbers, strict=True):
         written = {name: float(row[name]) for name in row if is_ours(name) and row[name]}
         assert written == expected
 
@@ -280,13 +280,13 @@ def test_the_last_round_of_a_run_that_stops_early_is_measured(tmp_path):
 
 
 @pytest.mark.parametrize("every", [0, -1])
-def test_every_must_be_positive(every):
+def test_the_interval_is_at_least_one_round(every):
     with refused(f"every: {every}", "at least 1"):
         Optimality(every)
 
 
 def test_measuring_changes_nothing(tmp_path):
-    """Not even running statistics, or the order of samples."""
+    """Neither running statistics nor the order of samples change."""
 
     def network():
         torch.manual_seed(0)

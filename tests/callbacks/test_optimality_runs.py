@@ -13,7 +13,7 @@ from tests.commands import finish, table
 from tests.optimality import ERRORS, is_ours
 
 # One client alone leaves the second process without any.
-FITS = {"FedAvg-5": 7, "LocalTrain-5": 3, "FedAvg-1": 7}  # name: how many numbers there are
+FITS = {"FedAvg-5": 7, "LocalTrain-5": 3, "FedAvg-1": 7}  # name: number of columns
 DRIVER = """
 import sys
 import torch
@@ -39,7 +39,7 @@ for name in {fits}:
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_two_processes_measure_what_one_does(tmp_path, monkeypatch):
+def test_two_processes_measure_the_same_as_one(tmp_path, monkeypatch):
     one, two = tmp_path / "one", tmp_path / "two"
     monkeypatch.setattr(sys, "argv", ["driver", str(one)])
     with redirect_stdout(io.StringIO()):
@@ -85,7 +85,7 @@ COMMANDS = {
 
 @pytest.mark.cli
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_line(tmp_path, monkeypatch, capsys, name):
+def test_the_command_line_measures_theory_problems(tmp_path, monkeypatch, capsys, name):
     monkeypatch.setattr(sys, "argv", ["pfl"])  # LightningCLI warns where it has arguments
     network, settings, data, expected = COMMANDS[name]
     config = {

@@ -1,4 +1,4 @@
-"""What is recorded of a run, beside what the command line writes: rules, bars, tables, figures."""
+"""Records of a run: metrics, progress bar, printed table, figures."""
 
 import io
 import json
@@ -16,10 +16,8 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
-from pfl.callbacks.recorder import best_round, compare, peak_memory, versions
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.table import size, summary_table
-from pfl.rounds.evaluation import worst_tenth
 from tests.commands import table
 
 
@@ -46,90 +44,6 @@ def fit(root, algorithm, data, *callbacks, rounds=3, loop=None, **trainer):
     return trainer
 
 
-# ---- rules --------------------------------------------------------------------------------------
-
-
-NAN = float("nan")
-VAL = {
-    f"{k[0]}{n[0]}": f"val/{k}/{n}"
-    for k in ("global", "personalized")
-    for n in ("accuracy", "loss")
-}
-
-
-@pytest.mark.parametrize(
-    "values, best, by",
-    [
-        ({"ga": [0.1, 0.5, 0.3]}, 2, "ga"),
-        ({"ga": [0.1, 0.5, 0.5]}, 2, "ga"),  # the first of equal rounds
-        ({"ga": [0.9, 0.5, 0.3], "pa": [0.1, 0.2, 0.3]}, 3, "pa"),
-        ({"ga": [0.9, 0.5, 0.3], "pl": [3.0, 2.0, 1.0]}, 1, "ga"),
-        ({"gl": [0.2, 0.1, 0.3]}, 2, "gl"),
-        ({"gl": [0.1, 0.2, 0.3], "pl": [0.3, 0.2, 0.4]}, 2, "pl"),
-        ({"ga": [None, 0.2, None]}, 2, "ga"),  # not evaluated in every round
-        ({"ga": [NAN, 0.1, NAN]}, 2, "ga"),
-        ({"ga": [NAN, NAN, NAN], "gl": [3.0, 2.0, 1.0]}, 3, "gl"),
-    ],
-)
-def test_best_round(values, best, by):
-    rows = [
-        {"round": r + 1, **{VAL[k]: v[r] for k, v in values.items() if v[r] is not None}}
-        for r in range(3)
-    ]
-    found = best_round(rows)
-    assert found.pop("selected_by") == VAL[by]
-    assert found is not rows[best - 1] and found == rows[best - 1]
-
-
-def test_test_scores_never_select():
-    assert best_round([{"round": 1, "test/global/accuracy": 0.9}]) is None
-    assert best_round([]) is None
-
-
-def test_compare_counts_gains_against_training_alone():
-    columns = {
-        "test_local_accuracy": np.array([0.5, 0.5, 0.5, 0.5, np.nan]),
-        "test_local_loss": np.array([1.0, 1.0, 1.0, 1.0, np.nan]),
-        "test_global_accuracy": np.array([0.0, 0.0, 0.0, 0.0, np.nan]),
-        "test_personalized_accuracy": np.array([0.7, 0.6, 0.5, 0.4, np.nan]),
-    }
-    found = compare(columns)
-    assert (found["gained"], found["equal"], found["lost"]) == (0.5, 0.25, 0.25)
-    assert found["local/accuracy"] == 0.5 and found["local/accuracy_std"] == 0.0
-    del columns["test_personalized_accuracy"]
-    found = compare(columns)
-    assert (found["gained"], found["equal"], found["lost"]) == (0.0, 0.0, 1.0)
-    nobody = {name: np.full(5, np.nan) for name in columns}  # has test samples
-    assert compare(nobody) == {}
-    del columns["test_local_accuracy"]
-    assert compare(columns) == {}
-
-
-def test_compare_takes_a_lower_loss_as_a_gain():
-    columns = {
-        "test_local_accuracy": np.full(4, np.nan),
-        "test_local_loss": np.array([1.0, 2.0, 3.0, 10.0]),
-        "test_global_loss": np.array([0.5, 2.0, 4.0, 5.0]),
-        "test_global_accuracy": np.full(4, np.nan),
-    }
-    found = compare(columns)
-    assert (found["gained"], found["equal"], found["lost"]) == (0.5, 0.25, 0.25)
-    assert (found["local/loss"], found["local/loss_worst10"]) == (4.0, 10.0)
-    assert "local/accuracy" not in found
-
-
-@pytest.mark.parametrize("count, worst", [(1, 0), (10, 0), (11, 0.5), (20, 0.5), (21, 1)])
-def test_worst_tenth_is_rounded_up(count, worst):
-    values = np.random.default_rng(0).permutation(count).astype(float)
-    assert worst_tenth(values) == worst
-
-
-def test_peak_memory_and_versions():
-    assert 1e7 < peak_memory() < 1e12
-    assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
 # ---- metrics.csv --------------------------------------------------------------------------------
 
 
@@ -140,7 +54,7 @@ def test_rounds_without_validation_have_empty_cells(tmp_path):
     assert [row["round"] for row in rows] == ["1", "2", "3", "4", "5"]
     for row in rows:
         scores = [row[name] for name in row if name.startswith(("val/", "test/", "parameters/"))]
-        evaluated = row["round"] in ("2", "4", "5")  # the last round always is
+        evaluated = row["round"] in ("2", "4", "5")  # the last round always
         assert scores and all((value != "") == evaluated for value in scores)
         assert float(row["train/loss"]) > 0 and int(row["comm/uplink_bytes"]) > 0
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -154,8 +68,10 @@ def test_rounds_without_validation_have_empty_cells(tmp_path):
 
 def test_the_round_that_reaches_max_steps_is_the_last(tmp_path):
     fit(
-        *(tmp_path, FedAvg(MLP(64, [8])), digits()),
-        loop={"clients_at_once": 2},  # more chunks than rounds: a step is a round
+        root=tmp_path,
+        algorithm=FedAvg(MLP(64, [8])),
+        data=digits(),
+        loop={"clients_at_once": 2},  # there are more chunks than rounds; a step is a round
         max_steps=2,
         check_val_every_n_epoch=5,
     )
@@ -165,7 +81,7 @@ def test_the_round_that_reaches_max_steps_is_the_last(tmp_path):
 
 
 class Late(FedAvg):
-    """Reports a number from its second round on."""
+    """FedAvg that logs a number from the second round on."""
 
     def server_update(self, mean):
         super().server_update(mean)
@@ -181,7 +97,7 @@ def test_a_column_may_appear_later(tmp_path):
 
 
 class Peek(pl.Callback):
-    """Reads the file after every round."""
+    """Counts the rows of the file before every round."""
 
     def __init__(self):
         self.seen = []
@@ -197,7 +113,7 @@ def test_metrics_are_on_disk_after_every_round(tmp_path):
     assert peek.seen == [0, 1, 2]
 
 
-def test_a_recorder_of_ones_own_is_the_one_that_records(tmp_path):
+def test_a_given_recorder_is_the_only_one(tmp_path):
     own = RunRecorder(config="a: 1\n")
     trainer = fit(tmp_path, FedAvg(MLP(64, [8])), digits(), own, rounds=1)
     assert trainer.recorder is own
@@ -238,7 +154,7 @@ class Terminal(io.StringIO):
 
 
 def shown(monkeypatch, root, terminal, **kwargs):
-    """What is written to standard error in a run of three rounds."""
+    """Returns the Trainer and the standard error of a run of three rounds."""
     monkeypatch.setattr(sys, "stderr", terminal)
     # Two chunks of clients a round: the bar must not count them.
     loop = {"clients_at_once": 3}
@@ -261,14 +177,14 @@ def test_bar_counts_rounds_on_a_terminal(tmp_path, monkeypatch):
     assert text.endswith("\n")
 
 
-def test_bar_is_silent_where_nobody_watches(tmp_path, monkeypatch):
+def test_bar_is_silent_without_a_terminal_and_under_ci(tmp_path, monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     assert shown(monkeypatch, tmp_path, io.StringIO())[1] == ""
     monkeypatch.setenv("CI", "true")
     assert shown(monkeypatch, tmp_path, Terminal())[1] == ""
 
 
-def test_bar_closes_when_a_run_breaks_off(tmp_path, monkeypatch):
+def test_bar_closes_after_an_error(tmp_path, monkeypatch):
     class Break(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
             if trainer.current_epoch == 2:
@@ -282,7 +198,7 @@ def test_bar_closes_when_a_run_breaks_off(tmp_path, monkeypatch):
     assert "2/3" in terminal.getvalue() and terminal.getvalue().endswith("\n")
 
 
-def test_bar_can_be_switched():
+def test_bar_can_be_enabled_and_disabled():
     bar = RoundProgress()
     bar.enable()
     assert bar._enabled
@@ -293,7 +209,7 @@ def test_bar_can_be_switched():
 # ---- table and figure ---------------------------------------------------------------------------
 
 
-def test_table_has_the_numbers():
+def test_table_shows_scores_gains_bytes_and_parameters():
     summary = {
         "algorithm": "FedSLR",
         "round": 100,
@@ -343,7 +259,7 @@ def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
         (5e15, "5,000.00 TB"),
     ],
 )
-def test_size(count, text):
+def test_size_chooses_the_unit(count, text):
     assert size(count) == text
 
 
@@ -357,7 +273,7 @@ def test_size(count, text):
     ],
     ids=["digits", "nothing global", "regression", "nothing tested"],
 )
-def test_figure_draws_what_there_is(tmp_path, make, data):
+def test_figure_draws_the_kinds_of_models_that_were_tested(tmp_path, make, data):
     trainer = fit(tmp_path, make(), data(), RunFigure())
     assert (tmp_path / "run" / "report.png").read_bytes().startswith(b"\x89PNG")
     recorder = trainer.recorder
@@ -371,8 +287,7 @@ def test_figure_draws_what_there_is(tmp_path, make, data):
     }
     assert {label for label in drawn if "worst" not in label} == kinds
     for kind in kinds:
-        wanted = [row[f"test/{kind}/{number}"] for row in recorder.rows]
-        assert list(drawn[kind]) == wanted
+        assert list(drawn[kind]) == [row[f"test/{kind}/{number}"] for row in recorder.rows]
         assert len(axes[2].lines) >= 1
 
 
@@ -382,6 +297,7 @@ def test_the_collaboration_map_shows_the_last_round(tmp_path):
     assert (tmp_path / "run" / "collaboration.png").read_bytes().startswith(b"\x89PNG")
     rows = [row for row in table(tmp_path / "run" / "collaboration.csv") if row["round"] == "3"]
     axes = collaboration_figure(**method.recorded["collaboration"], round_index=3).axes[0]
+    assert axes.get_title().endswith("round 3")
     shown = np.asarray(axes.images[0].get_array())
     ids = sorted({int(row["client"]) for row in rows})
     assert shown.shape == (3, 3) and [int(t.get_text()) for t in axes.get_xticklabels()] == ids
@@ -391,6 +307,6 @@ def test_the_collaboration_map_shows_the_last_round(tmp_path):
     assert np.count_nonzero(shown) == len(rows)
 
 
-def test_methods_without_collaboration_draw_none(tmp_path):
+def test_methods_without_collaboration_draw_no_map(tmp_path):
     fit(tmp_path, FedAvg(MLP(64, [4])), digits(), rounds=1)
     assert not (tmp_path / "run" / "collaboration.png").exists()

@@ -1,4 +1,4 @@
-"""When a checkpoint is saved."""
+"""`RoundCheckpoint` saves the first and the last round, and rounds between at little cost."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ from pfl.callbacks import RoundCheckpoint
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Makes the callback, for rounds that last some seconds, and the list of what it has saved."""
+    """A callback whose rounds last some seconds of a simulated clock, and the rounds it saved."""
     now, saved = [0.0], []
     clock = SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr("pfl.callbacks.round_checkpoint.time", clock)
@@ -47,7 +47,7 @@ def fit(root, *callbacks, **arguments):
 
 
 @pytest.mark.parametrize(
-    ("every", "lasts", "wanted"),
+    ("every", "lasts", "expected"),
     [
         (0, 1, [1, 2, 3, 4, 5, 6]),
         (1e9, 1, [1, 6]),  # the first and the last
@@ -56,19 +56,17 @@ def fit(root, *callbacks, **arguments):
         (1e9, 60, [1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_checkpoints_come_where_they_cost_little_or_time_is_up(
-    tmp_path, timed, every, lasts, wanted
-):
+def test_rounds_are_saved_if_saving_is_cheap_or_time_is_up(tmp_path, timed, every, lasts, expected):
     make, saved = timed
     callback = make(every_seconds=every)
     callback.lasts = lasts
     fit(tmp_path, callback, max_epochs=6)
-    assert saved == wanted
+    assert saved == expected
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["last.ckpt"]
 
 
 class Stop(pl.Callback):
-    """Ends the run after its fourth round."""
+    """Stops the run after its fourth round."""
 
     def on_train_epoch_end(self, trainer, pl_module):
         trainer.should_stop = trainer.current_epoch == 3

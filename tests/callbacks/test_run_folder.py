@@ -1,4 +1,4 @@
-"""Whose a run's folder is, and what is in it when a run is broken off or goes on."""
+"""The run's folder: its name, and its files after an error and in a continued run."""
 
 import json
 from datetime import timedelta
@@ -35,12 +35,12 @@ def fit(trainer, algorithm=None, ckpt_path=None, **loop):
     return algorithm
 
 
-# ---- whose it is --------------------------------------------------------------------------------
+# ---- the folder's name --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["run", "sweep/run"])
 def test_runs_that_start_together_have_folders_of_their_own(tmp_path, name):
-    """Each has its folder before any of them has written into it."""
+    """Each run has its folder before any run has written into one."""
     trainers = [trainer_in(tmp_path / "runs", name=name) for _ in range(3)]
     folders = [trainer.run_dir for trainer in trainers]
     assert folders == [tmp_path / "runs" / (name + end) for end in ("", "-2", "-3")]
@@ -48,7 +48,7 @@ def test_runs_that_start_together_have_folders_of_their_own(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../up", "a/../../up", "/tmp/elsewhere"])
-def test_names_that_are_no_folder_within_are_refused(tmp_path, name):
+def test_names_that_lead_out_of_the_root_are_refused(tmp_path, name):
     with refused(f"trainer.name: {name!r}", "within"):
         trainer_in(tmp_path, name=name)
 
@@ -59,7 +59,7 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     with refused("trainer.precision"):
         fit(trainer)
     assert list(tmp_path.iterdir()) == []
-    # Another run may take the name before this Trainer's next one, which is refused early or late.
+    # Another run may take the name. Later runs of this Trainer are refused early or late.
     other = trainer_in(root).run_dir
     for part, loop in (("loop.clients_per_round", {"clients_per_round": 7}), ("precision", {})):
         with refused(part):
@@ -68,14 +68,14 @@ def test_a_refused_run_leaves_nothing(tmp_path):
     assert trainer.run_dir == root / "run-2"
 
 
-def test_processes_that_have_not_met_have_no_folder(tmp_path):
+def test_processes_that_are_not_connected_have_no_folder(tmp_path):
     trainer = trainer_in(tmp_path, strategy="client_parallel", devices=2)
     with refused("trainer.run_dir: several processes", "when the run begins"):
         _ = trainer.run_dir
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- runs that break off ------------------------------------------------------------------------
+# ---- runs that end with an error ----------------------------------------------------------------
 
 
 class Broken(RuntimeError):
@@ -88,7 +88,7 @@ class BreakInSecondEvaluation(pl.Callback):
             raise Broken
 
 
-def test_what_breaks_an_evaluation_leaves_the_scores_of_the_last(tmp_path):
+def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
     trainer = trainer_in(tmp_path, callbacks=BreakInSecondEvaluation())
     with pytest.raises(Broken):
         fit(trainer, clients_at_once=2)
@@ -99,7 +99,7 @@ def test_what_breaks_an_evaluation_leaves_the_scores_of_the_last(tmp_path):
     assert sum(scores) / 6 == pytest.approx(summary["test/global/accuracy"])
 
 
-def test_a_full_disk_is_told_by_its_first_error(tmp_path, monkeypatch):
+def test_the_first_error_of_a_full_disk_is_raised(tmp_path, monkeypatch):
     class FullDisk(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
             monkeypatch.setattr(run_files, "write_csv", full("second"))
@@ -121,11 +121,11 @@ class StopInThirdRound(pl.Callback):
             trainer.should_stop = True
 
 
-def test_a_run_that_is_stopped_within_a_round_finishes_it(tmp_path):
-    """And evaluates it, as the last one; then it goes on as if nothing had been."""
+def test_a_run_that_is_stopped_within_a_round_finishes_the_round(tmp_path):
+    """The round is evaluated as the last one, and the continued run equals a whole one."""
 
     def run(callbacks=None, ckpt_path=None, **kwargs):
-        # Lightning's Timer, too, says of every chunk whether to stop.
+        # Lightning's Timer sets `should_stop` after every chunk, too.
         trainer = trainer_in(tmp_path, callbacks=callbacks, max_time={"hours": 1}, **kwargs)
         algorithm = fit(trainer, fresh(FedSLR), ckpt_path, clients_at_once=2)
         return trainer.recorder.rows, trainer, algorithm
@@ -135,18 +135,18 @@ def test_a_run_that_is_stopped_within_a_round_finishes_it(tmp_path):
     assert ["test/global/loss" in row for row in rows] == [False, True, True]
     last = trainer.run_dir / "checkpoints" / "last.ckpt"
     rows, _, resumed = run(max_epochs=5, ckpt_path=last, check_val_every_n_epoch=2)
-    wanted, _, whole = run(max_epochs=5, check_val_every_n_epoch=2)
-    losses = [[row["train/loss"] for row in found] for found in (rows, wanted)]
-    assert len(rows) == 5 and losses[0] == losses[1]
+    expected, _, whole = run(max_epochs=5, check_val_every_n_epoch=2)
+    assert [row["train/loss"] for row in rows] == [row["train/loss"] for row in expected]
+    assert len(rows) == 5
     assert torch.equal(resumed.global_model, whole.global_model)
 
 
-# ---- checkpoints of one's own -------------------------------------------------------------------
+# ---- checkpoints of other callbacks -------------------------------------------------------------
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* is not empty")
-def test_a_round_that_is_saved_behind_its_evaluation_has_its_row(tmp_path):
-    """As Lightning does it by default where only some rounds are evaluated."""
+def test_a_round_that_is_saved_after_its_evaluation_has_its_row(tmp_path):
+    """Lightning saves at that point by default if only some rounds are evaluated."""
 
     def run(ckpt_path=None, **kwargs):
         best = ModelCheckpoint(monitor="val/global/loss", save_top_k=-1, filename="{step}")
@@ -172,15 +172,15 @@ def test_a_checkpoint_within_a_round_is_refused(tmp_path, when):
         trainer_in(tmp_path, callbacks=ModelCheckpoint(**when))
 
 
-# ---- what is used again ------------------------------------------------------
+# ---- objects that are used again ----------------------------------------------------------------
 
 
-def test_another_fit_of_a_trained_method_is_told(tmp_path):
+def test_another_fit_of_a_trained_method_warns(tmp_path):
     first = trainer_in(tmp_path, max_epochs=2)
     algorithm = fit(first)
     with pytest.warns(UserWarning, match="through 2 rounds; .* those of round 1 on again"):
         fit(trainer_in(tmp_path, max_epochs=1), algorithm)
-    # The same rounds go on without a word where the Trainer or a checkpoint knows of them.
+    # With a checkpoint, or with the Trainer that trained the rounds, there is no warning.
     last = first.run_dir / "checkpoints" / "last.ckpt"
     second = trainer_in(tmp_path, max_epochs=3)
     fit(second, algorithm, ckpt_path=last)
@@ -191,29 +191,29 @@ def test_another_fit_of_a_trained_method_is_told(tmp_path):
 
 @pytest.fixture
 def networks():
-    """Two models that begin differently."""
+    """Two models with different initial values."""
     torch.manual_seed(0)
     return [MLP(64, [4]), MLP(64, [4])]
 
 
-def test_one_comparison_for_two_runs_begins_as_each_of_them(tmp_path, networks):
-    """Training alone is LocalTrain, so its scores are those of the run that they stand beside."""
-    alone = LocalBaseline()
+def test_one_local_baseline_serves_two_runs(tmp_path, networks):
+    """The baseline of LocalTrain is the run itself, so the scores are equal."""
+    baseline = LocalBaseline()
     for network in networks:
-        method = fit(trainer_in(tmp_path, max_epochs=1, callbacks=alone), LocalTrain(network))
+        method = fit(trainer_in(tmp_path, max_epochs=1, callbacks=baseline), LocalTrain(network))
         for name, values in method.evaluation.scores["test", "personalized"].items():
-            np.testing.assert_array_equal(alone.scores[name], values, err_msg=name)
+            np.testing.assert_array_equal(baseline.scores[name], values, err_msg=name)
 
 
-def test_one_recorder_for_two_runs_records_each_of_them(tmp_path, networks):
+def test_one_recorder_records_two_runs(tmp_path, networks):
     recorder = RunRecorder()
     for network, folder in zip(networks, ("run", "run-2"), strict=True):
         fit(trainer_in(tmp_path, max_epochs=2, callbacks=recorder), LocalTrain(network))
         assert [row["round"] for row in table(tmp_path / folder / "metrics.csv")] == ["1", "2"]
 
 
-def test_a_trainer_that_is_through_takes_no_other_method(tmp_path, networks):
-    """It would train nothing, or begin behind the first round, and tell of the first method."""
+def test_a_used_trainer_refuses_another_method(tmp_path, networks):
+    """The Trainer would train nothing, or not begin with the first round."""
     trainer = trainer_in(tmp_path, max_epochs=1)
     fit(trainer, FedAvg(networks[0]))
     with refused("trainer", "FedSLR", "new"):

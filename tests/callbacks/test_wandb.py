@@ -1,4 +1,4 @@
-"""What W&B is sent: read back from the file that an offline run leaves."""
+"""Records that W&B gets, read from the file of an offline run."""
 
 import json
 import struct
@@ -19,10 +19,11 @@ ROUNDS = 3
 
 
 def read_records(path):
-    """The records of a `.wandb` file: protobuf messages in LevelDB's log format, after a header.
+    """Yields the records of a `.wandb` file: protobuf messages after a header.
 
-    Blocks of 32 KiB hold fragments: checksum (4 bytes), length (2), type (1), data; a fragment is
-    whole (1) or the first (2), a middle (3) or the last (4) part of a record.
+    The format is LevelDB's log format. Blocks of 32 KiB hold fragments: checksum (4 bytes), length
+    (2), type (1), data; a fragment is whole (1) or the first (2), a middle (3) or the last (4)
+    part of a record.
     """
     data, block, place, parts = path.read_bytes(), 32768, 7, b""
     assert data[:4] == b":W&B"
@@ -41,20 +42,20 @@ def read_records(path):
 
 
 def values(items):
-    """Nested keys as nested dicts."""
-    found: dict = {}
+    """Returns items with nested keys as nested dicts."""
+    result: dict = {}
     for item in items:
         *path, last = item.nested_key or [item.key]
-        inner = found
+        inner = result
         for name in path:
             inner = inner.setdefault(name, {})
         inner[last] = json.loads(item.value_json)
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
 def sent(tmp_path_factory):
-    """A run's folder, its saved configuration and everything that W&B was sent."""
+    """A run's folder, the folder of its W&B files, and the records that W&B got."""
     root, cwd = tmp_path_factory.mktemp("runs"), tmp_path_factory.mktemp("cwd")
     with elsewhere(cwd) as patch:
         patch.setenv("WANDB_MODE", "offline")
@@ -76,7 +77,7 @@ def sent(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def history(sent):
-    """Every logged row: what was sent, by name."""
+    """The logged rows, each a dict by name."""
     return [
         values(record.history.item)
         for record in sent[2]
@@ -96,9 +97,9 @@ def test_config_is_the_runs_configuration(sent):
     for record in records:
         for update in (record.run.config.update, record.config.update):
             config |= values(update)
-    wanted = yaml.safe_load((folder / "config.yaml").read_text())
+    expected = yaml.safe_load((folder / "config.yaml").read_text())
     for name in ("model", "data", "loop", "trainer", "seed_everything"):
-        assert config[name] == wanted[name]
+        assert config[name] == expected[name]
     assert config["model"]["class_path"].endswith("FedSLR")
     assert config["data"]["init_args"]["num_clients"] == 6
     (project,) = {r.run.project for r in records if r.WhichOneof("record_type") == "run"}
@@ -110,13 +111,13 @@ def test_rows_are_those_of_the_metrics_file(sent, history):
     names = rows[0].split(",")
     assert len(rows) == ROUNDS + 1
     for number, line in enumerate(rows[1:], start=1):
-        wanted = dict(zip(names, map(float, line.split(",")), strict=True))
-        found: dict[str, float] = {}
+        expected = dict(zip(names, map(float, line.split(",")), strict=True))
+        actual: dict[str, float] = {}
         for row in history:
             if row.get("round") == number:
-                found |= row
+                actual |= row
         for name in names:
-            assert found[name] == pytest.approx(wanted[name], rel=1e-6), name
+            assert actual[name] == pytest.approx(expected[name], rel=1e-6), name
     # A metric without a round could not be drawn against it.
     scores = [row for row in history if any(name.startswith(("train/", "test/")) for name in row)]
     assert scores and all("round" in row for row in scores)
@@ -131,7 +132,7 @@ def test_curves_are_drawn_against_rounds(sent):
     assert {m.step_metric for m in metrics if m.name} <= {"", "round"}
 
 
-def test_the_partition_is_a_picture(sent, history):
+def test_the_partition_is_sent_as_an_image(sent, history):
     (row,) = [row for row in history if "partition" in row]
     assert row["partition"]["_type"] == "image-file"
     file = sent[1] / "files" / row["partition"]["path"]
@@ -139,7 +140,7 @@ def test_the_partition_is_a_picture(sent, history):
 
 
 def tables(row):
-    """What in a row is a table, by name."""
+    """Returns the tables in a row, by name."""
     return {
         name: value
         for name, value in row.items()
@@ -147,16 +148,16 @@ def tables(row):
     }
 
 
-def test_the_clients_are_a_table(sent, history):
+def test_the_clients_are_sent_as_a_table(sent, history):
     (row,) = [row for row in history if tables(row)]
-    ((name, found),) = tables(row).items()
-    assert "client" in name and row["round"] == ROUNDS and found["nrows"] == 6
-    table = json.loads((sent[1] / "files" / found["path"]).read_text())
+    ((name, entry),) = tables(row).items()
+    assert "client" in name and row["round"] == ROUNDS and entry["nrows"] == 6
+    table = json.loads((sent[1] / "files" / entry["path"]).read_text())
     lines = (sent[0] / "clients.csv").read_text().splitlines()
     assert table["columns"] == lines[0].split(",")
     for cells, line in zip(table["data"], lines[1:], strict=True):
         assert [float(v) for v in cells] == pytest.approx([float(v) for v in line.split(",")])
-    # No curve has the table's name: it would hide the table.
+    # A curve with the table's name would hide the table.
     assert name not in (sent[0] / "metrics.csv").read_text().splitlines()[0].split(",")
 
 
@@ -164,16 +165,16 @@ def test_summary_has_the_final_numbers(sent):
     summary: dict = {}
     for record in sent[2]:
         summary |= values(record.summary.update)
-    wanted = json.loads((sent[0] / "summary.json").read_text())
+    expected = json.loads((sent[0] / "summary.json").read_text())
     for name in ("test/global/accuracy", "test/personalized/accuracy", "comm/uplink_bytes"):
-        assert summary[name] == pytest.approx(wanted[name])
+        assert summary[name] == pytest.approx(expected[name])
     for name in ("round", "partition_hash", "protocol", "local/accuracy", "gained", "seed"):
-        assert summary[name] == wanted[name], name
-    assert summary["best"]["round"] == wanted["best"]["round"]
+        assert summary[name] == expected[name], name
+    assert summary["best"]["round"] == expected["best"]["round"]
     assert tables(summary)
 
 
-def test_where_nobody_is_logged_in_one_line_says_so():
+def test_without_a_login_one_line_names_the_option():
     error = wandb.errors.UsageError("No API key configured.\nUse `wandb login` to log in.")
     line = explain(error)
     assert line is not None and "\n" not in line

@@ -1,4 +1,4 @@
-"""A process that is killed, or a signal, ends the run with a line, and it can go on."""
+"""A killed process or a signal ends the run with one line, and the run can continue."""
 
 import csv
 import os
@@ -15,11 +15,17 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 
 from pfl import Trainer
 from pfl.cli import main
-from pfl.distributed.launch import SAME, STARTED_BY, Launcher, ProcessLost, _describe
+from pfl.distributed.launch import (
+    COMMON_ERROR_SECONDS,
+    STARTED_BY,
+    Launcher,
+    ProcessLost,
+    _describe,
+)
 
 ROOT = Path(__file__).parents[2]
-# One process sends a signal to itself, or to all, in the middle of the third round, or when it is
-# to be saved; the others are busy for some time.
+# One process sends a signal to itself, or to all processes, in the middle of the third round or
+# while that round is saved; the other processes are busy for some time.
 DYING = """
 import os, signal, time
 from pathlib import Path
@@ -64,7 +70,7 @@ model:
 data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
 """
 TWO = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
-# The same by another key.
+# Two processes by another key.
 SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
 SHARED += ["--trainer.strategy.processes_per_device", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
@@ -87,7 +93,7 @@ def arguments(folder, *more):
 
 
 def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **environment):
-    """Run until it ends; its exit status, the lines about it, and the seconds after the kill."""
+    """Returns exit status, error lines and the seconds after the kill of a run."""
     done = subprocess.run(
         [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
         env={
@@ -101,10 +107,10 @@ def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **e
             "BUSY": str(busy),
             "PIDS": str(folder / "pids"),
         },
-        capture_output=True,  # until the last process is gone that could write
+        capture_output=True,  # until the last process that could write is gone
         text=True,
         timeout=300,
-        start_new_session=True,  # whose processes are one group
+        start_new_session=True,  # its processes are one group
     )
     seconds = time.time() - max(path.stat().st_mtime for path in (folder / "pids").iterdir())
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
@@ -117,7 +123,7 @@ def rows(path):
 
 
 def alive(pid):
-    """Whether a process still runs; one that has ended may wait for its parent to notice."""
+    """Whether a process still runs; a zombie does not."""
     try:
         return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
@@ -125,7 +131,7 @@ def alive(pid):
 
 
 def ends(pid):
-    """Whether it ends in a moment: a process closes what it writes to before it is gone."""
+    """Whether a process ends soon; it closes its output before it is gone."""
     deadline = time.monotonic() + 10
     while alive(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -159,8 +165,8 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
     assert main(arguments(folder, "--ckpt_path", checkpoint)) == 0
     assert main(arguments(folder, "--trainer.name", "whole")) == 0
     for file in ("metrics.csv", "clients.csv"):
-        found, wanted = rows(run / file), rows(folder / "runs" / "whole" / file)
-        for row, other in zip(found, wanted, strict=True):
+        actual, expected = rows(run / file), rows(folder / "runs" / "whole" / file)
+        for row, other in zip(actual, expected, strict=True):
             assert row == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
     assert len(rows(run / "metrics.csv")) == 4
 
@@ -197,7 +203,7 @@ def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environm
     ("rounds", "where"), [(4, "round 3 of 4"), (2, "round 2 of 2"), (-1, "round 3")]
 )
 def test_the_line_names_the_round(tmp_path, rounds, where):
-    """Two rounds are over; without a last one, max_time or max_steps would have ended the run."""
+    """Two rounds are over. Without `max_epochs`, max_time or max_steps ended the run."""
     trainer = Trainer(max_epochs=rounds, default_root_dir=tmp_path, enable_checkpointing=False)
     trainer.state.fn, trainer.fit_loop.epoch_progress.current.completed = "fit", 2
     assert _describe("ended", trainer) == f"ended in {where}; start again"
@@ -205,7 +211,7 @@ def test_the_line_names_the_round(tmp_path, rounds, where):
 
 @pytest.fixture
 def launcher(monkeypatch):
-    """Of one process of four that somebody else has started."""
+    """The launcher of one of four processes that were started externally."""
     for name, value in {"LOCAL_RANK": "0", "OMP_NUM_THREADS": ""}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("OMP_NUM_THREADS")
@@ -216,9 +222,8 @@ def launcher(monkeypatch):
 
 
 def test_processes_share_the_cores(launcher, monkeypatch):
-    """The first one, too: 9 cores for 4 processes are 2 threads for each."""
-    name = "lightning.fabric.utilities.distributed._num_cpus_available"
-    monkeypatch.setattr(name, lambda: 9)
+    """9 cores for 4 processes are 2 threads for each, the first process included."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(9), raising=False)
     try:
         assert launcher.launch(torch.get_num_threads) == 2
     finally:
@@ -230,7 +235,7 @@ def fail(error):
     raise error
 
 
-def test_errors_of_ones_own_stay_what_they_are(launcher):
+def test_errors_of_this_process_keep_their_type(launcher):
     with pytest.raises(RuntimeError, match="out of memory") as caught:
         launcher.launch(fail, RuntimeError("out of memory"))
     assert caught.type is RuntimeError
@@ -239,7 +244,7 @@ def test_errors_of_ones_own_stay_what_they_are(launcher):
 
 
 class Child:
-    """Of a run's first process; has ended with `code`."""
+    """A child process that has ended with `code`."""
 
     def __init__(self, code):
         self.code, self.was_killed = code, False
@@ -268,8 +273,8 @@ def test_the_first_process_says_who_is_gone_and_ends_the_others(launcher, monkey
 
 @pytest.mark.slow
 def test_the_others_leave_an_error_to_the_first_process(launcher, monkeypatch):
-    """They wait until it has ended them: everyone has the same mistake of the user."""
+    """The other processes wait for the first one to end them: all have the same error."""
     monkeypatch.setenv(STARTED_BY, str(os.getppid()))
     begun = time.monotonic()
     launcher.end_others(ValueError("wrong"))
-    assert time.monotonic() - begun >= SAME
+    assert time.monotonic() - begun >= COMMON_ERROR_SECONDS

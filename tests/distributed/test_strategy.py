@@ -1,4 +1,4 @@
-"""Two and three processes compute what one process computes."""
+"""Two and three processes compute the same as one process."""
 
 import fcntl
 import io
@@ -15,7 +15,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from pfl import ClientParallelStrategy
 from pfl.clients.state_rows import unpacked
 from pfl.distributed import collectives
-from pfl.distributed.collectives import _by_gloo, gather
+from pfl.distributed.collectives import _gloo_group, gather
 from tests.algorithms.methods import METHODS
 from tests.commands import finish, table
 from tests.refusal import refused
@@ -42,10 +42,10 @@ FITS = {
     ),
 }
 for method in METHODS.values():
-    # Of four clients with state, two processes have two each, three have two, one and one: in the
-    # first round the first process has none that trains, in the last the second, and in the second
-    # round some have a chunk more than others. Where everyone must take part, in one round nobody
-    # does, and in another run there is only one client.
+    # With client state, two processes own two of the four clients each; three processes own two,
+    # one and one. In the first round no client of the first process trains, in the last round none
+    # of the second, and in the second round some processes have a chunk more than others. If the
+    # method needs all clients, nobody trains in one round, and a second run has only one client.
     algorithm = f"METHODS[{method.name!r}].make(small_network(), loss=HalfSquaredError(), **TRAIN)"
     trace = [range(4), [], range(4)] if method.everyone else [[1], range(4), [2]]
     loop = f"trace={[list(c) for c in trace]}, clients_at_once=1"
@@ -84,9 +84,9 @@ for name, (algorithm, data, loop) in fits.items():
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """The folder of the runs in 1, 2 and 3 processes; of what they printed, see `printed`.
+    """The folder of the runs in 1, 2 and 3 processes, and of their output.
 
-    The first worker of pytest-xdist that comes makes them, for all.
+    The first worker of pytest-xdist makes the runs for all workers.
     """
     shared = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -100,7 +100,7 @@ def root(tmp_path_factory):
 
 
 def make_runs(root):
-    """One process in this one; two as Lightning starts them; three as torchrun does."""
+    """Runs one process here, two that Lightning starts, and three that torchrun starts."""
     root.mkdir()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()) as own:
         patch.setattr(sys, "argv", ["driver", str(root / "1")])
@@ -128,26 +128,25 @@ def test_all_processes_took_part(root, processes):
     assert {path.name for path in (root / str(processes)).iterdir()} == set(FITS)
 
 
-def same(found, wanted):
-    """Whether two entries of a table agree: text and whole numbers exactly."""
-    if found == wanted:
+def same(actual, expected):
+    """Whether two entries of a table agree; text and whole numbers must be equal."""
+    if actual == expected:
         return True
-    inexact = "." in wanted or "e" in wanted
-    return inexact and float(found) == pytest.approx(float(wanted), rel=1e-9, abs=1e-9)
+    inexact = "." in expected or "e" in expected
+    return inexact and float(actual) == pytest.approx(float(expected), rel=1e-9, abs=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("processes", [2, 3])
 @pytest.mark.parametrize("name", FITS)
-def test_metrics_and_clients_are_equal(root, name, processes):
-    """And the tables that a method records."""
+def test_metrics_clients_and_recorded_tables_are_equal(root, name, processes):
     one, two = root / "1", root / str(processes)
     files = {path.name for path in (one / name).glob("*.csv")}
     assert {path.name for path in (two / name).glob("*.csv")} == files >= {"metrics.csv"}
     for file in files:
-        rows, wanted = table(two / name / file), table(one / name / file)
-        for row, other in zip(rows, wanted, strict=True):
+        rows, expected = table(two / name / file), table(one / name / file)
+        for row, other in zip(rows, expected, strict=True):
             assert list(row) == list(other)
             for column, value in other.items():
                 if not same(row[column], value):
@@ -168,29 +167,29 @@ def test_checkpoints_are_equal(root, name, processes):
     for key, value in one["state_dict"].items():
         assert_close(two["state_dict"][key], value)
         assert value.dtype == torch.float64 or not value.is_floating_point()
-    saved, wanted = two["federated"], one["federated"]
-    assert saved["ledger"].keys() == wanted["ledger"].keys()
-    for way, counts in wanted["ledger"].items():
+    saved, expected = two["federated"], one["federated"]
+    assert saved["ledger"].keys() == expected["ledger"].keys()
+    for way, counts in expected["ledger"].items():
         assert torch.equal(saved["ledger"][way], counts)
     for key in ("rounds", "bytes", "samples_seen", "partition", "algorithm"):
-        assert saved[key] == wanted[key], key
-    assert saved["clients"].keys() == wanted["clients"].keys()
-    for state, entry in wanted["clients"].items():
-        (ids, rows), (others, found) = map(kept, (entry, saved["clients"][state]))
-        assert torch.equal(others, ids) and len(ids) > 0
-        assert_close(found, rows)
+        assert saved[key] == expected[key], key
+    assert saved["clients"].keys() == expected["clients"].keys()
+    for state, entry in expected["clients"].items():
+        (ids, rows), (saved_ids, saved_rows) = map(kept, (entry, saved["clients"][state]))
+        assert torch.equal(saved_ids, ids) and len(ids) > 0
+        assert_close(saved_rows, rows)
         assert_close(saved["clients"][state]["initial"], entry["initial"])
 
 
 def kept(entry):
-    """Clients and rows of a state in a checkpoint, by client."""
+    """Ids and rows of a client state in a checkpoint, sorted by id."""
     pieces = [piece for part in entry["parts"] for piece in unpacked(part, len(entry["initial"]))]
     ids, rows = map(torch.cat, zip(*pieces, strict=True))
     return ids.sort().values, rows[ids.argsort()]
 
 
-def assert_close(found, wanted):
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
+def assert_close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
 @pytest.mark.slow
@@ -214,20 +213,20 @@ def test_without_processes_a_value_gathers_to_itself():
 
 
 @pytest.mark.parametrize(
-    ("shared", "wanted", "backend"), [(1, [0, 1], "nccl"), (2, [0, 0, 1, 1], "gloo")]
+    ("shared", "indices", "backend"), [(1, [0, 1], "nccl"), (2, [0, 0, 1, 1], "gloo")]
 )
-def test_processes_share_gpus(monkeypatch, shared, wanted, backend):
+def test_processes_share_gpus(monkeypatch, shared, indices, backend):
     strategy = ClientParallelStrategy(processes_per_device=shared)
     strategy.parallel_devices = [torch.device("cuda", 0), torch.device("cuda", 1)]
     strategy.cluster_environment = LightningEnvironment()
-    assert strategy.num_processes == len(wanted)
-    for rank, index in enumerate(wanted):
+    assert strategy.num_processes == len(indices)
+    for rank, index in enumerate(indices):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         assert strategy.root_device == torch.device("cuda", index)
     assert strategy._get_process_group_backend() == backend
 
 
-def test_a_backend_of_ones_own_is_kept():
+def test_a_given_backend_is_kept():
     strategy = ClientParallelStrategy(2, process_group_backend="mpi")
     assert strategy._get_process_group_backend() == "mpi"
 
@@ -243,6 +242,6 @@ def test_processes_wait_for_each_other_as_long_as_the_strategy_says(monkeypatch)
     monkeypatch.setattr(torch.distributed, "new_group", lambda **arguments: arguments)
     ClientParallelStrategy(timeout=timedelta(hours=3)).setup_distributed()
     try:
-        assert _by_gloo("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
+        assert _gloo_group("a world") == {"backend": "gloo", "timeout": timedelta(hours=3)}
     finally:
-        _by_gloo.cache_clear()
+        _gloo_group.cache_clear()

@@ -1,0 +1,90 @@
+"""The result of a run: the best round, gains over the local baseline, memory, versions."""
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.callbacks.run_result import best_round, compare, peak_memory, versions
+from pfl.rounds.evaluation import worst_tenth
+
+NAN = float("nan")
+VAL = {
+    f"{k[0]}{n[0]}": f"val/{k}/{n}"
+    for k in ("global", "personalized")
+    for n in ("accuracy", "loss")
+}
+
+
+@pytest.mark.parametrize(
+    "values, best, by",
+    [
+        ({"ga": [0.1, 0.5, 0.3]}, 2, "ga"),
+        ({"ga": [0.1, 0.5, 0.5]}, 2, "ga"),  # the first of equal rounds
+        ({"ga": [0.9, 0.5, 0.3], "pa": [0.1, 0.2, 0.3]}, 3, "pa"),
+        ({"ga": [0.9, 0.5, 0.3], "pl": [3.0, 2.0, 1.0]}, 1, "ga"),
+        ({"gl": [0.2, 0.1, 0.3]}, 2, "gl"),
+        ({"gl": [0.1, 0.2, 0.3], "pl": [0.3, 0.2, 0.4]}, 2, "pl"),
+        ({"ga": [None, 0.2, None]}, 2, "ga"),  # not evaluated in every round
+        ({"ga": [NAN, 0.1, NAN]}, 2, "ga"),
+        ({"ga": [NAN, NAN, NAN], "gl": [3.0, 2.0, 1.0]}, 3, "gl"),
+    ],
+)
+def test_validation_selects_the_best_round(values, best, by):
+    rows = [
+        {"round": r + 1, **{VAL[k]: v[r] for k, v in values.items() if v[r] is not None}}
+        for r in range(3)
+    ]
+    result = best_round(rows)
+    assert result.pop("selected_by") == VAL[by]
+    assert result is not rows[best - 1] and result == rows[best - 1]
+
+
+def test_test_scores_never_select():
+    assert best_round([{"round": 1, "test/global/accuracy": 0.9}]) is None
+    assert best_round([]) is None
+
+
+def test_compare_counts_gains_over_the_local_baseline():
+    columns = {
+        "test_local_accuracy": np.array([0.5, 0.5, 0.5, 0.5, np.nan]),
+        "test_local_loss": np.array([1.0, 1.0, 1.0, 1.0, np.nan]),
+        "test_global_accuracy": np.array([0.0, 0.0, 0.0, 0.0, np.nan]),
+        "test_personalized_accuracy": np.array([0.7, 0.6, 0.5, 0.4, np.nan]),
+    }
+    result = compare(columns)
+    assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
+    assert result["local/accuracy"] == 0.5 and result["local/accuracy_std"] == 0.0
+    del columns["test_personalized_accuracy"]
+    result = compare(columns)
+    assert (result["gained"], result["equal"], result["lost"]) == (0.0, 0.0, 1.0)
+    untested = {name: np.full(5, np.nan) for name in columns}
+    assert compare(untested) == {}
+    del columns["test_local_accuracy"]
+    assert compare(columns) == {}
+
+
+def test_compare_takes_a_lower_loss_as_a_gain():
+    columns = {
+        "test_local_accuracy": np.full(4, np.nan),
+        "test_local_loss": np.array([1.0, 2.0, 3.0, 10.0]),
+        "test_global_loss": np.array([0.5, 2.0, 4.0, 5.0]),
+        "test_global_accuracy": np.full(4, np.nan),
+    }
+    result = compare(columns)
+    assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
+    assert (result["local/loss"], result["local/loss_worst10"]) == (4.0, 10.0)
+    assert "local/accuracy" not in result
+
+
+@pytest.mark.parametrize("count, worst", [(1, 0), (10, 0), (11, 0.5), (20, 0.5), (21, 1)])
+def test_worst_tenth_is_rounded_up(count, worst):
+    values = np.random.default_rng(0).permutation(count).astype(float)
+    assert worst_tenth(values) == worst
+
+
+def test_peak_memory_is_in_bytes_and_versions_are_the_installed_ones():
+    assert 1e7 < peak_memory() < 1e12
+    assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))

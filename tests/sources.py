@@ -1,0 +1,31 @@
+"""The sources of the packages as syntax trees, for tests that hold rules about the code."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("pfl", "models", "datamodules")
+
+
+def sources(package: str) -> dict[str, ast.Module]:
+    """Returns the syntax trees of a package's modules by dotted name; a folder is a module, too."""
+    trees = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        trees[name] = ast.parse(path.read_text())
+    return trees
+
+
+def imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
+    """Yields the module and the name of every import, lazy and type-checking ones included.
+
+    The name is None for `import module`.
+    """
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, "imports are absolute"
+            yield from ((node.module, alias.name) for alias in node.names)

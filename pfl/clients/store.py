@@ -71,6 +71,10 @@ class ClientStore:
         """Ids of the clients with a row of their own, ascending."""
         return self._states[name].seen()
 
+    def initial(self, name: str) -> Tensor:
+        """Returns the first value of a state, [width], in host memory."""
+        return self._states[name].initial
+
     def read(self, name: str, ids: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
         """A copy of these clients' rows, [C, width]."""
         device = torch.device(device)

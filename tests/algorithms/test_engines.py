@@ -16,7 +16,7 @@ from models import MLP
 from models.cnn import SmallCNN
 from pfl import FederatedLoop
 from pfl.algorithms import LPGD, FedAvg, FedSLR, LocalTrain
-from pfl.clients import Clients
+from pfl.clients import Clients, LocalSchedule
 from tests.problems import History
 
 METHODS = {
@@ -105,13 +105,13 @@ OPTIMIZERS = {
 }
 
 
-def train_one_client(model, own, digits, i, round=0, weight_decay=0.0, precision=nullcontext):
+def train_one_client(model, own, digits, i, round_index=0, weight_decay=0.0, precision=nullcontext):
     """Two local epochs of client i in a round, by a plain loop with an optimizer of its own."""
     data, (first, *_) = FederatedLoop(digits), model.parameters()
     data.setup()
     samples = data.client_data(torch.device("cpu"))
-    alone = Clients(np.array([i]), round, samples, dtype=first.dtype)
-    for batch in alone.batches(64, epochs=2):
+    alone = Clients(np.array([i]), round_index, samples, dtype=first.dtype)
+    for batch in alone.batches(LocalSchedule(64, epochs=2)):
         own.zero_grad()
         with precision():
             loss = nn.functional.cross_entropy(model(batch.inputs[0]), batch.targets[0])
@@ -146,9 +146,9 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
     fit(algorithm, digits, rounds, evaluate=())
     for i in range(5):
         model = network()
-        for round in range(rounds):
-            own = optimizer(model.parameters(), lr=lr * 0.5**round)
-            train_one_client(model, own, digits, i, round, weight_decay=0.01)
+        for round_index in range(rounds):
+            own = optimizer(model.parameters(), lr=lr * 0.5**round_index)
+            train_one_client(model, own, digits, i, round_index, weight_decay=0.01)
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
         found = algorithm.store.read("w", np.array([i]))[0]
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)

@@ -260,7 +260,7 @@ def test_a_communication_period(fit, problem, period):
     algorithm = fedpd(problem.network(START), communication_period=period, **SETTINGS)
     fit(algorithm, problem, 7, callbacks=[history])
     found = talks(history)
-    assert found == [round % period == 0 for round in range(1, 8)]
+    assert found == [number % period == 0 for number in range(1, 8)]
     expected = reference.fedpd(problem, START, found, **SETTINGS)
     assert_rounds(history.rounds, expected, "w", "x", "lam")
     count = 7 // period

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -115,6 +115,13 @@ class FederatedAlgorithm(FederatedRun):
         self.participants = 0
         self._totals = RoundTotals(weighting, self.tables)
         self._message = dense(self.global_model)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a method that replaces a private function of the framework by accident."""
+        super().__init_subclass__(**kwargs)
+        private = (name for name in vars(cls) if name[0] == "_" != name[1:2])
+        if taken := [name for name in private if callable(getattr(FederatedAlgorithm, name, None))]:
+            raise TypeError(f"{cls.__name__}: {', '.join(taken)} belong to the framework; rename")
 
     # ---- what a method writes -----------------------------------------------------------------
 

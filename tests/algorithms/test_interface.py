@@ -4,10 +4,13 @@ import ast
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import pfl.algorithms
 import pfl.method
+from tests.problems import least_squares
 
 FILES = sorted(Path(pfl.algorithms.__file__).parent.glob("[!_]*.py"))
 EVERY_FILE = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -68,3 +71,59 @@ def test_a_use_of_the_loop_would_show(line):
 def test_all_names_of_pfl_method_exist():
     assert all(hasattr(pfl.method, name) for name in pfl.method.__all__)
     assert sorted(pfl.method.__all__) == sorted(set(pfl.method.__all__))
+
+
+def test_a_method_that_replaces_a_private_function_of_the_framework_is_refused():
+    with pytest.raises(TypeError, match="Unlucky: _train"):
+        type("Unlucky", (pfl.method.FederatedAlgorithm,), {"_train": lambda self: None})
+
+
+def test_what_is_logged_before_the_first_round_is_no_error():
+    method = pfl.algorithms.FedAgg(torch.nn.Linear(2, 1), local_epochs=1)
+    method.log_metric("number", 1.0)
+    method.log_table("rates", client=np.arange(2))
+    method.log_loss("train", torch.ones(1), [1])
+    assert method.participants == method.rounds == 0 and method.row == {}
+
+
+class Facts(pfl.algorithms.FedAvg):
+    """FedAvg with a state that starts at 2; records what it is told in each round."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs)
+        self.add_client_state("visits", lambda: torch.tensor([2.0, 0.0]))
+        self.facts, self.evaluated = [], []
+
+    def check_setup(self):
+        assert (self.num_clients, self.max_rounds, self.seed) == (4, 3, 7)
+        assert self.client_sizes.tolist() == [2, 3, 4, 5]
+        assert self.problem_constant("smoothness") is None
+
+    def client_update(self, clients, w):
+        clients.state["visits"] = clients.state["visits"] + 1.0
+        return super().client_update(clients, w)
+
+    def server_update(self, mean):
+        super().server_update(mean)
+        rows = self.client_rows("visits", np.array([3, 0]))
+        cohort = self.cohort(self.rounds).tolist()
+        seen = self.seen_clients("visits").tolist()
+        self.facts.append((cohort, self.participants, seen, rows.tolist()))
+        self.mean = self.mean_state("visits").tolist()
+
+    def after_evaluation(self, row):
+        self.evaluated.append(row["round"])
+
+
+def test_facts_about_the_run_and_rows_of_clients(fit):
+    """Clients 0, 1 and 2 visit once, twice and once; client 3 keeps the first value (2, 0)."""
+    problem = least_squares((2, 3, 4, 5))
+    method = Facts(problem.network())
+    fit(method, problem, 3, trace=[[1, 2], [0], [1]], seed=7, clients_at_once=1)
+    assert method.facts == [
+        ([1, 2], 2, [1, 2], [[2.0, 0.0], [2.0, 0.0]]),
+        ([0], 1, [0, 1, 2], [[2.0, 0.0], [3.0, 1.0]]),
+        ([1], 1, [0, 1, 2], [[2.0, 0.0], [3.0, 1.0]]),
+    ]
+    assert method.mean == [2.0 + (1 + 2 + 1 + 0) / 4, (1 + 2 + 1 + 0) / 4]
+    assert method.evaluated == []  # nobody has validation samples

@@ -160,7 +160,7 @@ class FederatedAlgorithm(FederatedRun):
 
     @property
     def local_schedule(self) -> LocalSchedule:
-        """The local steps that the arguments ask for, for `clients.batches`."""
+        """The local steps that the method's arguments define, for `clients.batches`."""
         return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps)
 
     def learning_rate(self, round_index: int) -> float:

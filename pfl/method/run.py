@@ -7,20 +7,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Ledger
 from pfl.distributed.collectives import gather, sum_over_processes
-from pfl.engines.oracle import Engine
 from pfl.errors import ConfigError
 from pfl.method.checkpoint import check, restore, save
-from pfl.method.module import FederatedModule, Network
+from pfl.method.module import FederatedModule
 from pfl.method.scoring import Evaluation, predictions
 
 
 class FederatedRun(FederatedModule):
-    """What a method may ask about its run, and how the run evaluates, saves and logs the method.
+    """A method during a run: facts that the method may use, evaluation, checkpoints and logging.
 
     Attributes:
         row: The last round's row of metrics.
@@ -28,15 +27,8 @@ class FederatedRun(FederatedModule):
         evaluation: The scores of the last complete evaluation; None before the first.
     """
 
-    def __init__(
-        self,
-        network: Network,
-        batch_size: int | None,
-        buffers: Literal["average", "local"],
-        loss: nn.Module | None,
-        engine: Engine,
-    ) -> None:
-        super().__init__(network, batch_size, buffers, loss, engine)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.row: dict[str, float] = {}
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self.evaluation: Evaluation | None = None

@@ -62,7 +62,7 @@ def own(clients, client):
 # ---- data ----------------------------------------------------------------------------------------
 
 
-def test_data_answers_for_clients():
+def test_client_data_has_sizes_and_samples_by_client_id():
     d = data()
     assert d.sizes("train", np.array([4, 2, 0])).tolist() == [10, 0, 3]
     assert d.sizes("val", np.array([4, 2, 0])).tolist() == [10, 7, 1]

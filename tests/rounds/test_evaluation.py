@@ -87,7 +87,7 @@ def test_nobody_has_samples():
     assert summarize(scores([NAN, NAN], [NAN, NAN], [0, 0])) == {}
 
 
-def test_sums_by_client():
+def test_scores_are_summed_by_client():
     metric = ClientScores(4)
     ids = torch.tensor([2, 0])
     metric.update(ids, torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2, 1]))
@@ -244,7 +244,7 @@ def test_personalized_scores(tmp_path, protocol, at_once, engine):
 
 
 @pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
-def test_regression(tmp_path, kind):
+def test_regression_has_losses_and_no_accuracy(tmp_path, kind):
     algorithm, module = kind(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
     run(algorithm, module, 2, root=tmp_path)
     name = "global" if kind is FedAvg else "personalized"

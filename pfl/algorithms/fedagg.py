@@ -118,7 +118,7 @@ class FedAgg(FederatedAlgorithm):
         self.add_server_state("measured", torch.tensor(False))
 
     def download(self) -> Message:
-        """Returns the model, and the mean-field terms from the second round on."""
+        """Returns the model, and the mean-field terms once clients have measured them."""
         terms = self.local_epochs * (2 if self.mean_field == "fixed_point" else 1)
         parts = 1 + terms * bool(self.measured)
         return Message(self.global_model, parts * dense(self.global_model).nbytes)

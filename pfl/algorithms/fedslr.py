@@ -40,7 +40,7 @@ class FedSLR(FederatedAlgorithm):
     Cost: down sum_l min(r_l (d1 + d2), d1 d2) + 1-D layers, up P. Client state: γ_i and p_i.
 
     Args:
-        proximal_step: η_g. The paper's proof wants η_g < 1/(2L); its experiments use 10.
+        proximal_step: η_g. The paper's proof assumes η_g < 1/(2L); its experiments use 10.
         low_rank_penalty: λ, the penalty of the global component.
         sparse_penalty: μ, the penalty of the personal component.
         personal_epochs: Local epochs of Phase II; Phase I takes `local_epochs` or `local_steps`.

@@ -58,7 +58,8 @@ class FederatedAlgorithm(FederatedRun):
             its own, with which all models are evaluated on that client.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating targets.
-        engine: How the network is run: "sequential", "vmap" or "auto".
+        engine: How the network is run: "auto", "sequential", "vmap", or "debug" (slow, with
+            checks; see docs/add-a-method.md).
 
     Attributes:
         participants: Number of clients that took part in the round; set before `server_update`.

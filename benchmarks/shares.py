@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.compare import machine
 from benchmarks.gpu import products, rate
 from benchmarks.workloads import BATCH, RATE, WORKLOADS
-from pfl.clients import ClientData, Clients
+from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.engines.batch import default_loss
 from pfl.engines.local_step import Step
 from pfl.engines.oracle import Oracle
@@ -45,7 +45,7 @@ def training(key: str) -> tuple[Callable[[], None], int]:
     def train() -> None:
         for group in Clients(loop.cohort(0), 0, data).groups(size):
             w = space.vector.detach().repeat(len(group), 1)
-            oracle.descend(w, group.step_blocks(BATCH, workload.epochs), Step(RATE))
+            oracle.descend(w, group.step_blocks(LocalSchedule(BATCH, workload.epochs)), Step(RATE))
 
     samples = workload.per_round * workload.samples * workload.epochs
     return train, samples * products(workload.make(), workload.shape)

@@ -85,6 +85,21 @@ class CommandLine(LightningCLI):
         self.run_subcommand(subcommand)
 
 
+class MovableModule(pl.LightningModule):
+    """A module with a hook behind every change of its parameters' storage (`.to`, `.double`).
+
+    Why: PyTorch has no public hook for it. Since torch 1.0.
+    """
+
+    def after_move(self) -> None:
+        """Acts on the new storage of the parameters."""
+
+    def _apply(self, fn: Any, recurse: bool = True) -> MovableModule:
+        super()._apply(fn, recurse)
+        self.after_move()
+        return self
+
+
 # ---- PyTorch ------------------------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
-"""What travels between server and clients, and the ledger that counts it in bytes.
+"""Messages between server and clients, and the ledger that counts their bytes.
 
 Only payload is counted: values, and the indices or bit masks without which a sparse message cannot
-be read. Headers of a few bytes a message are not.
+be read. Headers of a few bytes a message are not counted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,20 @@ from pfl.parameters import ParameterSpace
 
 @dataclass
 class Message:
-    """Values as the receiver reads them, and what they cost on the wire.
+    """Values as the receiver reads them, and the number of bytes that are sent.
 
     Attributes:
-        values: [K] from the server to everyone, or [C, K] from C clients.
-        nbytes: Bytes of one message, or int64 [C] where the clients' messages differ in size.
-        weighting: Of the clients in the mean of this message; None: as the method says.
+        values: [K] from the server to every client, or [C, K] from C clients.
+        nbytes: Bytes of one message, or int64 [C] if the clients' messages differ in size.
+        weighting: The clients' weights in the mean of this message, "samples" or "uniform"; None:
+            the method's `weighting`.
+
+    Example:
+        Two clients send a mean that the server weights uniformly, 4 bytes each:
+
+        >>> message = Message(torch.tensor([[1.0], [3.0]]), nbytes=4, weighting="uniform")
+        >>> message.values.shape
+        torch.Size([2, 1])
     """
 
     values: Tensor
@@ -32,25 +40,41 @@ class Message:
 
 
 def dense(values: Tensor) -> Message:
-    """Every value, at its own width."""
+    """Returns a message of all values [..., K], each with the bytes of its dtype.
+
+    Example:
+        >>> dense(torch.zeros(5, 10)).nbytes  # of one of five clients: 10 float32 values
+        40
+    """
     return Message(values, values.shape[-1] * values.element_size())
 
 
 def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:
-    """Two factors for every matrix layer where they are smaller than the layer itself.
+    """Returns a message with two factors for every matrix layer whose factors are smaller.
 
-    A layer d1 x d2 of rank r goes as U diag(s)^(1/2) and diag(s)^(1/2) V', that is r (d1 + d2)
-    values, or densely as d1 d2 (FedSLR, Section 5). 1-D layers are dense.
+    A layer d1 x d2 of rank r is sent as U diag(s)^(1/2) and diag(s)^(1/2) V', that is r (d1 + d2)
+    values, or densely as d1 d2 values (FedSLR, Section 5). 1-D layers are dense.
 
     Args:
         values: Flat models [..., P].
-        ranks: int64 [..., number of matrix layers].
+        space: The layers of the models.
+        ranks: The ranks of the matrix layers, int64 [..., number of matrix layers].
+
+    Example:
+        A layer of 4 x 6 weights with rank 1 is 4 + 6 values, its bias 4 values, each of 4 bytes:
+
+        >>> space = ParameterSpace(torch.nn.Linear(6, 4))
+        >>> low_rank(torch.zeros(28), space, torch.tensor([1])).nbytes
+        tensor(56)
     """
     return Message(values, low_rank_size(space, ranks) * values.element_size())
 
 
 def low_rank_size(space: ParameterSpace, ranks: Tensor) -> Tensor:
-    """Number of values of `low_rank`: sum_l min(r_l (d1 + d2), d1 d2) + the 1-D layers, int64."""
+    """Returns the number of values that `low_rank` sends, int64 [...].
+
+    The number is sum_l min(r_l (d1 + d2), d1 d2), plus the sizes of the 1-D layers.
+    """
     pairs = [layer.matrix_shape for layer in space.matrices]
     shapes = torch.tensor(pairs, dtype=torch.int64).reshape(-1, 2)
     area = shapes.prod(1)
@@ -59,28 +83,53 @@ def low_rank_size(space: ParameterSpace, ranks: Tensor) -> Tensor:
 
 
 def sparse(values: Tensor) -> Message:
-    """The non-zero values with 4-byte indices or with a mask of one bit a value, the smaller."""
+    """Returns a message of the non-zero values, with 4-byte indices or a smaller bit mask.
+
+    Example:
+        Two values of 4 bytes; two indices take 8 bytes, a mask of 16 bits takes 2:
+
+        >>> values = torch.zeros(16)
+        >>> values[:2] = 1.0
+        >>> int(sparse(values).nbytes)
+        10
+    """
     count = values.count_nonzero(-1)
     indices, bits = 4 * count, -(-values.shape[-1] // 8)
     return Message(values, count * values.element_size() + indices.clamp_max(bits))
 
 
 def masked(values: Tensor, mask: Tensor) -> Message:
-    """Only the values under a mask (bool [K]) that both sides know: nothing else is sent."""
+    """Returns a message of the values under a mask, bool [K], that server and clients share.
+
+    The values outside of the mask are not sent and must not be used by the receiver.
+
+    Example:
+        >>> masked(torch.zeros(5, 10), torch.arange(10) < 3).nbytes  # 3 float32 values
+        12
+    """
     return Message(values, int(mask.sum()) * values.element_size())
 
 
 class Ledger:
-    """Counts bytes down and up, for each client and over all rounds; takes room for those it met.
+    """The bytes that each client has received and sent over all rounds.
+
+    Memory grows with the clients that took part, not with the population.
 
     Args:
         num_clients: The population, M.
+
+    Example:
+        >>> ledger = Ledger(num_clients=3)
+        >>> ledger.add(np.array([0, 2]), down=40, up=12)  # bytes of each; returns the sums
+        (80, 24)
+        >>> ledger.uplink.tolist()
+        [12, 0, 12]
     """
 
     def __init__(self, num_clients: int) -> None:
         self.num_clients = num_clients
         self._places: dict[int, int] = {}
-        self._counts = np.zeros((2, 64), np.int64)  # down and up, by place; the others are 0
+        self._counts = np.zeros((2, 64), np.int64)  # down and up, by place; unused places are 0
 
     @property
     def downlink(self) -> np.ndarray:
@@ -93,26 +142,28 @@ class Ledger:
         return self.of(np.arange(self.num_clients))[1]
 
     def of(self, clients: np.ndarray) -> np.ndarray:
-        """Bytes that some clients have received and sent so far, int64 [2, C]."""
+        """Returns the bytes that some clients have received and sent so far, int64 [2, C]."""
         places = [self._places.get(client, -1) for client in clients.tolist()]
-        return self._counts[:, places]  # nobody has the last place
+        return self._counts[:, places]  # the last place is always unused
 
     def add(self, clients: np.ndarray, down: int | Tensor, up: int | Tensor) -> tuple[int, int]:
-        """Book the messages of some clients, each in bytes; returns the sums down and up."""
+        """Counts each of some clients' bytes down and up, and returns the two sums."""
         known = self._places
         places = [known.setdefault(client, len(known)) for client in clients.tolist()]
         if (short := len(known) + 1 - self._counts.shape[1]) > 0:
-            room = max(short, self._counts.shape[1])  # doubled, so that it is seldom moved
+            room = max(
+                short, self._counts.shape[1]
+            )  # doubled, so that the counts are seldom copied
             self._counts = np.pad(self._counts, ((0, 0), (0, room)))
         sums = []
-        for booked, count in zip(self._counts, (down, up), strict=True):
+        for counts, count in zip(self._counts, (down, up), strict=True):
             bytes_each = np.broadcast_to(_bytes(count), clients.shape)
-            np.add.at(booked, places, bytes_each)
+            np.add.at(counts, places, bytes_each)
             sums.append(int(bytes_each.sum()))
         return sums[0], sums[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counts of the clients that have any (`clients`, ascending), as tensors."""
+        """Returns the counts of the clients with any bytes (`clients`, ascending), as tensors."""
         ids = np.array(sorted(self._places), np.int64)
         counts = self.of(ids)
         some = counts.any(0)
@@ -120,7 +171,7 @@ class Ledger:
         return {name: torch.from_numpy(value) for name, value in values.items()}
 
     def load_state_dict(self, *states: dict[str, Tensor]) -> None:
-        """The inverse of `state_dict`, or the sum of several."""
+        """Loads what `state_dict` returned, or the sum of several such dictionaries."""
         self._places, self._counts = {}, np.zeros_like(self._counts)
         for state in states:
             self.add(state["clients"].numpy(), state["downlink"], state["uplink"])

@@ -1,17 +1,34 @@
-"""Mistakes of a user, told in one line that names the key, the value and what would be right."""
+"""Errors that a user can mend: one line that names the key, its value and what would be right."""
 
 from __future__ import annotations
 
+from datamodules import errors
 from datamodules.errors import ConfigError
 
-__all__ = ["ConfigError", "Diverged", "require"]
+__all__ = ["ConfigError", "Diverged", "require", "require_one_of"]
 
 
 class Diverged(ConfigError):
-    """The models of a run are no longer finite."""
+    """The clients' models are no longer finite: the run has diverged.
+
+    Example:
+        >>> issubclass(Diverged, ConfigError)
+        True
+    """
 
 
-def require(name: str, value: object, holds: bool, wanted: str) -> None:
-    """Raise a ConfigError about a method's argument `name` unless `holds`."""
-    if not holds:
-        raise ConfigError(f"model.{name}: {value!r}; it must be {wanted}")
+def require(name: str, value: object, holds: bool, expected: str) -> None:
+    """Raises a ConfigError about a method's argument `name` unless `holds`.
+
+    Args:
+        name: The argument, which the command line calls `model.<name>`.
+        value: What was given for the argument.
+        holds: Whether the value is possible.
+        expected: The possible values, in words that continue "it must be".
+    """
+    errors.require(f"model.{name}", value, holds, expected)
+
+
+def require_one_of(name: str, value: object, *choices: str) -> None:
+    """Raises a ConfigError about a method's argument `name` unless it is one of `choices`."""
+    require(name, value, value in choices, " or ".join(choices))

@@ -15,7 +15,7 @@ from pfl.errors import ConfigError
 
 @dataclass(frozen=True)
 class Layer:
-    """Where one parameter tensor lies in the flat vector."""
+    """The place of one parameter tensor in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,7 +28,7 @@ class Layer:
 
     @property
     def span(self) -> slice:
-        """Its place in the last dimension of a [..., P] tensor."""
+        """The place in the last dimension of a [..., P] tensor."""
         return slice(self.start, self.start + self.size)
 
     @property
@@ -46,7 +46,7 @@ class Layer:
         return self.shape[0], prod(self.shape[1:])
 
     def to_matrix(self, values: Tensor) -> Tensor:
-        """[..., size] -> [..., rows, columns]."""
+        """Returns values [..., size] as matrices [..., rows, columns]."""
         tensor = values.reshape(*values.shape[:-1], *self.shape)
         if len(self.shape) == 4:
             tensor = tensor.transpose(-3, -2)
@@ -54,7 +54,7 @@ class Layer:
         return tensor.reshape(*values.shape[:-1], *self.matrix_shape)
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
-        """[..., rows, columns] -> [..., size], the inverse of `to_matrix`."""
+        """Returns matrices [..., rows, columns] as values [..., size]; inverts `to_matrix`."""
         batch = matrix.shape[:-2]
         if len(self.shape) == 4:
             o, i, d1, d2 = self.shape
@@ -65,15 +65,31 @@ class Layer:
 class ParameterSpace:
     """The map between a module's trainable parameters and one flat vector of P floats.
 
-    The module's parameters become views of `vector`: whoever changes the one changes the other,
-    so the module always is the global model. Frozen parameters (`requires_grad=False`) are no part
-    of it and never move; tied weights are one entry.
+    The module's parameters become views of `vector`, so that a change of one changes the other,
+    and the module always is the global model. Frozen parameters (`requires_grad=False`) are not in
+    the vector and never move; tied weights are one entry.
 
     Args:
-        module: Its trainable parameters must be initialized and share one floating dtype.
+        module: A module whose trainable parameters are initialized and share one floating dtype.
+
+    Attributes:
+        layers: The place of each parameter tensor in the vector.
+        size: P.
+        vector: The parameters, [P].
 
     Raises:
-        ConfigError: Where there is nothing to train, or dtypes are mixed.
+        ConfigError: The module has nothing to train, a lazy parameter or mixed dtypes.
+
+    Example:
+        >>> space = ParameterSpace(nn.Linear(3, 2))
+        >>> space.size
+        8
+        >>> [layer.name for layer in space.layers]
+        ['weight', 'bias']
+        >>> space.mask(["bias"])
+        tensor([False, False, False, False, False, False,  True,  True])
+        >>> space.split(torch.zeros(5, 8))["weight"].shape  # of five models
+        torch.Size([5, 2, 3])
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -102,26 +118,27 @@ class ParameterSpace:
         self.bind(module)
 
     def bind(self, module: nn.Module) -> None:
-        """Make the module's parameters views of `vector`, keeping their values.
+        """Turns the module's parameters into views of `vector`, with the same values.
 
-        Needed again whenever PyTorch has replaced the parameters' storage (`.to`, deepcopy).
+        It must be called again whenever PyTorch has replaced the parameters' storage (`.to`,
+        deepcopy).
         """
         parameters = self.parameters_of(module)
         self.vector.data = torch.cat([p.detach().reshape(-1) for p in parameters])
         self.point(parameters, self.vector.data)
 
     def parameters_of(self, module: nn.Module) -> list[nn.Parameter]:
-        """The module's parameter objects, in the order of the layers."""
-        found = dict(module.named_parameters())
-        return [found[layer.name] for layer in self.layers]
+        """Returns the module's parameter objects, in the order of the layers."""
+        parameters = dict(module.named_parameters())
+        return [parameters[layer.name] for layer in self.layers]
 
     def point(self, parameters: Sequence[nn.Parameter], w: Tensor) -> None:
-        """Let `parameters` be views of the vector `w` [P]. Copies nothing."""
+        """Turns `parameters` into views of the vector `w` [P], without a copy."""
         for parameter, layer, values in zip(parameters, self.layers, self._pieces(w), strict=True):
             parameter.data = values.view(layer.shape)
 
     def split(self, w: Tensor) -> dict[str, Tensor]:
-        """[..., P] -> the parameters by name, each [..., *shape]: views, so gradients join."""
+        """Returns the parameters of models w [..., P] by name, as views [..., *shape]."""
         return {
             layer.name: values.reshape(*w.shape[:-1], *layer.shape)
             for layer, values in zip(self.layers, self._pieces(w), strict=True)
@@ -142,13 +159,13 @@ class ParameterSpace:
         return torch.tensor([min(shape) for shape in shapes], dtype=torch.int64)
 
     def mask(self, patterns: Sequence[str]) -> Tensor:
-        """Which of the P floats belong to parameters whose name matches a pattern: bool [P].
+        """Returns a mask, bool [P], of the parameters whose name matches a pattern.
 
         Args:
-            patterns: Shell patterns on parameter names, such as ``head.*``.
+            patterns: Shell patterns of parameter names, such as `head.*`.
 
         Raises:
-            ConfigError: For a pattern that matches no parameter.
+            ConfigError: A pattern matches no parameter.
         """
         mask = torch.zeros(self.size, dtype=torch.bool, device=self.vector.device)
         for pattern in patterns:
@@ -166,8 +183,8 @@ class BufferSpace:
 
     Args:
         module: The network.
-        names: Which of its buffers; integer buffers (`num_batches_tracked`) travel as floats and
-            are rounded when they are put back.
+        names: Names of the buffers. Integer buffers (`num_batches_tracked`) are floats in the
+            vector and are rounded when they are written back.
     """
 
     def __init__(self, module: nn.Module, names: Sequence[str] = ()) -> None:
@@ -175,16 +192,16 @@ class BufferSpace:
         self.size = sum(b.numel() for b in self._buffers(module))
 
     def _buffers(self, module: nn.Module) -> list[Tensor]:
-        found = dict(module.named_buffers())
-        return [found[name] for name in self.names]
+        buffers = dict(module.named_buffers())
+        return [buffers[name] for name in self.names]
 
     def read(self, module: nn.Module, like: Tensor) -> Tensor:
-        """The buffers' values, [B], with the dtype and device of `like`."""
+        """Returns the buffers' values, [B], with the dtype and device of `like`."""
         empty = like.new_empty(0)
         return torch.cat([empty, *(b.reshape(-1).to(like) for b in self._buffers(module))])
 
     def write(self, module: nn.Module, values: Tensor) -> None:
-        """Put values [B] into the module's buffers."""
+        """Writes values [B] into the module's buffers."""
         start = 0
         for buffer in self._buffers(module):
             piece = values[start : start + buffer.numel()].view(buffer.shape)

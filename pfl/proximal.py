@@ -10,33 +10,44 @@ from torch import Tensor
 from pfl.parameters import ParameterSpace
 
 Prox = Callable[[Tensor, float], Tensor]
-"""Maps a tensor and a threshold to the proximal point."""
+"""A function of a tensor and a threshold that returns the proximal point."""
 
 
 def soft_threshold(x: Tensor, threshold: float) -> Tensor:
-    """Prox of threshold * |x|_1: sign(x) max(|x| - threshold, 0), elementwise.
+    """Returns the prox of threshold * |x|_1: sign(x) max(|x| - threshold, 0), elementwise.
 
-    Any shape; the result is exactly zero where |x| <= threshold.
+    The tensor may have any shape. The result is exactly zero where |x| <= threshold.
+
+    Example:
+        >>> soft_threshold(torch.tensor([-3.0, 0.5, 2.0]), 1.0)
+        tensor([-2.,  0.,  1.])
     """
     return torch.nn.functional.softshrink(x, threshold)
 
 
 def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """Prox of threshold * (nuclear norm): U diag(max(s - threshold, 0)) V' for x = U diag(s) V'.
+    """Returns the prox of threshold * (nuclear norm) of matrices x.
+
+    For x = U diag(s) V' the prox is U diag(max(s - threshold, 0)) V'.
 
     Args:
         x: Matrices [..., m, n].
-        threshold: At least 0; with 0 the matrices come back as they are.
+        threshold: At least 0; with 0 the matrices are returned unchanged.
 
     Returns:
         The thresholded matrices, and the rank of each (int64, shape [...]).
 
     References:
         Cai, Candes, Shen, "A singular value thresholding algorithm for matrix completion", 2010.
+
+    Example:
+        >>> matrix, rank = singular_value_threshold(torch.diag(torch.tensor([3.0, 1.0])), 2.0)
+        >>> int(rank)
+        1
     """
     u, s, vh = torch.linalg.svd(x, full_matrices=False)
     kept = s - threshold
-    if threshold == 0:  # no rounding, and the rank as NumPy and MATLAB define it
+    if threshold == 0:  # no rounding; the rank as in NumPy and MATLAB
         tolerance = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
         return x, (s > tolerance).sum(-1)
     kept = kept.clamp_min(0)
@@ -44,11 +55,12 @@ def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tenso
 
 
 def nuclear_norm_prox(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:
-    """`singular_value_threshold` for every layer that is a matrix; 1-D layers stay as they are.
+    """Applies `singular_value_threshold` to every matrix layer; 1-D layers stay as they are.
 
     Args:
-        space: Names the layers and views them as matrices.
+        space: The layers of the models.
         w: Flat models [..., P].
+        threshold: At least 0.
 
     Returns:
         The models [..., P], and the ranks int64 [..., number of matrix layers].

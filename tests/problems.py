@@ -27,17 +27,12 @@ from pfl.engines.batch import Batch, StepBlock
 class Problem:
     """Clients with linear least-squares objectives, in float64.
 
-    Parameters
-    ----------
-    features
-        For each client [n_i, D]: its inputs, flat.
-    targets
-        For each client [n_i, o].
-    make
-        Makes the network: linear in the features, weights first and in the order [o, D], then,
-        where `bias`, o biases.
-    input_shape
-        Of one input; None: flat.
+    Args:
+        features: For each client [n_i, D]: its inputs, flat.
+        targets: For each client [n_i, o].
+        make: Makes the network: linear in the features, weights first and in the order [o, D],
+            then, where `bias`, o biases.
+        input_shape: Of one input; None: flat.
     """
 
     def __init__(
@@ -97,16 +92,11 @@ def matrix_problem(
     A client has the 2 d samples x = ± sqrt(a d) q_j, with q_j an orthonormal basis of R^d, and
     targets A x + c: the mean of x x' over them is a I, and that of x is 0.
 
-    Parameters
-    ----------
-    optima
-        A_i [o, d].
-    curvatures
-        a_i.
-    copies
-        How often each client's samples are repeated: changes n_i, not f_i.
-    biases
-        c_i [o]; None: no bias.
+    Args:
+        optima: A_i [o, d].
+        curvatures: a_i.
+        copies: How often each client's samples are repeated: changes n_i, not f_i.
+        biases: c_i [o]; None: no bias.
     """
     rng = np.random.default_rng(seed)
     o, d = optima[0].shape
@@ -161,11 +151,9 @@ def least_squares(
 class History(pl.Callback):
     """What there is after every round, as NumPy arrays.
 
-    Attributes
-    ----------
-    rounds
-        A dict a round: `w` [P], `down` and `up` [M] (bytes so far), the algorithm's server states
-        and its client states [M, P] by name.
+    Attributes:
+        rounds: A dict a round: `w` [P], `down` and `up` [M] (bytes so far), the algorithm's
+            server states and its client states [M, P] by name.
     """
 
     def __init__(self) -> None:
@@ -212,10 +200,8 @@ class Models(History):
 class Steps(pl.Callback):
     """Records every call of the oracle during training: the mini-batches of the local steps.
 
-    Attributes
-    ----------
-    rounds
-        For each round the calls' (inputs, counts) in order.
+    Attributes:
+        rounds: For each round the calls' (inputs, counts) in order.
     """
 
     def __init__(self) -> None:
@@ -245,6 +231,21 @@ class Steps(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rounds.append([])
+
+
+def batches_of_clients(
+    problem: Problem, calls: Iterable[tuple[np.ndarray, list[int]]]
+) -> list[list[np.ndarray]]:
+    """Returns the samples of each client's steps, recognised by their values."""
+    seen: list[list[np.ndarray]] = [[] for _ in range(problem.num_clients)]
+    for inputs, counts in calls:
+        for row, count in zip(inputs, counts, strict=True):
+            owner = next(i for i, x in enumerate(problem.features) if (x == row[0]).all(1).any())
+            samples = [
+                int(np.flatnonzero((problem.features[owner] == x).all(1))[0]) for x in row[:count]
+            ]
+            seen[owner].append(np.array(samples))
+    return seen
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -143,8 +143,8 @@ def test_fedavg_with_resnet18_is_the_893_92_gb_of_the_fedslr_paper():
     ledger = Ledger(100)
     down = dense(space.vector.detach())
     up = dense(down.values.expand(10, -1))
-    for round in range(1000):
-        cohort = (np.arange(10) + 10 * round) % 100
+    for round_index in range(1000):
+        cohort = (np.arange(10) + 10 * round_index) % 100
         ledger.add(cohort, down.nbytes, up.nbytes)
     total = int(ledger.downlink.sum() + ledger.uplink.sum())
     assert total == 11_173_962 * 4 * 2 * 10 * 1000

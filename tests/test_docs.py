@@ -4,27 +4,41 @@ import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 
+from datamodules import DigitsDataModule, Dirichlet
+from models import MLP
 from pfl.cli import main
+from pfl.method import FederatedAlgorithm
+from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def python_block(document: str) -> str:
-    """The only Python block of a document."""
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
-    return block
+def python_blocks(document: str) -> list[str]:
+    """The Python blocks of a document."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(), re.S)
+
+
+METHODS = {block.split()[1]: block for block in python_blocks("docs/add-a-method.md")}
+
+
+def load(name: str, folder: Path, monkeypatch) -> ModuleType:
+    """A block of docs/add-a-method.md, saved under its name in a folder and imported from there."""
+    (folder / name).write_text(METHODS[name])
+    monkeypatch.syspath_prepend(str(folder))
+    return importlib.import_module(Path(name).stem)
 
 
 @pytest.mark.cli
 def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeypatch, capsys):
-    (tmp_path / "fedper.py").write_text(python_block("docs/add-a-method.md"))
+    method = load("fedper.py", tmp_path, monkeypatch).FedPer
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["pfl"])
     config = str(ROOT / "configs" / "quickstart.yaml")
     arguments = ["fit", "--config", config, "--model", "fedper.FedPer", "--model.lr", "0.1"]
@@ -32,7 +46,6 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeyp
     assert main(arguments) == 0
 
     saved = torch.load(tmp_path / "runs/quickstart/checkpoints/last.ckpt", weights_only=True)
-    method = importlib.import_module("fedper").FedPer
     assert saved["federated"]["algorithm"] == method.__name__
     # SmallCNN's body: convolutions 9*1*16 and 9*16*32, two GroupNorms 2*16 and 2*32 = 4,848
     # values; its head 128*10 + 10 = 1,290 stays at home. Two rounds of five clients, 4 bytes each.
@@ -43,9 +56,38 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeyp
     assert "personalized" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])
+def test_a_method_of_add_a_method_does_not_depend_on_chunks(name, tmp_path, monkeypatch):
+    """Four of six clients train in a round, one at a time or all together."""
+    (kind,) = (
+        value
+        for value in vars(load(name, tmp_path, monkeypatch)).values()
+        if isinstance(value, type)
+        and issubclass(value, FederatedAlgorithm)
+        and value is not FederatedAlgorithm
+    )
+    states = []
+    for at_once in (1, 4):
+        torch.manual_seed(0)
+        method = kind(MLP(64, (4,)), lr=0.05, local_epochs=2)
+        data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
+        sizes = {"clients_per_round": 4, "clients_at_once": at_once}
+        run(method, data, 3, root=tmp_path, **sizes)
+        rows = [method.store.read(state, np.arange(6)) for state in method.store.names]
+        states.append([method.global_model, *rows])
+        assert method.rounds == 3 and method.row["train/loss"] < np.log(10)  # that of a guess
+    for one, other in zip(*states, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_the_test_of_add_a_method_passes(tmp_path, monkeypatch):
+    load("test_fedprox.py", tmp_path, monkeypatch).test_one_round_equals_numpy(tmp_path)
+
+
 def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    code = python_block("README.md").replace("max_epochs=20", "max_epochs=2")
+    (block,) = python_blocks("README.md")
+    code = block.replace("max_epochs=20", "max_epochs=2")
     exec(compile(code, "README.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
     accuracy = [line for line in lines if re.fullmatch(r"[01]\.\d+", line)]
@@ -55,8 +97,6 @@ def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.cli
 def test_the_own_data_command_of_the_readme_runs(tmp_path, monkeypatch):
-    import numpy as np
-
     rng = np.random.default_rng(0)
     targets = rng.integers(0, 3, 2000)
     inputs = rng.normal(size=(2000, 20)).astype(np.float32) + targets[:, None]

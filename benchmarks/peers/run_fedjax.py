@@ -134,8 +134,8 @@ def main() -> None:
     )
     state = algorithm.init(from_torch(task.weights))
     stamps = [time.perf_counter()]
-    for round, cohort in enumerate(task.cohorts.tolist()):
-        keys = jax.random.split(jax.random.PRNGKey(round), len(cohort))
+    for round_index, cohort in enumerate(task.cohorts.tolist()):
+        keys = jax.random.split(jax.random.PRNGKey(round_index), len(cohort))
         drawn = zip(data.get_clients(cohort), keys, strict=True)
         state, _ = algorithm.apply(state, [(client, own, key) for (client, own), key in drawn])
         jax.block_until_ready(state.params)

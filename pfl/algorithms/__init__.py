@@ -10,7 +10,7 @@ from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
-from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method import FederatedAlgorithm
 
 __all__ = [
     "GPGD",

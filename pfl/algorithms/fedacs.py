@@ -19,33 +19,40 @@ from pfl.method import (
     Network,
     dense,
     require,
-    sum_over_processes,
+    require_one_of,
 )
 
 
 class FedACS(FederatedAlgorithm):
-    """Every client starts from a mean of the models that are like its own.
+    """Every client starts from a weighted mean of the models that are similar to its own.
 
     The participants send their last models w_i; s_ij = cos(w_i, w_j) on all trainable parameters;
     a_ij = max(s_ij, 0) where s_ij > δ or j = i, else 0, with δ the p-quantile of all s_ij;
     u_i = sum_j a_ij w_j / sum_j a_ij goes down, and local SGD from u_i gives the new w_i.
 
-    The personalized model is w_i; there is no global one. Cost: up P, down P. Client state: w_i.
+    The personalized model is w_i; there is no global model. Cost: up P, down P. Client state: w_i.
     The mean number of partners is logged as `collaborators`, and the weights a_ij / sum_j a_ij go
     to `collaboration.csv` (`CollaborationMap` draws them).
 
     Args:
-        quantile: p, a level: higher is less collaboration, and from 1 - 1/n on, with n models,
-            there is none. The paper gives no value.
-        candidates: Among whom a client finds partners: "participants" of this round, or "all" clients
-            that have ever sent a model, with the last one that they sent; the server then keeps
-            them all.
+        quantile: p. A higher level is less collaboration; from 1 - 1/n on, with n models, there is
+            none. The paper gives no value.
+        candidates: The clients among which a client finds partners: the "participants" of this
+            round, or "all" clients that have ever sent a model. With "all" the server keeps the
+            last model that each client sent.
 
     Note:
         Differences from the paper's print: a client is always its own partner (with the strict
         comparison as printed it is not where δ = 1, and 0/0 follows, as at the common start);
         negative similarities count 0; δ = -∞ would be FedAMP, not ∞; the quantile interpolates
-        linearly over all n^2 entries, the diagonal included. A model of norm 0 is like no other.
+        linearly over all n^2 entries, the diagonal included. A model of norm 0 has similarity 0
+        with every model.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedACS(MLP(64, (8,)), quantile=0.7, candidates="all")
+        >>> method.client_state_names
+        ['w', 'sent']
     """
 
     has_global = False
@@ -62,9 +69,7 @@ class FedACS(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
         require("quantile", quantile, 0 <= quantile <= 1, "from 0 to 1")
-        require(
-            "candidates", candidates, candidates in ("participants", "all"), "participants or all"
-        )
+        require_one_of("candidates", candidates, "participants", "all")
         self.quantile, self.candidates = quantile, candidates
         self.add_client_state("w", lambda: self.global_model)
         if candidates == "all":
@@ -72,38 +77,32 @@ class FedACS(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> None:
-        """It solves a problem of its own."""
+        """None: FedACS solves another problem."""
         return None
 
     def begin_round(self, round_index: int) -> None:
-        """What every process needs to know: the models that the server has, and their ids."""
-        ids = cohort = self._loop.cohort(round_index)
+        """Computes the weights of the cohort's partners from all models that the server has."""
+        ids = cohort = self.cohort(round_index)
         if self.candidates == "all":
-            seen = torch.zeros(self._loop.num_clients, device=self.device)
-            seen[torch.from_numpy(self.store.seen("w"))] = 1
-            ids = np.union1d(cohort, np.flatnonzero(sum_over_processes(seen).cpu().numpy()))
-        mine = ids % self.trainer.world_size == self.trainer.global_rank
-        models = self.global_model.new_zeros(len(ids), self.space.size)
-        last = self.store.read("w", ids[mine], self.device)
-        if self.candidates == "all":
-            away = torch.from_numpy(~np.isin(ids[mine], cohort))
-            last[away] = self.store.read("sent", ids[mine], self.device)[away]
-        models[torch.from_numpy(mine)] = last
-        self._ids, self._models = ids, sum_over_processes(models)
-        similarity = cosine(self._models)
+            ids = np.union1d(cohort, self.seen_clients("w"))
+        models = self.client_rows("w", ids)
+        away = ~np.isin(ids, cohort)
+        if away.any():
+            models[torch.from_numpy(away)] = self.client_rows("sent", ids[away])
+        similarity = cosine(models)
         places = torch.from_numpy(np.searchsorted(ids, cohort))
         self._weights = attention(similarity, self.quantile)[places]
-        self._cohort = cohort
+        self._ids, self._models, self._cohort = ids, models, cohort
         if len(cohort):
             partners = self._weights.count_nonzero(1) - 1
             self.log_metric("collaborators", float(partners.double().mean()))
 
     def download(self) -> Message:
-        """u_i, a model for each client, which `client_update` forms."""
+        """Returns a message of one model, as large as the u_i that `client_update` forms."""
         return dense(self.global_model)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Local SGD from u_i; what was sent is the model from before."""
+        """Takes local SGD steps from u_i and sends the model from before."""
         sent = clients.state["w"]
         if self.candidates == "all":
             clients.state["sent"] = sent
@@ -119,17 +118,18 @@ class FedACS(FederatedAlgorithm):
         return sent
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Nothing: there is no global model."""
+        """Does nothing: there is no global model."""
 
     def personalized(self, clients: Clients) -> Tensor:
-        """w_i."""
+        """Returns w_i."""
         return clients.state["w"]
 
 
 def cosine(w: Tensor) -> Tensor:
-    """Cosine similarity of all rows of w [n, P] with each other, float64 [n, n].
+    """Returns the cosine similarity of all rows of w [n, P] with each other, float64 [n, n].
 
-    0 for rows of norm 0. To 12 decimals, or rounding would decide which of two equals is larger.
+    Rows of norm 0 have similarity 0. The values are rounded to 12 decimals, so that equal
+    similarities are equal numbers.
     """
     gram = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
     for part in w.split(1 << 20, dim=1):  # a float64 copy of all of w could be too large
@@ -140,7 +140,7 @@ def cosine(w: Tensor) -> Tensor:
 
 
 def attention(similarity: Tensor, quantile: float) -> Tensor:
-    """The weights of partners, [n, n] with rows that sum to one, from their similarity [n, n]."""
+    """Returns the weights of partners, [n, n], whose rows sum to one, from similarities [n, n]."""
     if not len(similarity):
         return similarity
     # NumPy's quantile has no limit on the number of entries.

@@ -16,11 +16,13 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
+    LocalSchedule,
     Message,
     Network,
     Step,
     dense,
     require,
+    require_one_of,
 )
 
 
@@ -31,41 +33,48 @@ class FedAgg(FederatedAlgorithm):
     sum_l α η_l^2 + (1-α) |w_l - φ2_l|^2 under w_{l+1} = w_l - η_l φ1_l, where the mean-field terms
     φ1_l and φ2_l stand for the clients' mean gradient and mean model. Theorem 1 in solved form,
     with c = (1-α)/α:  (I + c M) η = c b,  M_rs = φ1_r'φ1_s (L - max(r, s)),
-    b_r = φ1_r' [(L-r) w_l - sum_{k>r} φ2_k],  r, s = l ... L-1; its first entry is η_l. It is
-    solved anew at the start of every epoch, from where the client really is, and clipped to
-    [0, η_max]. The global model is the mean of the w_L.
+    b_r = φ1_r' [(L-r) w_l - sum_{k>r} φ2_k],  r, s = l ... L-1; the first entry of η is η_l. The
+    system is solved anew at the start of every epoch, from the client's real model, and η_l is
+    clipped to [0, η_max]. The global model is the mean of the w_L.
 
     **The exact mean-field equilibrium of this problem is η = 0.** All clients start at the same
     model; where φ2 is their true mean path, a client on that path deviates from nothing, and the
     cost, which nowhere rewards a smaller loss, is least without any step. Iterating Algorithm 1
     maps η to (I + cM)^-1 cM η, a contraction to 0. The method trains because it stops early, so
-    how the terms are refreshed is part of it:
+    the rule by which the terms are refreshed is a part of the method:
 
     * `mean_field: damped` (FA-1, the default): φ1 is what the participants of the last round
       measured, φ2_k = w_0 - η_base sum_{r<k} φ1_r is the path that the base rate would take: one
       step of the contraction in every round. `damping_steps: J` (FA-J) takes J of them.
-    * `mean_field: fixed_point` (FA-0): Algorithm 1 to the letter. A round is one of its iterations,
-      all of which start at the same global model; it moves only once both terms have changed by
+    * `mean_field: fixed_point` (FA-0): Algorithm 1 to the letter. A round is one iteration, and all
+      iterations start at the same global model, which moves only once both terms have changed by
       less than `tolerance`. The rates go to 0, and nothing is learned.
 
     Cost: down (1 + L) P (P in the first round), up L P: the gradients, of which the model follows;
     with `fixed_point` down (1 + 2L) P, up 2L P. The L rates are not counted. No client state.
-    The mean rates are logged as `rate/<epoch>`, all of them go to `rates.csv`.
+    The mean rates are logged as `rate/<epoch>`, all rates go to `rates.csv`.
 
     Args:
         rate_penalty: α: larger rates cost more.
         max_rate: η_max.
         damping_steps: J.
         mean_field: "damped" or "fixed_point".
-        tolerance: On the norm of the change of φ1 and of φ2 in FA-0.
-        dynamics: "own": clients move by their own gradients, as Algorithm 2 does. "aggregated":
-            by φ1, as the derivation (14) has it; then all clients move alike.
+        tolerance: The bound on the norms of the changes of φ1 and φ2 in FA-0.
+        dynamics: "own": clients move by their own gradients, as in Algorithm 2. "aggregated":
+            clients move by φ1, as in the derivation (14); then all clients move alike.
         local_epochs: L. The base rate η_base is `lr`.
 
     Note:
         A mini-batch epoch counts as one step along the sum of its gradients. φ1 and φ2 are uniform
         means over the participants (equation 11), the global model is weighted by samples.
-        Differences of models are taken from the received model, so that nothing cancels.
+        Models are represented by their differences from the received model, which avoids
+        cancellation.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedAgg(MLP(64, (8,)), lr=0.05, local_epochs=3)
+        >>> method.gradients.shape  # φ1: L vectors of P values
+        torch.Size([3, 610])
     """
 
     tables = ("rates",)
@@ -91,9 +100,8 @@ class FedAgg(FederatedAlgorithm):
         require("max_rate", max_rate, max_rate >= self.lr, f"at least lr, {self.lr}")
         require("damping_steps", damping_steps, damping_steps >= 1, "at least 1")
         require("tolerance", tolerance, tolerance > 0, "positive")
-        known = ("damped", "fixed_point")
-        require("mean_field", mean_field, mean_field in known, "damped or fixed_point")
-        require("dynamics", dynamics, dynamics in ("own", "aggregated"), "own or aggregated")
+        require_one_of("mean_field", mean_field, "damped", "fixed_point")
+        require_one_of("dynamics", dynamics, "own", "aggregated")
         for key in ("local_steps", "optimizer"):
             if kwargs.get(key) is not None:
                 raise ConfigError(
@@ -110,13 +118,13 @@ class FedAgg(FederatedAlgorithm):
         self.add_server_state("measured", torch.tensor(False))
 
     def download(self) -> Message:
-        """The model, and the mean-field terms once there are some."""
+        """Returns the model, and the mean-field terms once clients have measured them."""
         terms = self.local_epochs * (2 if self.mean_field == "fixed_point" else 1)
         parts = 1 + terms * bool(self.measured)
         return Message(self.global_model, parts * dense(self.global_model).nbytes)
 
     def begin_round(self, round_index: int) -> None:
-        """The products of the mean-field terms that all clients' rates need."""
+        """Computes the products of the mean-field terms that all clients' rates need."""
         phi = self.gradients.double()
         self._gram = phi @ phi.T
         if self.mean_field == "fixed_point":
@@ -129,7 +137,7 @@ class FedAgg(FederatedAlgorithm):
         self._drift = torch.triu(drift.T).sum(1)
 
     def _reference_rates(self) -> Tensor:
-        """The rates of the reference path, [L]: η_base, or after J - 1 steps of the contraction."""
+        """Returns the reference path's rates, [L]: η_base after J - 1 steps of the contraction."""
         L = self.local_epochs
         rates = self._gram.new_full((L,), self.learning_rate(self.rounds))
         cM = self.balance * self._interaction(0)
@@ -138,12 +146,12 @@ class FedAgg(FederatedAlgorithm):
         return rates
 
     def _interaction(self, epoch: int) -> Tensor:
-        """M of the epochs from `epoch` on."""
+        """Returns the matrix M of the epochs from `epoch` on."""
         r = torch.arange(epoch, self.local_epochs, device=self._gram.device)
         return self._gram[epoch:, epoch:] * (self.local_epochs - torch.maximum(r[:, None], r))
 
     def _rates(self, moved: Tensor, epoch: int) -> Tensor:
-        """η_epoch of clients that are at w_0 + moved, [C]."""
+        """Returns η_epoch of clients whose models are w_0 + moved, [C]."""
         if not self.measured:
             return moved.new_full((len(moved),), self.learning_rate(self.rounds))
         M, c = self._interaction(epoch), self.balance
@@ -154,7 +162,7 @@ class FedAgg(FederatedAlgorithm):
         return rates.clamp(0, self.max_rate).to(moved)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """L epochs, each with a rate of its own; sends their gradients."""
+        """Runs L epochs, each with a rate of its own, and sends their gradients."""
         C, L, P = len(clients), self.local_epochs, self.space.size
         v = w.repeat(C, 1)
         gradients, path, rates = v.new_zeros(C, L, P), [], v.new_zeros(C, L)
@@ -172,7 +180,7 @@ class FedAgg(FederatedAlgorithm):
         )
         floats = L * dense(w).nbytes
         messages = {
-            "w": Message(v, 0),  # the server works it out from what follows
+            "w": Message(v, 0),  # the server computes the models from the messages below
             "rates": Message(rates, 0, "uniform"),
             "gradients": Message(gradients.flatten(1), floats, "uniform"),
         }
@@ -181,20 +189,19 @@ class FedAgg(FederatedAlgorithm):
         return messages
 
     def _epoch(self, clients: Clients, v: Tensor, rate: Tensor, epoch: int) -> Tensor:
-        """The sum of the gradients of an epoch that starts at v, [C, P].
+        """Returns the sum of the gradients of an epoch that starts at v, [C, P].
 
-        Minus this sum is what the steps change: the models are v + rate * it.
+        The steps change `moved`, which is minus this sum; the models are v + rate * moved.
         """
         moved = torch.zeros_like(v)
         scale = rate if self.dynamics == "own" else torch.zeros_like(rate)
         step = Step(1.0, offset=v, scale=scale, decay=self.weight_decay)
-        self.run_local_steps(
-            clients, moved, step, (self.batch_size, 1, None, f"train/{epoch}"), "train"
-        )
+        schedule = LocalSchedule(self.batch_size, purpose=f"train/{epoch}")
+        self.run_local_steps(clients, moved, step, schedule, "train")
         return -moved
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """The mean model and the new mean-field terms."""
+        """Takes over the mean model and the new mean-field terms."""
         for epoch, rate in enumerate(mean["rates"].tolist()):
             self.log_metric(f"rate/{epoch}", rate)
         literal = self.mean_field == "fixed_point"
@@ -204,7 +211,7 @@ class FedAgg(FederatedAlgorithm):
         self.measured.fill_(True)
 
     def _refresh(self, name: str, mean: dict[str, Tensor]) -> float:
-        """Take over a mean-field term; the norm of its change."""
+        """Takes over a mean-field term and returns the norm of its change."""
         term = getattr(self, name)
         new = mean[name].view_as(term)
         change = float((new - term).norm())

@@ -18,6 +18,7 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
+    LocalSchedule,
     Message,
     Network,
     generator,
@@ -31,11 +32,11 @@ class FedPD(FederatedAlgorithm):
     L_i(x, x_0, λ) = f_i(x) + <λ, x - x_0> + |x - x_0|^2 / (2η)       (Algorithm 2)
     x_i <- Oracle(L_i(., x_{0,i}, λ_i)), started at the last x_i;
     λ_i <- λ_i + (x_i - x_{0,i}) / η;  x_{0,i} <- x_i + η λ_i;
-    in a round that communicates, all clients send x_{0,i} and go on from x_0 = mean x_{0,i}; in one
-    that does not, each from its own.
+    in a round that communicates, all clients send x_{0,i} and go on from x_0 = mean x_{0,i}; in a
+    round that does not, each client goes on from its own x_{0,i}.
 
-    Oracle I: x <- x - η_1 (g_i(x) + λ_i + (x - x_{0,i}) / η), η_1 = `lr`; with `batch_size: null`
-    it is FedPD-GD, else FedPD-SGD. Oracle II (`variance_reduction`), FedPD-VR: g_i is the full
+    Oracle I: x <- x - η_1 (g_i(x) + λ_i + (x - x_{0,i}) / η), η_1 = `lr`; this is FedPD-GD with
+    `batch_size: null`, else FedPD-SGD. Oracle II (`variance_reduction`), FedPD-VR: g_i is the full
     gradient, taken anew every I-th round, and corrected on the way by mini-batches:
     x+ = argmin <g_i + λ_i, x> + |x - x_{0,i}|^2 / (2η) + |x - x_i|^2 / (2γ),
     g_i <- g_i + h(x+) - h(x_i) with h the gradients of the same mini-batch.
@@ -47,17 +48,24 @@ class FedPD(FederatedAlgorithm):
 
     Args:
         proximal_step: η. Theory: 0 < η < (5^1/2 - 1) / (4L).
-        skip_probability: p, of skipping a round's communication: one coin for all clients.
-        communication_period: Communicate in every k-th round only.
-        residual_tolerance: ε_1: a client's local steps end where |grad_x L_i|^2 is at most this,
-            and with its `local_steps` at the latest. With full gradients only; null: never.
-        variance_reduction: Oracle II in the place of Oracle I.
-        refresh_period: I, of Oracle II's full gradient, in rounds.
+        skip_probability: p, the probability of skipping a round's communication, by one coin for
+            all clients.
+        communication_period: k; clients communicate in every k-th round only.
+        residual_tolerance: ε_1; a client's local steps end where |grad_x L_i|^2 is at most ε_1,
+            and after `local_steps` at the latest. With full gradients only; null: no tolerance.
+        variance_reduction: True: Oracle II. False: Oracle I.
+        refresh_period: I, the number of rounds between full gradients of Oracle II.
         inner_step: γ of Oracle II; null: infinite, that is x+ = x_{0,i} - η (g_i + λ_i).
 
     Note:
-        As in the paper x_{0,i} takes the new λ_i; the authors' Matlab code takes the old one, which
-        is less stable. λ_i starts at 0 and x_i at x_0, of which the paper says nothing.
+        As in the paper x_{0,i} takes the new λ_i; the authors' Matlab code takes the old λ_i, which
+        is less stable. λ_i starts at 0 and x_i at x_0; the paper does not say where they start.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedPD(MLP(64, (8,)), proximal_step=0.5, communication_period=2)
+        >>> [method.communicates(round_index) for round_index in range(4)]
+        [False, True, False, True]
     """
 
     common: Tensor
@@ -101,25 +109,15 @@ class FedPD(FederatedAlgorithm):
         self.add_client_state("lam")
         if self.skips:
             self.add_client_state("x0", lambda: self.global_model)
-            # Whether all clients go on from the same x_0: what the last round's coin said.
+            # True if all clients go on from the same x_0: the last round communicated.
             self.add_server_state("common", torch.tensor(True))
         if variance_reduction:
             self.add_client_state("g")
-            self.add_server_state("refreshed", torch.tensor(0))  # rounds since, 0: it is time
+            self.add_server_state("refreshed", torch.tensor(0))  # rounds since then; 0: refresh now
 
-    def setup(self, stage: str) -> None:
-        """Refuse client sampling, and statistics that would travel in skipped rounds."""
-        super().setup(stage)
-        loop = self._loop
-        key, cohorts = "clients_per_round", [loop.cohort_size]
-        if loop.trace is not None:
-            key, cohorts = "trace", [len(cohort) for cohort in loop.trace]
-        some = [size for size in cohorts if size not in (0, loop.num_clients)]
-        if some:
-            raise ConfigError(
-                f"loop.{key}: {some[0]}; FedPD needs all {loop.num_clients} clients in every "
-                f"round, use null"
-            )
+    def check_setup(self) -> None:
+        """Refuses client sampling, and statistics that would travel in skipped rounds."""
+        self.require_all_clients()
         if self.skips and self.oracle.buffers.size and self.buffer_policy == "average":
             raise ConfigError(
                 f"model.buffers: average; where FedPD skips communication, the statistics of "
@@ -127,24 +125,24 @@ class FedPD(FederatedAlgorithm):
             )
 
     def communicates(self, round_index: int) -> bool:
-        """Whether a round (from 0) ends with communication: the coin that all clients share."""
+        """Returns True if a round (from 0) ends with communication, by a coin for all clients."""
         if self.skip_probability > 0:
-            coin = generator(self._loop.seed, "communication", round_index).random()
+            coin = generator(self.seed, "communication", round_index).random()
             return bool(coin >= self.skip_probability)
         return (round_index + 1) % self.communication_period == 0
 
     def download(self) -> Message:
-        """x_0, which is sent at the end of a round that communicates."""
+        """Returns x_0, which is sent at the end of a round that communicates."""
         return Message(self.global_model, self._nbytes())
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """The oracle and the multipliers; x_{0,i}."""
+        """Runs the oracle, updates the multipliers and sends x_{0,i}."""
         common = not self.skips or bool(self.common)
         x0 = w.expand(len(clients), -1) if common else clients.state["x0"]
         lam = clients.state["lam"]
         oracle = self._oracle_two if self.variance_reduction else self._oracle_one
         x = oracle(clients, clients.state["x"].clone(), x0, lam)
-        # Without samples f_i is 0, and L_i has its least value here.
+        # Without samples f_i is 0, and this is the minimum of L_i.
         x[clients.empty] = (x0 - self.proximal_step * lam)[clients.empty]
         lam = lam + (x - x0) / self.proximal_step
         clients.state["x"], clients.state["lam"] = x, lam
@@ -154,7 +152,7 @@ class FedPD(FederatedAlgorithm):
         return Message(x0, self._nbytes())
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """x_0 <- mean x_{0,i}, which the clients get to know only where they communicate."""
+        """Sets x_0 <- mean x_{0,i}, which clients receive only in rounds that communicate."""
         self.global_model.copy_(mean["w"])
         if self.skips:
             self.common.fill_(self.communicates(self.rounds))
@@ -166,13 +164,13 @@ class FedPD(FederatedAlgorithm):
         return self.space.size * self.global_model.element_size() if sent else 0
 
     def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
-        """(Stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
+        """Takes (stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
         tolerance, pull = self.residual_tolerance, 1 / self.proximal_step
         if tolerance is None:
             return self.local_sgd(clients, x, linear=lam, prox_weight=pull, prox_center=x0)
         lr, moving = self.learning_rate(clients.round), np.ones(len(clients), bool)
-        for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
-            # Who has stopped would not evaluate a gradient: it is not counted.
+        for batch in clients.batches(self.local_schedule):
+            # A client that has stopped would not evaluate this gradient, so it is not counted.
             counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
             g = self._gradient(clients, x, batch, counted)
             rows = slice(0, batch.clients)
@@ -185,19 +183,19 @@ class FedPD(FederatedAlgorithm):
         return x
 
     def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
-        """Steps along a full gradient that mini-batches keep up to date."""
+        """Takes steps along a full gradient that mini-batches keep up to date."""
         g = clients.state["g"].clone()
         if self.refreshed == 0:
-            for batch in clients.batches(None):
+            for batch in clients.batches(LocalSchedule(batch_size=None)):
                 g = self._gradient(clients, x, batch)
         eta, gamma = self.proximal_step, self.inner_step
         share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
-        for batch in clients.batches(self.batch_size, self.local_epochs, self.local_steps):
+        for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
             old = x.clone()
             x[rows] += share * (x0 - x - eta * (g + lam))[rows]
             again = copy.copy(batch)
-            again.inputs = batch.inputs.clone()  # a network may change what it is given
+            again.inputs = batch.inputs.clone()  # a network may change its inputs
             change = self._gradient(clients, x, batch) - self._gradient(clients, old, again)
             g[rows] += change[rows]
         clients.state["g"] = g

@@ -16,11 +16,16 @@ from pfl.method import Clients, FederatedAlgorithm, Network, require
 class FedProx(FederatedAlgorithm):
     """FedAvg with local objectives f_i(v) + (μ/2) |v - w|^2 (Algorithm 2).
 
-    v <- v - η (g_i(v) + μ (v - w));  w <- mean of v. With μ = 0 it is FedAvg.
+    v <- v - η (g_i(v) + μ (v - w));  w <- mean of v. With μ = 0 this is FedAvg.
     Cost: P values down, P up. No client state.
 
     Args:
-        proximal_weight: μ; the pull towards the received model.
+        proximal_weight: μ, the pull towards the received model.
+
+    Example:
+        >>> from models import MLP
+        >>> FedProx(MLP(64, (8,)), proximal_weight=0.1).proximal_weight
+        0.1
     """
 
     def __init__(self, network: Network, *, proximal_weight: float = 0.01, **kwargs: Any) -> None:
@@ -29,5 +34,5 @@ class FedProx(FederatedAlgorithm):
         self.proximal_weight = proximal_weight
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Proximal local SGD; sends v."""
+        """Takes proximal local SGD steps and sends v."""
         return self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from pfl.method import (
     require,
     soft_threshold,
     sparse,
-    sum_over_processes,
 )
 
 Component = Literal["low_rank", "sparse"]
@@ -38,20 +36,26 @@ class FedSLR(FederatedAlgorithm):
                         server: w <- Prox_{λ η_g}( mean_S w_i - η_g mean_[M] γ_i ).
     Phase II (personal): p_i <- Prox_{μ η}( p_i - η g_i(w + p_i) ), warm-started, at the received w.
 
-    The global model (GKR) is w; the personalized ("mixed") one is w + p_i with the newest w.
+    The global model (GKR) is w; the personalized ("mixed") model is w + p_i with the newest w.
     Cost: down sum_l min(r_l (d1 + d2), d1 d2) + 1-D layers, up P. Client state: γ_i and p_i.
 
     Args:
-        proximal_step: η_g. The paper's proof wants η_g < 1/(2L); its experiments use 10.
-        low_rank_penalty: λ, of the global component.
-        sparse_penalty: μ, of the personal component.
+        proximal_step: η_g. The paper's proof assumes η_g < 1/(2L); its experiments use 10.
+        low_rank_penalty: λ, the penalty of the global component.
+        sparse_penalty: μ, the penalty of the personal component.
         personal_epochs: Local epochs of Phase II; Phase I takes `local_epochs` or `local_steps`.
         global_component, personal_component: What λ and μ penalize: the nuclear norm of each matrix
             layer ("low_rank") or the l1 norm of everything ("sparse"). low_rank + sparse is FedSLR,
             the others are the paper's ablations S+LR, LR+LR and S+S.
-        memory_efficient: True: the server keeps only mean γ_i (Algorithm 3). False: it takes the
-            mean over all clients' γ_i anew in every round (Algorithms 1 and 2). The iterates are
-            the same.
+        memory_efficient: True: the server keeps only mean γ_i (Algorithm 3). False: the server
+            takes the mean over all clients' γ_i anew in every round (Algorithms 1 and 2). The
+            iterates are the same.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedSLR(MLP(64, (8,)), proximal_step=1.0, low_rank_penalty=0.01)
+        >>> method.client_state_names
+        ['gamma', 'p']
 
     Note:
         Differences from the paper's print, all resolved in favour of its equation (6), (7) and
@@ -90,18 +94,18 @@ class FedSLR(FederatedAlgorithm):
         self.add_client_state("gamma")
         self.add_client_state("p", sparse=personal_component == "sparse")
         self.add_server_state("gamma_mean", torch.zeros_like(self.global_model))
-        # The initial model has full rank: it goes down densely.
+        # The initial model has full rank and is sent densely.
         self.add_server_state("ranks", self.space.full_ranks)
 
     @property
     def personalization_penalty(self) -> None:
-        """It solves a problem of its own."""
+        """None: FedSLR solves another problem."""
         return None
 
     def download(self) -> Message:
-        """The global model: low-rank factors layer by layer, or sparse."""
+        """Returns the global model as low-rank factors layer by layer, or sparse."""
         if self.global_component == "sparse":
-            # A model that is not sparse (the initial one) goes dense.
+            # The initial model is not sparse and is sent densely.
             return min(
                 sparse(self.global_model),
                 dense(self.global_model),
@@ -110,7 +114,7 @@ class FedSLR(FederatedAlgorithm):
         return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Phases I and II; sends w_i."""
+        """Runs phases I and II and sends w_i."""
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         clients.state["gamma"] = gamma + (w - w_i) / step
@@ -125,17 +129,13 @@ class FedSLR(FederatedAlgorithm):
         return w_i
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """w <- Prox(mean w_i - η_g mean γ_i)."""
-        step, total = self.proximal_step, self._loop.num_clients
+        """Sets w <- Prox(mean w_i - η_g mean γ_i)."""
+        step = self.proximal_step
         if self.memory_efficient:
             change = (self.global_model - mean["w"]) / step  # mean over S of γ_i's change
-            self.gamma_mean += change * (self.participants / total)
+            self.gamma_mean += change * (self.participants / self.num_clients)
         else:
-            seen, at_once = self.store.seen("gamma"), self._loop.chunk_size
-            gammas = torch.zeros_like(self.gamma_mean)
-            for ids in np.split(seen, range(at_once, len(seen), at_once)):
-                gammas += self.store.read("gamma", ids, self.device).sum(0)
-            self.gamma_mean.copy_(sum_over_processes(gammas) / total)
+            self.gamma_mean.copy_(self.mean_state("gamma"))
         x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))
@@ -145,17 +145,17 @@ class FedSLR(FederatedAlgorithm):
             self.ranks.copy_(ranks)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """w + p_i."""
+        """Returns w + p_i."""
         return self.global_model + clients.state["p"]
 
     def parameters_global(self) -> int:
-        """Values of the factors, or non-zero values."""
+        """Returns the number of values of the factors, or of non-zero values."""
         if self.global_component == "sparse":
             return int(self.global_model.count_nonzero())
         return int(low_rank_size(self.space, self.ranks))
 
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
-        """Those of w and those of p_i."""
+        """Returns the number of values of w and p_i together."""
         p = clients.state["p"]
         if self.personal_component == "sparse":
             return self.parameters_global() + p.count_nonzero(-1)

@@ -19,7 +19,7 @@ from pfl.method import (
 
 
 class GPGD(FederatedAlgorithm):
-    """FedAvg whose server takes the nuclear norm's prox of the average.
+    """FedAvg whose server applies the nuclear norm's prox to the average.
 
     v <- v - η g_i(v), K steps from w;  w <- SVT_{η λ}(mean of v).
     The threshold is that of one local step although a round takes K, so the effective penalty is
@@ -27,6 +27,11 @@ class GPGD(FederatedAlgorithm):
 
     Args:
         low_rank_penalty: λ.
+
+    Example:
+        >>> from models import MLP
+        >>> GPGD(MLP(64, (8,)), low_rank_penalty=0.01).ranks  # of the layers 8 x 64 and 10 x 8
+        tensor([8, 8])
     """
 
     ranks: Tensor
@@ -39,24 +44,24 @@ class GPGD(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> None:
-        """It solves a problem of its own."""
+        """None: GPGD solves another problem."""
         return None
 
     def download(self) -> Message:
-        """The global model's low-rank factors."""
+        """Returns the global model's low-rank factors."""
         return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Local SGD; sends v."""
+        """Takes local SGD steps and sends v."""
         return self.local_sgd(clients, w)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """w <- SVT(mean of v)."""
+        """Sets w <- SVT(mean of v)."""
         threshold = self.low_rank_penalty * self.learning_rate(self.rounds)
         w, ranks = nuclear_norm_prox(self.space, mean["w"], threshold)
         self.global_model.copy_(w)
         self.ranks.copy_(ranks)
 
     def parameters_global(self) -> int:
-        """Values of the factors."""
+        """Returns the number of values of the factors."""
         return int(low_rank_size(self.space, self.ranks))

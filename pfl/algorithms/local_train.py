@@ -1,4 +1,4 @@
-"""LocalTrain: every client alone, the other end of personalization."""
+"""LocalTrain: every client trains alone, the other end of personalization."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ class LocalTrain(FederatedAlgorithm):
 
     w_i <- w_i - η g_i(w_i), from the common initial model. There is no global model to evaluate,
     and buffers stay local. Client state: w_i.
+
+    Example:
+        >>> from models import MLP
+        >>> method = LocalTrain(MLP(64, (8,)))
+        >>> method.has_global, method.has_personalized
+        (False, True)
     """
 
     has_global = False
@@ -27,21 +33,21 @@ class LocalTrain(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> float:
-        """Every client alone."""
+        """0: every client trains alone."""
         return 0.0
 
     def download(self) -> Message:
-        """Nothing: every client knows the common initial model."""
+        """Returns a message without bytes: every client has the common initial model already."""
         return Message(self.global_model, 0)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Local SGD; sends nothing."""
+        """Takes local SGD steps and sends nothing."""
         clients.state["w"] = self.local_sgd(clients, clients.state["w"])
         return {}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     def personalized(self, clients: Clients) -> Tensor:
-        """w_i."""
+        """Returns w_i."""
         return clients.state["w"]

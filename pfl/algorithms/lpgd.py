@@ -26,6 +26,11 @@ class LPGD(FederatedAlgorithm):
 
     Args:
         low_rank_penalty: λ.
+
+    Example:
+        >>> from models import MLP
+        >>> LPGD(MLP(64, (8,)), low_rank_penalty=0.01).low_rank_penalty
+        0.01
     """
 
     def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
@@ -35,11 +40,11 @@ class LPGD(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> None:
-        """It solves a problem of its own."""
+        """None: LPGD solves another problem."""
         return None
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Proximal local SGD; sends the factors of v."""
+        """Takes proximal local SGD steps and sends the factors of v."""
         ranks = self.space.full_ranks.to(w.device).repeat(len(clients), 1)
 
         def prox(v: Tensor, lr: float) -> Tensor:

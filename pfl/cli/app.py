@@ -21,7 +21,7 @@ from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
 from pfl.cli.configs import find_run
 from pfl.cli.messages import check_nulls, one_line
-from pfl.distributed.launch import told_of_signals
+from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -139,7 +139,7 @@ class FederatedCLI(CommandLine):
 
     def run_subcommand(self, subcommand: str) -> None:
         """Runs the subcommand; a signal becomes one line that names the round."""
-        with told_of_signals(self.trainer):
+        with report_signals(self.trainer):
             super().run_subcommand(subcommand)
 
 

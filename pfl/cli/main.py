@@ -8,7 +8,7 @@ import sys
 
 from pfl.cli.app import FederatedCLI
 from pfl.cli.messages import explain
-from pfl.distributed.launch import Ended, ProcessLost, told_of_signals
+from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 
 def main(args: list[str] | None = None) -> int:
@@ -28,7 +28,7 @@ def main(args: list[str] | None = None) -> int:
         # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
         sys.path.append(os.getcwd())
     try:
-        with told_of_signals():
+        with report_signals():
             if args[:1] == ["reproduce"]:
                 from pfl.cli.reproduce import command
 

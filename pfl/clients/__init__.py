@@ -1,5 +1,6 @@
-"""Clients as algorithms see them: their samples, the order of these, and their states."""
+"""Clients as algorithms see them: their samples, the order of the samples, and their states."""
 
-from pfl.clients.view import ClientData, Clients, steps_per_epoch
+from pfl.clients.schedule import LocalSchedule
+from pfl.clients.view import ClientData, Clients
 
-__all__ = ["ClientData", "Clients", "steps_per_epoch"]
+__all__ = ["ClientData", "Clients", "LocalSchedule"]

@@ -1,4 +1,4 @@
-"""Where the rows of client states lie: on the device, in host memory, or in memory-mapped files."""
+"""Memory for the rows of client states: on the device, in host memory or in memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from torch import Tensor
 from pfl.errors import ConfigError
 
 Tier = Literal["device", "memory", "file"]
-# Bytes of a state's first block and of its largest: every block is twice the one before.
+# Bytes of a state's first block and of its largest block; block sizes double.
 SMALLEST, LARGEST = 1 << 20, 1 << 28
+UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not tell
 DEVICE_SHARE = 0.25  # of a GPU's free memory
 
 
 @dataclass(frozen=True, eq=False)
 class MemoryBlock:
-    """Room for some rows, [n, width], all in one tier, of which it takes some bytes."""
+    """Memory for some rows, [n, width], in one tier, and the number of bytes that it takes."""
 
     tier: Tier
     rows: Tensor
@@ -31,24 +32,23 @@ class MemoryBlock:
 
 
 class Tiers:
-    """Gives out blocks in the fastest tier that has room for them.
+    """Allocates blocks in the fastest tier that has room for them.
 
-    Rows stay where they were first written: what takes part first lies on the device, then in host
-    memory (pinned, where the device is a GPU), and what no longer fits there in memory-mapped
-    files, which the system's page cache keeps in memory as far as there is some to spare.
+    Rows stay where they were first written. The first rows lie on the device, the next in host
+    memory (pinned, if the device is a GPU), and the rest in memory-mapped files, which the system's
+    page cache keeps in memory as far as there is room.
 
     Args:
-        device: Where the training happens; a GPU gives up to `DEVICE_SHARE` of what is free now.
-        memory: Bytes that rows may take outside of files, on the device and in host memory
-            together; None: what the device gives, and half of the host memory that is free now,
-            of the machine and of the container or job.
-        processes: How many share this machine's memory.
-        sharing: How many of them share the device.
-        directory: Of the files; None: the system's temporary folder (`TMPDIR`).
+        device: The training device; rows take up to `DEVICE_SHARE` of a GPU's free memory.
+        memory: Bytes that rows may take on the device and in host memory together; None: the
+            device's share, and half of the free host memory of the machine, container or job.
+        processes: Number of processes that share this machine's memory.
+        sharing: Number of processes that share the device.
+        directory: The folder of the files; None: the system's temporary folder (`TMPDIR`).
 
     Attributes:
-        limit: Bytes, by tier that has a limit.
-        used: Bytes given out, by tier.
+        limit: The largest number of bytes of each tier that has a limit.
+        used: The bytes that are allocated in each tier.
     """
 
     def __init__(
@@ -63,43 +63,52 @@ class Tiers:
         self.directory = directory
         self._pinned = self.device.type == "cuda"
         free = torch.cuda.mem_get_info(self.device)[0] if self._pinned else 0
-        near = int(DEVICE_SHARE * free / sharing)
+        device_limit = int(DEVICE_SHARE * free / sharing)
         if memory is None:
-            far = _free_memory() // 2 // processes
+            host_limit = _free_memory() // 2 // processes
         else:
-            near = min(near, memory // processes)
-            far = memory // processes - near
-        self.limit: dict[Tier, int] = {"device": near, "memory": far}
+            device_limit = min(device_limit, memory // processes)
+            host_limit = memory // processes - device_limit
+        self.limit: dict[Tier, int] = {"device": device_limit, "memory": host_limit}
         self.used: dict[Tier, int] = {"device": 0, "memory": 0, "file": 0}
 
     def block(
-        self, number: int, width: int, dtype: torch.dtype, least: int, most: int, host: bool = False
+        self,
+        number: int,
+        width: int,
+        dtype: torch.dtype,
+        min_rows: int,
+        max_rows: int,
+        host: bool = False,
     ) -> MemoryBlock:
-        """Room for at least `least` and at most `most` more rows of a state.
+        """Returns memory for `min_rows` to `max_rows` more rows of a state.
 
         Args:
-            number: How many blocks the state has.
-            host: Not on the device.
+            number: How many blocks the state has already.
+            width: Number of values of a row.
+            dtype: The dtype of a row.
+            min_rows, max_rows: The smallest and the largest number of rows.
+            host: True: not on the device.
         """
         row = width * dtype.itemsize
-        wanted = max(least, min(most, min(SMALLEST << number, LARGEST) // row))
+        rows_to_have = max(min_rows, min(max_rows, min(SMALLEST << number, LARGEST) // row))
         for tier, limit in self.limit.items():
             left = limit - self.used[tier]
             if tier == "memory" and self._pinned and left > 0:
                 left = 1 << (left.bit_length() - 1)  # PyTorch pins powers of two
             fit = left // row
-            if fit < least or (host and tier == "device"):
+            if fit < min_rows or (host and tier == "device"):
                 continue
             try:
-                rows = self._empty(tier, min(wanted, fit), width, dtype)
+                rows = self._empty(tier, min(rows_to_have, fit), width, dtype)
             except RuntimeError:
                 if not self._pinned:
                     raise
-                self.limit[tier] = self.used[tier]  # others were faster to take it
+                self.limit[tier] = self.used[tier]  # another process has taken the rest
             else:
                 break
         else:
-            tier, rows = "file", self._mapped(wanted, width, dtype)
+            tier, rows = "file", self._mapped(rows_to_have, width, dtype)
         taken = rows.nbytes
         if tier == "memory" and self._pinned:
             taken = 1 << (taken - 1).bit_length()
@@ -107,7 +116,7 @@ class Tiers:
         return MemoryBlock(tier, rows, taken)
 
     def free(self, block: MemoryBlock) -> None:
-        """Count a block's bytes as free again; its memory goes with the block."""
+        """Counts a block's bytes as free again; the memory itself is freed with the block."""
         self.used[block.tier] -= block.nbytes
 
     def _empty(self, tier: Tier, rows: int, width: int, dtype: torch.dtype) -> Tensor:
@@ -122,26 +131,29 @@ class Tiers:
 
 
 def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = None) -> Tensor:
-    """A tensor [size] in a file without a name, which the system need not keep in memory.
+    """Returns a tensor [size] in a file without a name, which need not stay in memory.
 
     Args:
-        what: It is, in words.
-        directory: Of the file; None: the system's temporary folder (`TMPDIR`).
+        size: Number of values.
+        dtype: The dtype of a value.
+        what: The tensor's content in words, for the error message.
+        directory: The folder of the file; None: the system's temporary folder (`TMPDIR`).
 
     Raises:
-        ConfigError: There is no room.
+        ConfigError: The folder has no room.
     """
     folder, nbytes = directory or tempfile.gettempdir(), size * dtype.itemsize
     try:
         handle, path = tempfile.mkstemp(dir=folder, prefix="pfl-clients-")
         try:
-            # Not only sized: a write into a hole kills the process where the disk is full.
+            # Blocks of the disk are allocated: if a file has only a size and the disk is
+            # full, a write kills the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, nbytes)
             return torch.from_file(path, shared=True, size=size, dtype=dtype)
         finally:
             os.close(handle)
-            os.unlink(path)  # the map keeps it, and nothing is left by a process that is killed
+            os.unlink(path)  # the map keeps the file; a killed process leaves no file
     except OSError as error:
         raise ConfigError(
             f"{what} goes to files in {folder}, where {nbytes / 2**20:.0f} MiB more cannot be had "
@@ -150,10 +162,10 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
 
 
 def _free_memory(root: Path = Path("/")) -> int:
-    """Bytes of host memory that this process may still take; what caches files counts as free.
+    """Returns the bytes of host memory that this process may still take, file caches included.
 
     Args:
-        root: Where `proc` and `sys` are.
+        root: The folder of `proc` and `sys`.
     """
     return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
 
@@ -161,14 +173,16 @@ def _free_memory(root: Path = Path("/")) -> int:
 def _free_on_machine(meminfo: Path) -> int:
     if available := _entry(meminfo, "MemAvailable:"):
         return 1024 * available
-    # macOS does not say how much is free: count half of what there is.
+    if not hasattr(os, "sysconf"):  # Windows has no such call, and no /proc either
+        return UNKNOWN_MEMORY
+    # macOS does not report free memory: half of all memory is counted.
     free = "SC_AVPHYS_PAGES" in os.sysconf_names
     pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_in_cgroups(root: Path) -> Iterator[int]:
-    """What is left in each control group of this process (a container, a job) that has a limit."""
+    """Yields the free bytes of each control group (container, job) that has a limit."""
     top, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
     for line in own.read_text().splitlines() if own.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -180,14 +194,14 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
         else:
             continue
         group /= path.lstrip("/")
-        # A container may see itself at the top, under a path that only exists outside.
+        # A container may be the top group, while its path exists only outside of the container.
         for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            with suppress(OSError, ValueError):  # no such file, or its content is "max"
                 used = int((folder / usage).read_text()) - _entry(folder / "memory.stat", cache)
                 yield max(0, int((folder / limit).read_text()) - used)
 
 
 def _entry(table: Path, name: str) -> int:
-    """The number after a name; 0 where there is none."""
+    """Returns the number after a name in a table; 0 if there is none."""
     lines = table.read_text().splitlines() if table.exists() else []
     return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)

@@ -1,4 +1,4 @@
-"""Which of their own samples clients take in which local step."""
+"""The order of samples: which of a client's own samples a local step takes."""
 
 from __future__ import annotations
 
@@ -11,45 +11,50 @@ from torch import Tensor
 from pfl.randomness import fold, permutations
 from pfl.torchscript import scripted
 
-VISITS = 1 << 20  # of samples that are laid out at a time, 8 MiB
+VISITS = 1 << 20  # indices of samples that are laid out at a time, 8 MiB
 
 
 def ragged_arange(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Whose every entry is, and which of its owner's, where client i has counts[i] of them."""
+    """Returns the owner of each entry and its rank within that owner, for client sizes `counts`."""
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def step_ranges(
-    wanted: np.ndarray, per_epoch: np.ndarray, size: int
+    steps: np.ndarray, per_epoch: np.ndarray, size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """All local steps, in runs of steps that the same clients take.
+    """Yields all local steps, in ranges of consecutive steps that the same clients take.
 
-    A run is no longer than `VISITS` allows, or than the longest epoch if that is more.
+    The indices of a range are laid out at once, so a range is no longer than `VISITS` allows, or
+    than the longest epoch if that is more.
 
     Args:
-        wanted: Steps of each client, falling.
-        per_epoch: Of which this many are an epoch.
+        steps: Number of steps of each client, falling.
+        per_epoch: Number of steps in one epoch of each client.
         size: Samples of a step.
 
     Yields:
-        The first step, the one behind the last, and how many clients (the first ones) take them.
+        The first step, the step after the last, and how many clients (the first ones) take them.
     """
     first = 0
-    for end in np.unique(wanted[wanted > 0]).tolist():
-        active = int((wanted >= end).sum())
-        most = max(int(per_epoch[0]), VISITS // (active * size))
-        for begin in range(first, end, most):
-            yield begin, min(begin + most, end), active
+    for end in np.unique(steps[steps > 0]).tolist():
+        active = int((steps >= end).sum())
+        longest = max(int(per_epoch[0]), VISITS // (active * size))
+        for begin in range(first, end, longest):
+            yield begin, min(begin + longest, end), active
         first = end
 
 
 def full_batch_indices(indices: Tensor, owned: np.ndarray, steps: int) -> Tensor:
-    """All samples of A clients in each step, [steps, A, largest size]; the last one is repeated.
+    """Returns all samples of A clients for each step, [steps, A, largest size].
+
+    A smaller client's row repeats the client's last sample.
 
     Args:
-        indices: Of all clients' samples, one client after another.
-        owned: The clients' ids, where their indices begin, and how many they have, int64 [3, A].
+        indices: The indices of all clients' samples, one client after another.
+        owned: The clients' ids, the positions where their indices begin, and their numbers of
+            samples, int64 [3, A].
+        steps: Number of steps.
     """
     _, begin, size = torch.from_numpy(owned).to(indices.device)[:, :, None]
     places = torch.arange(int(owned[2].max()), device=indices.device)
@@ -65,17 +70,17 @@ def shuffled_indices(
     counts: np.ndarray,
     size: int,
 ) -> Tensor:
-    """The batches of K local steps, [K, A, size]; the last sample of a short one is repeated.
+    """Returns the batches of K local steps, [K, A, size]; a short one repeats its last sample.
 
     Every epoch of a client is a fresh shuffle of its samples, keyed by (base, id, epoch).
 
     Args:
-        indices, owned: As for `in_order`.
-        base: Key of the round and the purpose.
-        epoch, place: In which epoch the steps are, and the place in it of their first sample,
-            [K, A].
-        counts: How many samples they have, [K, A].
-        size: The most that one may have.
+        indices, owned: As in `full_batch_indices`.
+        base: The key of the round and the purpose.
+        epoch, place: The epoch of each step, and the position within the epoch of the step's first
+            sample, [K, A].
+        counts: Number of samples of each step, [K, A].
+        size: The largest number of samples of a step.
     """
     first, passes = epoch[0], epoch[-1] - epoch[0] + 1
     owner, nth = ragged_arange(passes)

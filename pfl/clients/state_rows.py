@@ -1,4 +1,4 @@
-"""One state's rows of many clients: whole, or as the few values of them that are not zero."""
+"""The rows of one client state: stored whole, or as the values that are not zero."""
 
 from __future__ import annotations
 
@@ -12,41 +12,44 @@ from torch import Tensor
 
 from pfl.clients.memory_tiers import LARGEST, MemoryBlock, Tiers
 
-# Bytes that are copied at a time: what lies between two copies then stays in the processor's cache.
+# Bytes that are copied at a time, which stay in the processor's cache between two copies.
 GROUP = 1 << 19
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 Part = dict[str, Any]
-"""Rows as a checkpoint has them: tensors and plain values."""
+"""Some rows as a checkpoint holds them: tensors and plain values by name."""
 Reader = Callable[[], Tensor]
 Index: TypeAlias = slice | Tensor
 
 
 class Rows:
-    """Whole rows, in blocks; an array has every client's place in them.
+    """Whole rows in blocks, and an array of every client's place in the blocks.
 
     Args:
         num_clients: The population, M.
-        initial: The row [width] of a client that was never written.
-        dtype: In which rows are stored; they are read in the dtype of `initial`.
-        tiers: Where blocks come from.
+        initial: The row [width] of a client whose row was never written.
+        dtype: The dtype in which rows are stored; they are read in the dtype of `initial`.
+        tiers: Allocates the blocks.
     """
 
     def __init__(self, num_clients: int, initial: Tensor, dtype: torch.dtype, tiers: Tiers) -> None:
         self.initial, self.dtype = initial, dtype
         self._tiers = tiers
-        # 1 + the place; 0: never written. The system gives zeros no memory before they are changed.
+        # 1 + the place; 0: never written. Zeros take no memory before they are changed.
         self._places = np.zeros(num_clients, np.int32)
         self._blocks: list[MemoryBlock] = []
-        self._ends = np.zeros(0, np.int64)  # places before the end of each block
+        self._ends = np.zeros(0, np.int64)  # number of places up to the end of each block
         self._used = 0
 
     def seen(self) -> np.ndarray:
-        """Ids of the clients with a row of their own, ascending."""
+        """Returns the ids of the clients with a row of their own, ascending int64."""
         return np.flatnonzero(self._places)
 
     def reader(self, ids: np.ndarray, device: torch.device) -> Reader:
-        """A function that copies these clients' rows [C, width] to a device, in any thread."""
+        """Returns a function that copies these clients' rows [C, width] to a device.
+
+        Any thread may call the function.
+        """
         places = self._places[ids] - 1
         pieces, unseen = self._pieces(places), torch.from_numpy(np.flatnonzero(places < 0))
 
@@ -60,12 +63,12 @@ class Rows:
         return read
 
     def write(self, ids: np.ndarray, values: Tensor) -> None:
-        """Keep the rows [C, width] of different clients."""
+        """Keeps the rows [C, width] of these clients, whose ids must differ."""
         new = ids[self._places[ids] == 0]
         total, width = len(self._places), len(self.initial)
         while self._capacity < self._used + len(new):
-            most = total - self._capacity
-            block = self._tiers.block(len(self._blocks), width, self.dtype, 1, most)
+            room = total - self._capacity
+            block = self._tiers.block(len(self._blocks), width, self.dtype, 1, room)
             self._ends = np.append(self._ends, self._capacity + len(block.rows))
             self._blocks.append(block)
         self._places[new] = self._used + 1 + np.arange(len(new))
@@ -74,14 +77,14 @@ class Rows:
             stored[places] = values[at].to(stored)
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Deletes all rows."""
         for block in self._blocks:
             self._tiers.free(block)
         self._places[:] = 0
         self._blocks, self._ends, self._used = [], self._ends[:0], 0
 
     def parts(self) -> Iterator[Part]:
-        """All rows, block by block; they are not copied unless they lie on a device."""
+        """Yields all rows, block by block; rows in host memory are not copied."""
         ids = self.seen()
         ids = ids[np.argsort(self._places[ids])]
         for block, end in zip(self._blocks, self._ends.tolist(), strict=True):
@@ -94,7 +97,7 @@ class Rows:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def _pieces(self, places: np.ndarray) -> list[tuple[Tensor, Index, Index]]:
-        """Blocks' rows, and for some of `places`: where they stand there, and where in a block."""
+        """Groups `places` by block: (block rows, positions in `places`, positions in the block)."""
         pieces = []
         numbers = np.searchsorted(self._ends, places, side="right")
         numbers[places < 0] = -1
@@ -114,7 +117,7 @@ class _Log:
 
     block: MemoryBlock
     used: int = 0
-    live: int = 0  # bytes of rows that were not written again since
+    live: int = 0  # bytes of rows that are still in use
     clients: list[int] = field(default_factory=list)
     bytes: np.ndarray = field(init=False)
 
@@ -123,12 +126,12 @@ class _Log:
 
 
 class SparseRows:
-    """Rows of which most values are zero: the others and their columns (int32), in host memory.
+    """Sparse rows in host memory: the values that are not zero, and their columns (int32).
 
-    A row with so many other values that this would take more memory is kept whole. A row that is
-    written again is appended anew, and a block less than half of which is still in use is emptied
-    into the last one: everything takes at most about twice the bytes of the rows. Arguments and
-    methods are those of `Rows`.
+    A row that would take more memory in this form is stored whole. A row that is written again is
+    appended anew, and a block of which less than half is in use is emptied into the last block. All
+    blocks together take at most about twice the bytes of the rows. Arguments and methods are those
+    of `Rows`.
     """
 
     def __init__(self, num_clients: int, initial: Tensor, dtype: torch.dtype, tiers: Tiers) -> None:
@@ -136,29 +139,34 @@ class SparseRows:
         self._tiers = tiers
         self._form = _Form(len(initial), dtype)
         self._logs: list[_Log] = []
-        self._rows: dict[int, tuple[_Log, int, int]] = {}  # log, first byte, number of values
+        self._rows: dict[
+            int, tuple[_Log, int, int]
+        ] = {}  # log, first byte, number of stored values
 
     def seen(self) -> np.ndarray:
-        """Ids of the clients with a row of their own, ascending."""
+        """Returns the ids of the clients with a row of their own, ascending int64."""
         return np.array(sorted(self._rows), np.int64)
 
     def reader(self, ids: np.ndarray, device: torch.device) -> Reader:
-        """A function that copies these clients' rows [C, width] to a device, in any thread."""
+        """Returns a function that copies these clients' rows [C, width] to a device.
+
+        Any thread may call the function.
+        """
         kept = [self._rows.get(client) for client in ids.tolist()]
         unseen = torch.tensor([n for n, row in enumerate(kept) if row is None], dtype=torch.int64)
-        found = [(n, row[0].bytes, *row[1:]) for n, row in enumerate(kept) if row is not None]
+        stored = [(n, row[0].bytes, *row[1:]) for n, row in enumerate(kept) if row is not None]
 
         def read() -> Tensor:
-            rows = self._form.unpack(len(ids), found, device).to(self.initial.dtype)
+            rows = self._form.unpack(len(ids), stored, device).to(self.initial.dtype)
             rows[unseen.to(device)] = self.initial.to(device)
             return rows
 
         return read
 
     def write(self, ids: np.ndarray, values: Tensor) -> None:
-        """Keep the rows [C, width] of different clients."""
+        """Keeps the rows [C, width] of these clients, whose ids must differ."""
         values = values.to("cpu", self.dtype).contiguous()
-        # Numbers, not their bits, are compared with 0: masks and products leave negative zeros.
+        # Values, not bits, are compared with 0: masks and products leave negative zeros.
         filled, bits = values.ne(0).numpy(), values.view(self._form.bits).numpy()
         for client, row, where in zip(ids.tolist(), bits, filled, strict=True):
             columns = np.flatnonzero(where)
@@ -172,13 +180,13 @@ class SparseRows:
         self._clean()
 
     def clear(self) -> None:
-        """Forget all rows."""
+        """Deletes all rows."""
         for log in self._logs:
             self._tiers.free(log.block)
         self._logs, self._rows = [], {}
 
     def parts(self) -> Iterator[Part]:
-        """All rows, block by block, as they are stored."""
+        """Yields all rows, block by block, in the form in which they are stored."""
         for log in self._logs:
             ids = self._clients(log)
             if ids:
@@ -191,13 +199,13 @@ class SparseRows:
                 }
 
     def _append(self, client: int, count: int) -> tuple[_Log, int]:
-        """Room at the end of the last block; what the client had before is no longer in use."""
+        """Returns room at the end of the last block; the client's old row is out of use."""
         size = self._form.size(count)
         if client in self._rows:
             old, _, before = self._rows[client]
             old.live -= self._form.size(before)
         if not self._logs or self._logs[-1].used + size > len(self._logs[-1].bytes):
-            if self._logs:  # what is left of it would be saved as whatever was in memory there
+            if self._logs:  # the rest of the last block is saved too: not with random bytes
                 self._logs[-1].bytes[self._logs[-1].used :] = 0
                 self._logs[-1].used = len(self._logs[-1].bytes)
             number = len(self._logs)
@@ -222,28 +230,31 @@ class SparseRows:
                 self._tiers.free(log.block)
 
     def _clients(self, log: _Log) -> list[int]:
-        """Those whose rows lie there."""
+        """Returns the clients whose rows lie in a block."""
         return [client for client in dict.fromkeys(log.clients) if self._rows[client][0] is log]
 
 
 class _Form:
-    """How a sparse row is packed: `count` values, then their columns; all values: no columns."""
+    """The packed form of a sparse row: the stored values, then their columns.
+
+    A row whose values are all stored has no columns.
+    """
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         self.width, self.dtype, self.bits = width, dtype, _BITS[dtype.itemsize]
         self._bits = torch.empty(0, dtype=self.bits).numpy().dtype
 
     def count(self, filled: int) -> int:
-        """How many values of a row are stored of which `filled` are not zero."""
+        """Returns how many values are stored of a row with `filled` values that are not zero."""
         return filled if self.size(filled) < self.size(self.width) else self.width
 
     def size(self, count: int) -> int:
-        """Bytes of a row with so many stored values."""
+        """Returns the bytes of a row with `count` stored values."""
         columns = _aligned(4 * count) if count < self.width else 0
         return _aligned(count * self.dtype.itemsize) + columns
 
     def view(self, raw: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The stored values, and their columns, of the row that begins at a byte."""
+        """Returns the stored values and their columns of the row that begins at byte `start`."""
         middle = start + _aligned(count * self.dtype.itemsize)
         values = raw[start : start + count * self.dtype.itemsize].view(self._bits)
         if count == self.width:
@@ -251,17 +262,17 @@ class _Form:
         return values, raw[middle : middle + 4 * count].view(np.int32)
 
     def unpack(
-        self, rows: int, found: list[tuple[int, np.ndarray, int, int]], device: torch.device
+        self, rows: int, stored: list[tuple[int, np.ndarray, int, int]], device: torch.device
     ) -> Tensor:
-        """Whole rows [rows, width], zero but for those found: (row, bytes, start, count)."""
+        """Returns whole rows [rows, width] from packed ones: (row, bytes, start, count)."""
         whole = torch.zeros(rows, self.width, dtype=self.dtype, device=device)
         out = whole.view(self.bits).numpy() if device.type == "cpu" else None
-        for row, raw, start, count in found:
+        for row, raw, start, count in stored:
             values, columns = self.view(raw, start, count)
             if out is not None:
                 out[row, columns] = values
                 continue
-            # One at a time on its way to a device: pinned memory is never given back.
+            # One row at a time goes to a device: pinned memory is never given back.
             one = torch.zeros(self.width, dtype=self.dtype, pin_memory=device.type == "cuda")
             one.view(self.bits).numpy()[columns] = values
             whole[row].copy_(one, non_blocking=True)
@@ -279,13 +290,13 @@ def unpacked(part: Part, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         else:
             form, raw = _Form(width, getattr(torch, part["dtype"])), part["bytes"].view(-1).numpy()
             where = zip(part["starts"][some].tolist(), part["counts"][some].tolist(), strict=True)
-            found = [(n, raw, start, count) for n, (start, count) in enumerate(where)]
-            rows = form.unpack(len(found), found, torch.device("cpu"))
+            stored = [(n, raw, start, count) for n, (start, count) in enumerate(where)]
+            rows = form.unpack(len(stored), stored, torch.device("cpu"))
         yield ids[some], rows
 
 
 def _index(places: np.ndarray) -> Index:
-    """A slice where they follow one another: a copy less."""
+    """Returns a slice if the places are consecutive, which saves a copy."""
     first, last = int(places[0]), int(places[-1])
     if last - first == len(places) - 1 and (np.diff(places) == 1).all():
         return slice(first, last + 1)
@@ -293,16 +304,19 @@ def _index(places: np.ndarray) -> Index:
 
 
 def _take(stored: Tensor, places: Index, device: torch.device) -> Tensor:
-    """Rows of a block, on a device."""
+    """Returns rows of a block on a device."""
     if stored.is_cuda or device.type != "cuda" or isinstance(places, slice):
         return stored[places].to(device, non_blocking=not stored.is_cuda)
-    # Copied from pinned memory, the processor need not wait for the copy.
+    # The processor does not wait for a copy from pinned memory.
     rows = stored.new_empty(len(places), stored.shape[1], pin_memory=True)
     return torch.index_select(stored, 0, places, out=rows).to(device, non_blocking=True)
 
 
 def _used(rows: Tensor, count: int) -> Tensor:
-    """The first rows of a block, in host memory: of a part a copy, or all of it would be saved."""
+    """Returns the first rows of a block in host memory.
+
+    A part of a block is copied, because PyTorch saves the whole memory behind a tensor.
+    """
     rows = rows[:count].cpu()
     return rows if rows.nbytes == rows.untyped_storage().nbytes() else rows.clone()
 

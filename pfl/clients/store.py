@@ -1,4 +1,4 @@
-"""What clients keep between rounds."""
+"""The store of client states: what clients keep between rounds."""
 
 from __future__ import annotations
 
@@ -15,19 +15,29 @@ from pfl.clients.memory_tiers import Tiers
 from pfl.clients.state_rows import Part, Reader, Rows, SparseRows, unpacked
 
 State = dict[str, dict[str, Any]]
-"""By name, `initial` [width] and `parts`, of which each holds the rows of some clients."""
+"""By name of the state: its first value `initial` [width], and `parts` with the clients' rows."""
 
 
 class ClientStore:
-    """What clients remember between rounds: rows of named states, made when first written.
+    """Rows of named client states, allocated when a client's row is first written.
 
-    A client that was never written reads as the state's initial value, so memory grows with the
+    A row that was never written reads as the state's initial value, so memory grows with the
     clients that took part, not with the population. Rows lie on the training device, in host
-    memory or in memory-mapped files, in this order as far as there is room (`pfl.clients.memory_tiers.Tiers`,
-    whose arguments come second).
+    memory or in memory-mapped files, in this order as far as there is room.
 
     Args:
         num_clients: The population, M.
+        device, memory, processes, sharing, directory: As in `pfl.clients.memory_tiers.Tiers`.
+
+    Example:
+        >>> store = ClientStore(num_clients=1000)
+        >>> store.declare("w", torch.zeros(2))
+        >>> store.write("w", np.array([7]), torch.ones(1, 2))
+        >>> store.read("w", np.array([7, 8]))
+        tensor([[1., 1.],
+                [0., 0.]])
+        >>> store.seen("w").tolist()
+        [7]
     """
 
     def __init__(
@@ -49,12 +59,13 @@ class ClientStore:
     def declare(
         self, name: str, initial: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = False
     ) -> None:
-        """Add a state that starts as `initial` [width] for every client.
+        """Adds a state that starts as `initial` [width] for every client.
 
         Args:
-            dtype: In which its rows are stored, unless they are whole numbers; None: that of
-                `initial`, in which they are read.
-            sparse: Most values of its rows are zero, and only the others are stored.
+            name: The state's name.
+            initial: The first value, whose dtype is that of all rows that are read.
+            dtype: The dtype in which floating rows are stored; None: that of `initial`.
+            sparse: Most values of a row are zero; only the others are stored.
         """
         kind = SparseRows if sparse else Rows
         initial = initial.detach().cpu().clone()
@@ -64,29 +75,33 @@ class ClientStore:
 
     @property
     def names(self) -> list[str]:
-        """The declared states."""
+        """Names of the declared states."""
         return list(self._states)
 
     def seen(self, name: str) -> np.ndarray:
-        """Ids of the clients with a row of their own, ascending."""
+        """Returns the ids of the clients with a row of their own, ascending int64."""
         return self._states[name].seen()
 
+    def initial(self, name: str) -> Tensor:
+        """Returns the first value of a state, [width], in host memory."""
+        return self._states[name].initial
+
     def read(self, name: str, ids: np.ndarray, device: torch.device | str = "cpu") -> Tensor:
-        """A copy of these clients' rows, [C, width]."""
+        """Returns a copy of these clients' rows, [C, width]."""
         device = torch.device(device)
         _, coming = self._ahead.pop((name, ids.tobytes(), device), (None, None))
         if coming is None:
             return self._states[name].reader(ids, device)()
         rows = coming.result()
-        if rows.is_cuda:  # made on another stream: its memory must outlive its use on this one
+        if rows.is_cuda:  # from another stream: the memory must outlive its use on this stream
             rows.record_stream(torch.cuda.current_stream(device))
         return rows
 
     def write(self, name: str, ids: np.ndarray, values: Tensor) -> None:
-        """Keep rows [C, width] of these clients, which must be different ones."""
+        """Keeps the rows [C, width] of these clients, whose ids must differ."""
         state = self._states[name]
-        if values.shape != (wanted := (len(ids), len(state.initial))):
-            raise ValueError(f"client state {name!r} is {list(values.shape)}, not {list(wanted)}")
+        if values.shape != (expected := (len(ids), len(state.initial))):
+            raise ValueError(f"client state {name!r} is {list(values.shape)}, not {list(expected)}")
         for key, (other, _) in list(self._ahead.items()):
             if key[0] == name and np.isin(other, ids).any():
                 del self._ahead[key]
@@ -95,13 +110,13 @@ class ClientStore:
     # ---- reading ahead ------------------------------------------------------------------------
 
     def prefetch(self, ids: np.ndarray) -> None:
-        """Begin to read the rows of the chunk after this one, where that takes its time.
+        """Reads the rows of the next chunk in the background if they are not in fast memory.
 
-        Nothing can change by it: what is written before it is read is read again.
+        A row that is overwritten before its use is read again.
         """
         if not (self.slow and self.reads_ahead and len(ids)):
             return
-        for key in list(self._ahead)[: -len(self.names)]:  # nobody came for them
+        for key in list(self._ahead)[: -len(self.names)]:  # rows that were not used
             del self._ahead[key]
         if self._on_gpu:
             self._stream.wait_stream(torch.cuda.current_stream(self.tiers.device))
@@ -111,13 +126,13 @@ class ClientStore:
             self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
 
     def disable_prefetch(self) -> None:
-        """Do without the memory that it takes."""
+        """Stops reading ahead, and frees the memory that this takes."""
         self.reads_ahead = False
         self._ahead.clear()
 
     @property
     def slow(self) -> bool:
-        """Whether rows lie where reading them takes its time."""
+        """True if some rows are not in fast memory."""
         return self.tiers.used["file"] + self.tiers.used["memory"] * self._on_gpu > 0
 
     def _read_ahead(self, job: Reader) -> Tensor:
@@ -134,7 +149,7 @@ class ClientStore:
 
     @cached_property
     def _worker(self) -> ThreadPoolExecutor:
-        # A thread begins with the first GPU, of which using another stream would take memory.
+        # A new thread uses the first GPU, where another stream would take memory.
         begin = (torch.cuda.set_device, (self.tiers.device,)) if self._on_gpu else (None, ())
         return ThreadPoolExecutor(1, "pfl-clients", *begin)
 
@@ -145,10 +160,10 @@ class ClientStore:
     # ---- checkpoints --------------------------------------------------------------------------
 
     def state_dict(self, collect: Callable[[Iterator[Part]], list[Part]] = list) -> State:
-        """Rows and initial values, as tensors: the rows themselves, to be saved, not to be kept.
+        """Returns rows and initial values as tensors, which share memory with the store.
 
         Args:
-            collect: Makes a list of a state's parts: of this process's, or of those of all.
+            collect: Returns a state's parts as a list: this process's, or those of all processes.
         """
         return {
             name: {"initial": state.initial, "parts": collect(state.parts())}
@@ -158,10 +173,11 @@ class ClientStore:
     def load_state_dict(
         self, saved: State, keep: Callable[[Tensor], Tensor] = torch.ones_like
     ) -> None:
-        """The inverse of `state_dict`; the same states must have been declared.
+        """Loads what `state_dict` returned; the same states must have been declared.
 
         Args:
-            keep: Of ids (int64 [n]): which of them to take.
+            saved: The rows and initial values.
+            keep: A function of ids, int64 [n], that returns a mask of the rows to take.
         """
         self._ahead.clear()
         for name, entry in saved.items():

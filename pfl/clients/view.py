@@ -16,6 +16,7 @@ from torch import Tensor
 from datamodules.partition import Ragged
 from datamodules.samples import TensorSamples
 from pfl.clients import sample_order
+from pfl.clients.schedule import LocalSchedule
 from pfl.engines.batch import Batch, StepBlock, cast
 from pfl.randomness import key
 
@@ -26,12 +27,12 @@ READ_AHEAD = 1 << 20  # floats of streamed samples
 
 
 class ClientData:
-    """A datamodule's samples and index arrays, on the device where the training happens.
+    """The samples and index arrays of a data module, on the device where the training happens.
 
     Args:
-        datamodule: After `setup`.
-        device: In-memory samples are moved there once; streamed ones when they are read.
-        seed: Keys the order in which clients see their samples.
+        datamodule: The data module, after its `setup`.
+        device: In-memory samples are moved to the device once, streamed samples when they are read.
+        seed: A key of the order in which clients see their samples.
     """
 
     def __init__(
@@ -44,16 +45,16 @@ class ClientData:
         self._stored: dict[str, Tensor] = {}
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
-        """How many samples of a split these clients own, int64 [C]."""
+        """Returns how many samples of a split each of these clients owns, int64 [C]."""
         return getattr(self.splits, split).sizes[ids]
 
     def owned(self, split: str, ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """The samples of a split that these clients own.
+        """Returns the samples of a split that these clients own.
 
         Returns:
-            Indices of samples, int64 or int32, on the device: of all clients where they are stored,
-            and of these clients only where they are drawn when asked for. And where in them each
-            client's begin, int64 [C].
+            The indices of the samples, int64 or int32, on the device: those of all clients if the
+            partition stores its indices, those of these clients only if it draws them on demand.
+            And the position in the indices where each client's own begin, int64 [C].
         """
         arrays = getattr(self.splits, split)
         if not isinstance(arrays, Ragged):
@@ -65,22 +66,26 @@ class ClientData:
 
     @property
     def in_memory(self) -> bool:
-        """Whether the samples are there, as tensors."""
+        """True if all samples are tensors in memory; False if they are streamed."""
         return type(self.samples) is TensorSamples
 
     def shared(self, split: str) -> bool:
-        """Whether all clients have the same samples of a split."""
+        """Returns True if all clients have the same samples of a split."""
         return getattr(self.splits, split).is_shared
 
     def gather(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Samples by index; floating inputs and targets take the model's dtype."""
+        """Returns inputs and targets by index; floating values are converted to `dtype`."""
         inputs, targets = self.samples.gather(index.long())
         return cast(inputs, dtype), cast(targets, dtype)
 
     def stored(self, picks: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Steps, stored samples, and where in these the picks [K, ...] of the steps are.
+        """Yields the samples of K local steps; streamed samples are read for some steps at a time.
 
-        Streamed samples are read for some steps at a time.
+        Args:
+            picks: The indices of the samples that each step takes, [K, ...].
+
+        Yields:
+            A range of steps; inputs and targets; the positions in these of the steps' samples.
         """
         if self.in_memory:
             samples = typing.cast(TensorSamples, self.samples)
@@ -100,17 +105,30 @@ class Clients:
     """C clients that train, or are evaluated, together: the rows of every [C, P] matrix.
 
     Attributes:
-        ids: int64 [C], by falling number of samples of `split`, so that those who still train are
-            always the first rows.
+        ids: int64 [C], by falling number of samples of `split`, so that the clients that still
+            train are always the first rows.
         round: The round, from 0.
-        data: Their samples.
+        data: The samples of all clients.
         split: "train", "val" or "test".
         first, last: Whether the round (or the evaluation of the split) begins or ends with this
             chunk.
-        state: What these clients remember, by name, [C, width]; what `client_update` leaves here is
-            kept.
-        buffers: [C, number of changing buffer values], or None where the network has none.
-        dtype: Of the models.
+        state: The declared client states of these clients by name, [C, width]. What
+            `client_update` leaves here is kept for the client's next round.
+        buffers: [C, number of changing buffer values], or None if the network has no such buffers.
+        dtype: The dtype of the models.
+
+    Example:
+        >>> import numpy as np
+        >>> from datamodules import Dirichlet, DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=5, partition=Dirichlet(1.0), seed=0)
+        >>> data.setup()
+        >>> largest_first = np.argsort(-data.client_sizes)
+        >>> clients = Clients(largest_first[:2], 0, ClientData(data))
+        >>> batch = next(clients.batches(LocalSchedule(batch_size=8)))
+        >>> batch.counts  # of each client's row of the batch
+        [8, 8]
+        >>> batch.inputs.shape
+        torch.Size([2, 8, 1, 8, 8])
     """
 
     ids: np.ndarray
@@ -133,86 +151,65 @@ class Clients:
 
     @property
     def empty(self) -> slice:
-        """The rows of clients without samples: the last ones."""
+        """The rows of clients without samples, which are the last rows."""
         return slice(int((self.sizes > 0).sum()), None)
 
     def groups(self, size: int) -> list[Clients]:
-        """The same clients in groups of at most `size`, in their order; one group if empty."""
+        """Returns the clients in groups of at most `size`, in their order; one group if empty."""
         begins = range(0, max(1, len(self)), size)
         return [self.rows(slice(begin, begin + size)) for begin in begins]
 
     def rows(self, rows: slice) -> Clients:
-        """Some of the clients; their state and buffers are views."""
+        """Returns some of the clients; their state and buffers are views."""
         state = {name: values[rows] for name, values in self.state.items()}
         buffers = None if self.buffers is None else self.buffers[rows]
         return replace(self, ids=self.ids[rows], state=state, buffers=buffers)
 
-    def steps(self, batch_size: int | None, epochs: int, steps: int | None) -> np.ndarray:
-        """How many local steps each client takes, int64 [C]; none without samples."""
-        per_epoch = steps_per_epoch(self.sizes, batch_size)
-        return per_epoch * epochs if steps is None else np.where(per_epoch > 0, steps, 0)
+    def step_blocks(self, schedule: LocalSchedule) -> Iterator[StepBlock]:
+        """Yields every client's mini-batches, some local steps of all clients at a time.
 
-    def step_blocks(
-        self,
-        batch_size: int | None,
-        epochs: int = 1,
-        steps: int | None = None,
-        purpose: str = "train",
-    ) -> Iterator[StepBlock]:
-        """Every client's mini-batches, some local steps of all clients at a time.
-
-        Each epoch is a fresh shuffle, a function of (seed, purpose, round, client, epoch). Batches
-        hold `batch_size` samples, the last one of an epoch what is left; a client whose steps are
-        used up leaves, and the rows that remain are the first ones.
-
-        Args:
-            batch_size: None: all samples of the client, in their order.
-            epochs: Passes over the client's own samples.
-            steps: Where given, this many steps instead of `epochs`, over as many epochs as that
-                takes.
-            purpose: Names the use, so that two uses in one round see different orders.
+        Each epoch of a client is a fresh shuffle, a function of (seed, purpose, round, client,
+        epoch). A client whose steps are used up leaves; the remaining clients are the first rows.
         """
-        sizes, wanted = self.sizes, self.steps(batch_size, epochs, steps)
+        sizes, steps = self.sizes, schedule.steps_of(self.sizes)
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
-        if not wanted.any():
+        if not steps.any():
             return
-        base = key(self.data.seed, purpose, self.round)
+        base = key(self.data.seed, schedule.purpose, self.round)
         indices, starts = self.data.owned(self.split, self.ids)
         owned = np.stack([self.ids, starts, sizes])
-        per_epoch = steps_per_epoch(sizes, batch_size)
-        size = int(sizes[0]) if batch_size is None else batch_size
-        for first, last, A in sample_order.step_ranges(wanted, per_epoch, size):
+        per_epoch = schedule.steps_per_epoch(sizes)
+        size = int(sizes[0]) if schedule.batch_size is None else schedule.batch_size
+        for first, last, A in sample_order.step_ranges(steps, per_epoch, size):
             epoch, place = np.divmod(np.arange(first, last)[:, None], per_epoch[:A])
             place *= size
             counts = np.minimum(sizes[:A] - place, size)
-            if batch_size is None:
+            if schedule.batch_size is None:
                 picks = sample_order.full_batch_indices(indices, owned[:, :A], last - first)
             else:
-                whose = owned[:, :A]
                 picks = sample_order.shuffled_indices(
-                    indices, whose, base, epoch, place, counts, size
+                    indices, owned[:, :A], base, epoch, place, counts, size
                 )
-            for part, inputs, targets, found in self.data.stored(picks):
+            for part, inputs, targets, places in self.data.stored(picks):
                 origin = partial(
                     StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
                 )
-                yield StepBlock(inputs, targets, found, counts[part], self.dtype, origin)
+                yield StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
 
-    def batches(
-        self,
-        batch_size: int | None,
-        epochs: int = 1,
-        steps: int | None = None,
-        purpose: str = "train",
-    ) -> Iterator[Batch]:
-        """The batches of `step_blocks`, one local step of all clients at a time."""
-        for block in self.step_blocks(batch_size, epochs, steps, purpose):
+    def batches(self, schedule: LocalSchedule) -> Iterator[Batch]:
+        """Yields the mini-batches of a schedule, one local step of all clients at a time.
+
+        The row c of a batch belongs to client c. A batch of A rows belongs to the first A clients:
+        the others have used up their steps.
+        """
+        for block in self.step_blocks(schedule):
             yield from block
 
     def samples(self, limit: int = 512) -> Iterator[tuple[slice, Batch]]:
-        """Every sample once, in order, at most `limit` of each client at a time (for evaluation).
+        """Yields every sample once, in order, at most `limit` of each client at a time.
 
-        Yields the rows that still have samples, and their batch.
+        Yields:
+            The rows that still have samples, and their batch.
         """
         sizes = self.sizes
         if not len(self) or not sizes.any():
@@ -228,9 +225,10 @@ class Clients:
             yield slice(0, active), Batch(*self.data.gather(index, self.dtype), counts.tolist())
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:
-        """All clients' samples one after another, at most `limit` at a time.
+        """Yields all clients' samples one after another, at most `limit` at a time.
 
-        Yields the rows that own the samples, and the samples' indices.
+        Yields:
+            The rows that own the samples, and the indices of the samples.
         """
         indices, starts = self.data.owned(self.split, self.ids)
         owners, nth = sample_order.ragged_arange(self.sizes)
@@ -238,11 +236,6 @@ class Clients:
         for begin in range(0, len(owners), limit):
             part = slice(begin, begin + limit)
             yield owners[part], indices[torch.from_numpy(places[part]).to(indices.device)]
-
-
-def steps_per_epoch(sizes: np.ndarray, batch_size: int | None) -> np.ndarray:
-    """Local steps of clients of these sizes; one, if they have samples, without a batch size."""
-    return np.minimum(sizes, 1) if batch_size is None else -(-sizes // batch_size)
 
 
 @dataclass(frozen=True)

@@ -182,9 +182,6 @@ def report_signals(trainer: Any = None) -> Iterator[None]:
         raise Ended(128 + number) from error
 
 
-told_of_signals = report_signals  # the old name, until `pfl.cli` uses the new one
-
-
 def _describe(event: str, trainer: Any) -> str:
     """Returns one line: what happened, in which round, and how the run can go on."""
     if trainer is None or trainer.state.fn != "fit":

@@ -80,6 +80,11 @@ class DebugEngine(SequentialEngine):
     def run_client(
         self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
+        """Runs row c of a batch, and checks every value on the way.
+
+        Raises:
+            DebugError: A value is not finite, or the network or its loss failed.
+        """
         self._place = batch.origin.describe(c)
         self._require_finite(w, "the model at which the gradient is taken is")
         self._require_finite(batch.inputs[c], "the samples are")

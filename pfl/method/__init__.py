@@ -1,14 +1,14 @@
-"""What a federated method is made of, and everything that one needs to import."""
+"""Everything that a federated method imports; see docs/add-a-method.md."""
 
-from pfl.clients import Clients
+from pfl.clients import Clients, LocalSchedule
 from pfl.communication import Message, dense, low_rank, low_rank_size, masked, sparse
 from pfl.distributed.collectives import sum_over_processes
 from pfl.engines.batch import Batch
-from pfl.engines.local_step import Step
-from pfl.errors import ConfigError, require
+from pfl.engines.local_step import LocalOptimizer, Step
+from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.module import Network
-from pfl.proximal import nuclear_norm_prox, soft_threshold
+from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
 __all__ = [
@@ -16,6 +16,8 @@ __all__ = [
     "Clients",
     "ConfigError",
     "FederatedAlgorithm",
+    "LocalOptimizer",
+    "LocalSchedule",
     "Message",
     "Network",
     "Step",
@@ -26,6 +28,8 @@ __all__ = [
     "masked",
     "nuclear_norm_prox",
     "require",
+    "require_one_of",
+    "singular_value_threshold",
     "soft_threshold",
     "sparse",
     "sum_over_processes",

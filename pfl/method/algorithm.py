@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl.clients import Clients, steps_per_epoch
+from pfl.clients import Clients, LocalSchedule
 from pfl.communication import Message, dense
-from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
 from pfl.engines.base import EngineName
 from pfl.engines.local_step import (
     LocalOptimizer,
@@ -22,43 +22,64 @@ from pfl.engines.local_step import (
     check_elementwise,
     check_server_step,
 )
-from pfl.errors import Diverged, require
-from pfl.method.module import FederatedModule, Network
+from pfl.errors import Diverged, require, require_one_of
+from pfl.method.module import Network
+from pfl.method.round_totals import RoundTotals
+from pfl.method.run import FederatedRun
 from pfl.proximal import soft_threshold
 
-Plan = tuple[int | None, int, int | None, str]  # batch size, epochs, steps, purpose
 Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
+"""A group's weighted sums of messages by name, and each client's bytes down and up."""
 
 
-class FederatedAlgorithm(FederatedModule):
-    """A federated method. A subclass says what a client does and what the server does.
+class FederatedAlgorithm(FederatedRun):
+    """A federated method: a subclass defines what a client does and what the server does.
 
-    Subclasses write `client_update`, and where they differ from FedAvg `server_update`,
-    `download` and `personalized`; they declare what is remembered between rounds with
+    Subclasses write `client_update` and, where they differ from FedAvg, `server_update`,
+    `download` and `personalized`. They declare what is remembered between rounds with
     `add_client_state` and `add_server_state`. See docs/add-a-method.md.
 
     Args:
         network: The architecture with its initial values. It always holds the global model.
         lr: Local learning rate η.
         lr_decay: Factor on `lr` after every round.
-        weight_decay: Added to local gradients, weight_decay * w.
+        weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
-        local_steps: Where given, this many local steps instead of `local_epochs`.
-        batch_size: Samples in a local step; null for all of the client's samples (full gradients).
-        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round;
-            its learning rate is `lr`. null: plain SGD.
-        server_optimizer: Takes w - mean(w_i) as the gradient of the global model w. null: SGD with
-            rate 1, which puts the mean in the place of w.
-        weighting: Of clients in the mean: "samples", by their number of training samples, or
-            "uniform".
-        buffers: What happens to buffers that training changes (BatchNorm's running statistics):
-            "average" as if they were parameters, or "local", every client keeps its own, which are
-            then used wherever a model is evaluated on that client.
+        local_steps: A number of local steps that replaces `local_epochs`; null: none does.
+        batch_size: Samples in a local step; null: all of the client's samples (full gradients).
+        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round,
+            with the learning rate `lr`. null: plain SGD.
+        server_optimizer: An optimizer that takes w - mean(w_i) as the gradient of the global model
+            w. null: SGD with rate 1, which replaces w by the mean.
+        weighting: The clients' weights in the mean: "samples" (their numbers of training samples)
+            or "uniform".
+        buffers: What happens to buffers that training changes (BatchNorm's running statistics).
+            "average": they are averaged as if they were parameters. "local": every client keeps
+            its own, with which all models are evaluated on that client.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
-            mean squared error for floating ones.
+            mean squared error for floating targets.
         engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
             one client after another; "vmap", all clients at once; "debug", slowly, with client,
-            round, epoch and step in every error.
+            round, epoch and step in every error (docs/add-a-method.md).
+
+    Attributes:
+        participants: Number of clients that took part in the round; set before `server_update`.
+
+    Example:
+        FedAvg whose clients stop after two steps, whatever the arguments say:
+
+        >>> from models import MLP
+        >>> class TwoSteps(FederatedAlgorithm):
+        ...     def client_update(self, clients, w):
+        ...         v = w.repeat(len(clients), 1)
+        ...         for batch in clients.batches(LocalSchedule(self.batch_size, steps=2)):
+        ...             loss, g = self.oracle.gradient(v, batch, clients.buffers)
+        ...             v -= self.learning_rate(clients.round) * g
+        ...             self.log_loss("train", loss, batch.counts)
+        ...         return v
+        >>> method = TwoSteps(MLP(64, (8,)), lr=0.05)
+        >>> method.global_model.shape  # 64 * 8 + 8 + 8 * 10 + 10
+        torch.Size([610])
     """
 
     def __init__(
@@ -84,7 +105,7 @@ class FederatedAlgorithm(FederatedModule):
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
         require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
-        require("weighting", weighting, weighting in ("samples", "uniform"), "samples or uniform")
+        require_one_of("weighting", weighting, "samples", "uniform")
         self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.weighting = weighting
@@ -93,76 +114,98 @@ class FederatedAlgorithm(FederatedModule):
         if optimizer is not None:
             check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
         check_server_step(self.server_optimizer_factory)
+        self.participants = 0
+        self._totals = RoundTotals(weighting, self.tables)
+        self._message = dense(self.global_model)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Refuses a method that replaces a private function of the framework by accident."""
+        super().__init_subclass__(**kwargs)
+        private = (name for name in vars(cls) if name[0] == "_" != name[1:2])
+        if taken := [name for name in private if callable(getattr(FederatedAlgorithm, name, None))]:
+            raise TypeError(f"{cls.__name__}: {', '.join(taken)} belong to the framework; rename")
 
     # ---- what a method writes -----------------------------------------------------------------
 
     def begin_round(self, round_index: int) -> None:
-        """What the server does before a round (from 0); here nothing.
+        """Computes what the server needs before a round (from 0); here nothing.
 
-        Every process calls it once a round, for what needs all participants together.
+        Every process calls it once a round, so that sums over processes are possible here.
         """
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
-        """What C clients do in a round, and what they send.
+        """Trains C clients for a round and returns what they send.
 
         Args:
-            clients: Their data, and in `clients.state` their rows of every declared client state;
-                rows that are left there are kept for the next round.
+            clients: The clients' data, and in `clients.state` their rows of every declared client
+                state; the rows that are there afterwards are kept for the client's next round.
             w: The received global model, [P].
 
         Returns:
-            The clients' models [C, P], or what else they send as messages by name. The weighted
-            mean over the cohort is what `server_update` gets.
+            The clients' models [C, P], or other messages by name. `server_update` gets the weighted
+            mean of each message over the cohort.
         """
-        raise NotImplementedError(f"{type(self).__name__} must say what a client does")
+        raise NotImplementedError(f"{type(self).__name__} must define what a client does")
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """What the server does with the cohort's means; here a step of the server optimizer.
+        """Updates the global model from the cohort's means; here by a server optimizer's step.
 
         A method that sets `global_model` itself leaves `space.vector.grad` alone.
         """
         self.space.vector.grad = self.global_model - mean["w"]
 
     def download(self) -> Message:
-        """What the server sends to every client of a round; its values are `w` [P]."""
+        """Returns what the server sends to every client of a round; its values are `w` [P]."""
         return dense(self.global_model)
 
     # ---- what a method uses -------------------------------------------------------------------
 
-    def log_metric(self, name: str, value: float) -> None:
-        """Add a number to this round's row of metrics; it must be the same on every process."""
-        self._reported[name] = value
-
-    def log_table(self, table: str, **columns: Tensor | np.ndarray) -> None:
-        """Add rows to `<table>.csv` in the run's folder, behind a first column with the round.
-
-        Args:
-            table: One of the class's `tables`.
-            columns: A value for each row. The rows of a round are written in the order of the
-                columns' values, so that chunks and processes do not matter.
-        """
-        rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
-        self._recorded[table].append(dict(zip(columns, rows, strict=True)))
-
-    def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
-        """Book what a training loop of the method's own has evaluated.
-
-        Args:
-            name: The losses appear as `<name>/loss`, their mean over samples.
-            loss: Of the rows of a batch, [A].
-            counts: How many samples each row has; they are counted in `train/samples`.
-        """
-        self._losses.setdefault(name, []).append((loss, counts))
+    @property
+    def local_schedule(self) -> LocalSchedule:
+        """The local steps that the method's arguments define, for `clients.batches`."""
+        return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps)
 
     def learning_rate(self, round_index: int) -> float:
-        """The local learning rate of a round (from 0)."""
+        """Returns the local learning rate of a round (from 0)."""
         return self.lr * self.lr_decay**round_index
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """What a round costs clients of these sizes, relative to each other: sample gradients."""
+        """Returns the relative costs of a round for clients with these numbers of samples, [C].
+
+        The cost is the number of sample gradients.
+        """
         if self.local_steps is None:
             return sizes
-        return sizes / np.maximum(steps_per_epoch(sizes, self.batch_size), 1)
+        return sizes / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
+
+    def log_metric(self, name: str, value: float) -> None:
+        """Adds a number to the round's row of metrics; it must be the same on every process.
+
+        Call it from `begin_round` to `server_update`: a number that is logged between two rounds
+        belongs to no row.
+        """
+        self._totals.metrics[name] = value
+
+    def log_table(self, table: str, **columns: Tensor | np.ndarray) -> None:
+        """Adds rows to `<table>.csv` in the run's folder, after a first column with the round.
+
+        Args:
+            table: One of the class's `tables`.
+            columns: A value for each row. The rows of a round are sorted by the columns from left
+                to right, so that chunks and processes do not matter.
+        """
+        rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
+        self._totals.tables[table].append(dict(zip(columns, rows, strict=True)))
+
+    def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
+        """Counts the losses and sample gradients of one batch of a training loop.
+
+        Args:
+            name: The mean of the losses over samples is logged as `<name>/loss`.
+            loss: The losses of a batch's rows, [A].
+            counts: Number of samples of each row; they are counted in `train/samples`.
+        """
+        self._totals.losses.setdefault(name, []).append((loss, counts))
 
     def local_sgd(
         self,
@@ -178,24 +221,32 @@ class FederatedAlgorithm(FederatedModule):
         epochs: int | None = None,
         name: str = "train",
     ) -> Tensor:
-        """Local training of f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
+        """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
 
-        Proximal steps v <- soft(v - lr (g + linear + prox_weight (v - prox_center)), lr l1), g a
-        mini-batch's gradient at v + offset; or the method's `optimizer` takes that direction.
+        The steps are v <- soft(v - lr (g + linear + prox_weight (v - prox_center)), lr l1), with g
+        a mini-batch's gradient at v + offset; or the method's `optimizer` takes that direction.
 
         Args:
-            start: Of v, [P] for all clients or [C, P]. So are `linear`, `prox_center` and `offset`.
-            prox: Applied after each step with the learning rate, such as one that lowers ranks.
-            epochs: Instead of the method's `local_epochs` and `local_steps`.
-            name: Keys the order of samples, and names the logged loss `<name>/loss`.
+            clients: The C clients that train.
+            start: The first v, [P] for all clients or [C, P].
+            linear: The vector of the linear term, [P] or [C, P].
+            prox_weight: The weight of the quadratic (proximal) term.
+            prox_center: The center of the proximal term, [P] or [C, P] or a number.
+            l1: The weight of the l1 norm.
+            offset: A part of the model that does not move, [P] or [C, P].
+            prox: A function of v [A, P] and the learning rate that is applied after each step,
+                such as one that lowers ranks.
+            epochs: A number of epochs that replaces `local_epochs` and `local_steps`.
+            name: The key of the order of samples; the loss is logged as `<name>/loss`.
 
         Returns:
             v after the local steps, [C, P]. Clients without samples keep their start.
         """
         v = start.expand(len(clients), self.space.size).clone()
         lr = self.learning_rate(clients.round)
-        steps = self.local_steps if epochs is None else None
-        plan = (self.batch_size, epochs or self.local_epochs, steps, name)
+        schedule = replace(self.local_schedule, purpose=name)
+        if epochs is not None:
+            schedule = replace(schedule, epochs=epochs, steps=None)
         offset = None if offset is None else offset.expand_as(v)
         if not isinstance(prox_center, Tensor) and prox_center:
             prox_center = torch.full_like(v, prox_center)
@@ -204,10 +255,11 @@ class FederatedAlgorithm(FederatedModule):
         if prox is None and self.optimizer_factory is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + prox_weight)
-            self.run_local_steps(clients, v, Step(lr, shrink, shift, offset, lr * l1), plan, name)
+            step = Step(lr, shrink, shift, offset, lr * l1)
+            self.run_local_steps(clients, v, step, schedule, name)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
-        for batch in clients.batches(*plan):
+        for batch in clients.batches(schedule):
             at = v if offset is None else v + offset
             loss, g = self.oracle.gradient(at, batch, clients.buffers)
             if prox_weight or linear is not None:
@@ -222,13 +274,16 @@ class FederatedAlgorithm(FederatedModule):
         return v
 
     def run_local_steps(
-        self, clients: Clients, v: Tensor, step: Step, plan: Plan, name: str
+        self, clients: Clients, v: Tensor, step: Step, schedule: LocalSchedule, name: str
     ) -> None:
-        """Plain local steps of v [C, P] in place, by several threads where none needs the lock.
+        """Takes plain local steps of v [C, P] in place, in several threads if that is faster.
 
         Args:
-            plan: Arguments of `Clients.step_blocks`: batch size, epochs, steps, purpose.
-            name: The losses appear as `<name>/loss`.
+            clients: The C clients that train.
+            v: What the steps change.
+            step: The line of one step.
+            schedule: How many steps each client takes.
+            name: The losses are logged as `<name>/loss`.
         """
         data = clients.data
         free = data.in_memory and self.oracle.engine.releases_gil()
@@ -240,103 +295,65 @@ class FederatedAlgorithm(FederatedModule):
             own = clients.rows(rows)
             with torch.no_grad():
                 return self.oracle.descend(
-                    v[rows], own.step_blocks(*plan), step.rows(rows), own.buffers
+                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
                 )
 
-        for booked in self.threads.map(train_part, range(parts)):
-            self.log_loss(name, *booked)
+        for losses in self.threads.map(train_part, range(parts)):
+            self.log_loss(name, *losses)
 
     # ---- the round ----------------------------------------------------------------------------
 
     def training_step(self, clients: Clients, batch_idx: int = 0) -> None:
-        """One chunk of the round's cohort; with the last one the server's step."""
+        """Trains one chunk of the round's cohort; after the last chunk the server updates."""
         with self.in_full_precision():
             if clients.first:
-                self._begin_round(clients.round)
-            # An empty chunk runs too where it is the first: it gives the shapes of the sums.
-            if len(clients) or not self._sums:
+                self._totals = RoundTotals(self.weighting, self.tables)
+                self.begin_round(clients.round)
+                self._message = self.download()
+            # A first chunk without clients runs as well: it gives the shapes of the sums.
+            if len(clients) or not self._totals.sums:
                 self._train(clients)
             if clients.last:
                 self._finish_round()
 
-    def _begin_round(self, round_index: int) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._weightings: dict[str, str] = {}
-        self._losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
-        self._reported: dict[str, float] = {}
-        self._recorded: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in self.tables}
-        self._counts = np.zeros(4)  # samples, clients, bytes down, bytes up
-        self.begin_round(round_index)
-        self._message = self.download()
-
     def _train(self, clients: Clients) -> None:
-        if self.device.type == "cpu":  # a GPU may not hold all of them
+        """Trains a chunk of clients in groups, and keeps their states and messages."""
+        if self.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
             self.load_state(clients)
         size = self.oracle.engine.group_size(len(clients), self.threads.count)
-        for group, (totals, down, up) in self.in_groups(clients, self._train_group, size):
+        for group, (sums, down, up) in self.in_groups(clients, self._train_group, size):
             for name in self.store.names:
                 self.store.write(name, group.ids, group.state[name])
-            for name, total in totals.items():
-                if name in self._sums:
-                    self._sums[name] += total  # in place: new memory costs more than the sum
-                else:
-                    self._sums[name] = total
-            booked = self.ledger.add(group.ids, down, up)
-            self._counts += [group.sizes.sum(), len(group), *booked]
+            nbytes = self.ledger.add(group.ids, down, up)
+            self._totals.add(sums, [group.sizes.sum(), len(group), *nbytes])
 
     def _train_group(self, clients: Clients) -> Sent:
-        """What `_sent` gives; where it fails nothing stays booked."""
-        before = {name: len(entries) for name, entries in self._losses.items()}
-        recorded = {name: len(entries) for name, entries in self._recorded.items()}
-        try:
-            return self._sent(clients)
-        except RuntimeError:
-            for name, losses in self._losses.items():
-                del losses[before.get(name, 0) :]
-            for name, rows in self._recorded.items():
-                del rows[recorded[name] :]
-            raise
-
-    def _sent(self, clients: Clients) -> Sent:
-        """The weighted sums of what a group of clients sends, and the bytes down and up."""
-        with self.in_full_precision():
+        """Trains a group of clients, and returns what they send."""
+        with self._totals.rollback(), self.in_full_precision():
             if not clients.state:
                 self.load_state(clients)
-            with self.oracle.guard(clients, self._shared):
-                sent = self.client_update(clients, self._message.values)
-        messages = sent if isinstance(sent, dict) else {"w": sent}
-        messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
-        down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
-        if clients.buffers is not None and self.buffer_policy == "average":
-            messages["buffers"] = dense(clients.buffers)
-            down, up = down + messages["buffers"].nbytes, up + messages["buffers"].nbytes
-        elif clients.buffers is not None:
-            clients.state["buffers"] = clients.buffers
-        totals = {}
-        for name, message in messages.items():
-            self._weightings[name] = message.weighting or self.weighting
-            uniform = self._weightings[name] == "uniform"
-            weight = np.ones(len(clients)) if uniform else clients.sizes
-            weights = torch.from_numpy(weight).to(self.global_model)
-            totals[name] = weights @ message.values.to(weights.dtype)
-        return totals, down, up
-
-    def _shared(self) -> dict[str, Tensor]:
-        """Returns what all clients share, by the name that a method has for it."""
-        states = {f"self.{name}": state for name, state in self.named_buffers(recurse=False)}
-        return {"w": self._message.values, "self.global_model": self.global_model, **states}
+            w = self._message.values
+            with self.oracle.guard(clients, lambda: {"w": w, **self.shared_tensors()}):
+                sent = self.client_update(clients, w)
+            messages = sent if isinstance(sent, dict) else {"w": sent}
+            messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
+            down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
+            if clients.buffers is not None and self.buffer_policy == "average":
+                messages["buffers"] = buffers = dense(clients.buffers)
+                down, up = down + buffers.nbytes, up + buffers.nbytes
+            elif clients.buffers is not None:
+                clients.state["buffers"] = clients.buffers
+            return self._totals.weigh(messages, clients.sizes, self.global_model), down, up
 
     def _finish_round(self) -> None:
-        counts, losses = self._booked()
-        samples, clients, down, up = counts.tolist()
+        """Adds everything up over processes, updates the global model and logs the round's row."""
+        totals = self._totals
+        totals.reduce()
+        _, clients, down, up = totals.counts.tolist()
         self.participants = int(clients)
-        weight = {"samples": samples, "uniform": clients}
-        if weight[self.weighting] > 0:
-            mean = {
-                name: sum_over_processes(total).div_(weight[self._weightings[name]])
-                for name, total in self._sums.items()
-            }
-            if not all(_finite(total) for total in mean.values()):
+        mean = totals.means()
+        if mean is not None:
+            if not all(_finite(values) for values in mean.values()):
                 raise Diverged(
                     f"model.lr: {self.lr}; the clients' models are no longer finite in round "
                     f"{self.rounds + 1}, a smaller one may help"
@@ -344,47 +361,35 @@ class FederatedAlgorithm(FederatedModule):
             if "buffers" in mean:
                 self.oracle.buffers.write(self.network, mean.pop("buffers"))
             self.server_update(mean)
-        # Where the method set the model itself, or nobody reported, there is no gradient and this
-        # moves nothing; Lightning counts rounds, and saves checkpoints, by optimizer steps.
+        # Without a gradient (the method set the model itself, or no client took part) this step
+        # moves nothing. Lightning counts rounds, and saves checkpoints, by optimizer steps.
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         optimizer.step()
         self.space.vector.grad = None
         self.rounds += 1
-        self.samples_seen += sum(float(n) for _, n in losses.values())
+        self.samples_seen += totals.samples
         self.bytes_down += int(down)
         self.bytes_up += int(up)
         self.row = {
             "round": self.rounds,
-            **{f"{name}/loss": float(total / n) for name, (total, n) in losses.items() if n > 0},
+            **{f"{name}/loss": loss for name, loss in totals.mean_losses().items()},
             "train/samples": self.samples_seen,
             "comm/uplink_bytes": self.bytes_up,
             "comm/downlink_bytes": self.bytes_down,
             "participants": self.participants,
-            **self._reported,
+            **totals.metrics,
         }
-        self._log_round(self.row)
-        self.recorded = {name: gather_rows(parts) for name, parts in self._recorded.items()}
-
-    def _booked(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Of all processes: the counts, and the losses' sum and number of samples by name."""
-        booked: dict[str, np.ndarray] = {}
-        for name, observed in self._losses.items():
-            counts = np.concatenate([counts for _, counts in observed])
-            losses = torch.cat([loss for loss, _ in observed]).double().cpu().numpy()
-            # Sorted, since threads come in any order.
-            booked[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
-        counts, sums = np.zeros_like(self._counts), dict[str, np.ndarray]()
-        for own, one in gather((self._counts, booked)):
-            counts += own
-            for name, entry in one.items():  # a process without clients has observed nothing
-                sums[name] = sums.get(name, 0) + entry
-        return counts, sums
+        self._log_row(self.row)
+        self.recorded = totals.gathered_tables()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """The server's optimizer of the global model."""
+        """Returns the server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
 
 
 def _finite(values: Tensor) -> bool:
-    """Whether all are; their sum tells it several times sooner, but may itself overflow."""
+    """Returns True if all values are finite.
+
+    A finite sum proves it several times faster than a look at each value, but may overflow.
+    """
     return bool(values.sum().isfinite()) or bool(values.isfinite().all())

@@ -1,1 +1,1 @@
-"""Rounds: who trains in them, how models are scored, and how checkpoints are written."""
+"""Rounds: who trains in a round, how models are scored, and how checkpoints are written."""

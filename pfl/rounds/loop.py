@@ -1,7 +1,7 @@
-"""The federated loop: who trains in which round, in which chunks, on which process.
+"""The federated loop: who trains in which round, in which chunk, on which process.
 
-One Lightning epoch is one round, and one Lightning batch is a chunk of that round's cohort, so
-that the stock Trainer runs the whole federation.
+One Lightning epoch is one round, and one Lightning batch is a chunk of the round's cohort, so that
+the stock Trainer runs the whole federation.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from datamodules import FederatedDataModule
+from datamodules.errors import check_whole, require
+from datamodules.randomness import generator
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
-from pfl.randomness import generator
 
 Split = Literal["val", "test"]
 
@@ -30,26 +31,35 @@ class FederatedLoop(LightningDataModule):
     """Feeds the Trainer with cohorts of clients.
 
     Args:
-        datamodule: Whose samples the clients own.
+        datamodule: The data, whose samples the clients own.
         clients_per_round: How many clients train in a round; None: everyone.
         sampling: How the cohort of a round is drawn: "uniform", a fixed number without replacement;
             "bernoulli", each client on its own with probability clients_per_round / M, drawn again
-            if nobody takes part; "weighted", a fixed number without replacement with probabilities
-            proportional to the number of training samples (drawn one after another).
-        trace: Replays given cohorts instead: a list of lists of client ids, one for each round, or
-            the path of a JSON file with such a list. A round may be empty.
+            if no client takes part; "weighted", a fixed number without replacement with
+            probabilities proportional to the number of training samples (drawn one after another).
+        trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
+            round, or the path of a JSON file with such a list. A round may be empty.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
-            many as fit comfortably. Changes speed and memory, never results.
-        state_memory: GiB of this machine's memory that what clients remember may take, a GPU's
-            included, before it goes to files in the system's temporary folder; None: a quarter of
-            what is free on a GPU and half of what else is free.
-        state_dtype: In which it is stored; "float16" (up to 65504) and "bfloat16" (2 to 3 digits)
-            take half of the memory and round it. None: as the model.
-        evaluate: Which splits are evaluated during `fit`; a split without samples is left out.
-        seed: Of client sampling and of the order of their samples; None: the datamodule's seed.
+            many as fit comfortably. It changes speed and memory, never results.
+        state_memory: GiB of this machine's memory, a GPU's included, that client states may take
+            before they go to files in the system's temporary folder; None: a quarter of the free
+            memory of a GPU and half of the free memory of the machine.
+        state_dtype: The dtype in which client states are stored. "float16" (up to 65504) and
+            "bfloat16" (2 to 3 digits) halve the memory and round the states. None: the model's.
+        evaluate: The splits that are evaluated during `fit`; a split without samples is left out.
+        seed: The seed of client sampling and of the order of samples; None: the data module's.
 
     Raises:
-        ConfigError: For values that cannot be, and data that no clients own.
+        ConfigError: A value is impossible, or no clients own the samples of the data.
+
+    Example:
+        >>> from datamodules import Dirichlet, DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=20, partition=Dirichlet(0.1))
+        >>> loop = FederatedLoop(data, clients_per_round=5, seed=1)
+        >>> len(loop.cohort(0))
+        5
+        >>> loop.cohort(0).tolist() == loop.cohort(1).tolist()  # every round has its own cohort
+        False
     """
 
     def __init__(
@@ -79,43 +89,41 @@ class FederatedLoop(LightningDataModule):
         self.evaluate = tuple(evaluate)
         self._seed = seed
         self.trace = _read_trace(trace)
-        # The algorithm says these when it is set up: whether clients keep something between rounds,
-        # and what a round costs clients of some sizes, relative to each other.
+        # The algorithm sets these at its own set-up: whether it has client states, how many clients
+        # train together, and the relative costs of a round for clients of some sizes.
         self.stateful = True
-        self.chunk_size = clients_at_once or sys.maxsize  # the algorithm chooses one if left open
+        self.chunk_size = clients_at_once or sys.maxsize
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._data: ClientData | None = None
-        self.store: ClientStore | None = None  # the algorithm's, once it has one
-        if sampling not in ("uniform", "bernoulli", "weighted"):
-            raise ConfigError(
-                f"loop.sampling: {sampling!r} is unknown; choose uniform, bernoulli or weighted"
-            )
-        if clients_per_round is not None and not _whole(clients_per_round):
-            raise ConfigError(
-                f"loop.clients_per_round: {clients_per_round!r}; it must be a whole number from "
-                f"1 to {datamodule.num_clients} (data.num_clients), or null for everyone"
-            )
-        if clients_at_once is not None and clients_at_once < 1:
-            raise ConfigError(f"loop.clients_at_once: {clients_at_once}; it must be at least 1")
-        if state_memory is not None and not 0 <= state_memory < float("inf"):
-            raise ConfigError(
-                f"loop.state_memory: {state_memory}; it must be at least 0 (GiB), or null"
-            )
-        if state_dtype not in (None, "float32", "float16", "bfloat16"):
-            raise ConfigError(
-                f"loop.state_dtype: {state_dtype!r}; choose float32, float16 or bfloat16, or null"
-            )
-        if unknown := set(self.evaluate) - {"val", "test"}:
-            raise ConfigError(f"loop.evaluate: {sorted(unknown)}; choose from val and test")
+        self.store: ClientStore | None = None  # the algorithm's, once a run has begun
+        samplings, dtypes = ("uniform", "bernoulli", "weighted"), ("float32", "float16", "bfloat16")
+        require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
+        count, limit = clients_per_round, datamodule.num_clients
+        require(
+            "loop.clients_per_round",
+            count,
+            count is None or _whole(count),
+            f"a whole number from 1 to {limit} (data.num_clients), or null for everyone",
+        )
+        if clients_at_once is not None:
+            check_whole("loop.clients_at_once", clients_at_once)
+        possible = state_memory is None or 0 <= state_memory < float("inf")
+        require("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
+        is_dtype = state_dtype is None or state_dtype in dtypes
+        require("loop.state_dtype", state_dtype, is_dtype, f"{', '.join(dtypes)} or null")
+        unknown = sorted(set(self.evaluate) - {"val", "test"})
+        require("loop.evaluate", unknown, not unknown, "val, test or both")
+        if seed is not None:
+            check_whole("loop.seed", seed, 0)
 
     # ---- set-up -------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Download, where the data set needs it."""
+        """Downloads the data set, if it needs a download."""
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
-        """Partition the data, and check the loop's own arguments against it."""
+        """Partitions the data, and checks the loop's own arguments against them."""
         self.datamodule.setup(stage)
         total, count = self.num_clients, self.clients_per_round
         if count is not None and not 1 <= count <= total:
@@ -145,28 +153,28 @@ class FederatedLoop(LightningDataModule):
                 )
 
     def on_exception(self, exception: BaseException) -> None:
-        """Leave the process as it was: after an error Lightning tears nothing down."""
+        """Restores the process after an error, since Lightning then tears nothing down."""
         if self.trainer is not None:
             self.trainer.lightning_module.teardown("fit")
 
     @property
     def seed(self) -> int:
-        """Of client sampling and of the order of samples."""
+        """The seed of client sampling and of the order of samples."""
         return self.datamodule.seed if self._seed is None else self._seed
 
     @property
     def num_clients(self) -> int:
-        """M, the population."""
+        """M, the number of clients in the population."""
         return self.datamodule.num_clients
 
     def client_data(self, device: torch.device) -> ClientData:
-        """The samples on a device; moved once."""
+        """Returns the clients' samples on a device, to which they are moved once."""
         if self._data is None or self._data.device != device:
             self._data = ClientData(self.datamodule, device, self.seed)
         return self._data
 
     def client_store(self, device: torch.device) -> ClientStore:
-        """A new store for what clients remember, with this loop's share of the memory."""
+        """Returns a new store for client states, with this loop's share of the memory."""
         memory = None if self.state_memory is None else int(self.state_memory * 2**30)
         processes = self.trainer.num_devices if self.trainer else 1
         return ClientStore(
@@ -179,17 +187,17 @@ class FederatedLoop(LightningDataModule):
 
     @property
     def sharing(self) -> int:
-        """How many processes share a device."""
+        """Number of processes that share a device."""
         strategy = self.trainer.strategy if self.trainer else None
         return getattr(strategy, "processes_per_device", 1)
 
     def __str__(self) -> str:
-        """Lightning's goes through the loaders, whose chunks only a run has."""
+        # Lightning's own goes through the loaders, which have chunks only during a run.
         data, count = type(self.datamodule).__name__, self.clients_per_round
         return f"{type(self).__name__}({data}, clients_per_round={count})"
 
     def describe(self) -> str:
-        """The protocol in words: the data's, and who trains in a round."""
+        """Returns the protocol in words: that of the data, and who trains in a round."""
         if self.trace is not None:
             who = f"a replayed trace of {len(self.trace)} rounds"
         elif self.cohort_size == self.num_clients:
@@ -200,15 +208,29 @@ class FederatedLoop(LightningDataModule):
 
     # ---- who trains ---------------------------------------------------------------------------
 
+    def require_all_clients(self, method: str) -> None:
+        """Raises a ConfigError if a round that is not empty has some of the clients only."""
+        key, sizes = "clients_per_round", [self.cohort_size]
+        if self.trace is not None:
+            key, sizes = "trace", [len(cohort) for cohort in self.trace]
+        if some := [size for size in sizes if size not in (0, self.num_clients)]:
+            raise ConfigError(
+                f"loop.{key}: {some[0]}; {method} needs all {self.num_clients} clients in every "
+                f"round, use null"
+            )
+
     @property
     def cohort_size(self) -> int:
-        """How many clients take part in a round: exactly, or at least as expected (Bernoulli)."""
+        """Number of clients in a round: the exact number, or the expected one (Bernoulli)."""
         if self.trace is not None:
             return max(map(len, self.trace), default=0)
         return self.num_clients if self.clients_per_round is None else self.clients_per_round
 
     def cohort(self, round_index: int) -> np.ndarray:
-        """Ids of the clients that train in a round, ascending: a function of (seed, round)."""
+        """Returns the ids of the clients that train in a round, int64, ascending.
+
+        The cohort is a function of (seed, round).
+        """
         if self.trace is not None:
             return np.sort(np.asarray(self.trace[round_index], np.int64))
         total, size = self.num_clients, self.cohort_size
@@ -226,11 +248,14 @@ class FederatedLoop(LightningDataModule):
         return np.sort(rng.choice(total, size, replace=False, p=weights))
 
     def chunks(self, ids: np.ndarray, split: str, count: int, *, owned: bool) -> list[np.ndarray]:
-        """This process's share of some clients, in `count` chunks, largest clients first.
+        """Returns this process's share of some clients in chunks, largest clients first.
 
-        Clients that keep state between rounds (`owned`) stay on the process id % world_size, which
-        has their rows; others are dealt out by what they cost, so that processes finish together.
-        Chunks that are not needed are the last ones, and empty.
+        Args:
+            ids: The clients.
+            split: The split whose samples are used.
+            count: Number of chunks; superfluous chunks are empty and come last.
+            owned: True: a client belongs to the process id % world_size, which has the rows of its
+                states. False: clients are assigned by cost, so that processes finish together.
         """
         rank, world = self._rank()
         sizes = self._split_sizes(split)[ids]
@@ -239,8 +264,8 @@ class FederatedLoop(LightningDataModule):
         if owned:
             mine = mine[mine % world == rank]
         elif world > 1:
-            most = max(count * self.chunk_size, -(-len(ids) // world))
-            mine = mine[assign_clients(self.cost(sizes[order]), world, most) == rank]
+            limit = max(count * self.chunk_size, -(-len(ids) // world))
+            mine = mine[assign_clients(self.cost(sizes[order]), world, limit) == rank]
         needed = min(count, max(1, -(-len(mine) // self.chunk_size)))
         return np.array_split(mine, needed) + [mine[:0]] * (count - needed)
 
@@ -250,19 +275,19 @@ class FederatedLoop(LightningDataModule):
     def _rank(self) -> tuple[int, int]:
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
 
-    # ---- what Lightning asks for --------------------------------------------------------------
+    # ---- loaders ------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ChunkLoader:
-        """The chunks of the current round's cohort."""
+        """Returns the chunks of the current round's cohort."""
         return ChunkLoader(self, ["train"])
 
     def val_dataloader(self) -> ChunkLoader | list[Any]:
-        """All clients, for every split that is evaluated during `fit` and has samples."""
+        """Returns chunks of all clients, for every evaluated split that has samples."""
         splits = [s for s in self.evaluate if self._split_sizes(s).any()]
         return ChunkLoader(self, splits) if splits else []
 
     def test_dataloader(self) -> ChunkLoader:
-        """All clients, with their test samples."""
+        """Returns chunks of all clients, with their test samples."""
         if not self._split_sizes("test").any():
             raise ConfigError("data.protocol: no client has a test sample; give it a test share")
         return ChunkLoader(self, ["test"])
@@ -270,12 +295,12 @@ class FederatedLoop(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
-        """Chunks read their samples on the device themselves."""
+        """Returns the chunk itself, which reads its samples on the device."""
         return batch
 
 
 class ChunkLoader:
-    """Iterates over chunks of clients; its length is the same in every round and process."""
+    """An iterable over chunks of clients, with the same length in every round and process."""
 
     def __init__(self, loop: FederatedLoop, splits: Sequence[str]) -> None:
         self.loop, self.splits = loop, splits
@@ -284,15 +309,15 @@ class ChunkLoader:
         return len(self.splits) * self._chunks_per_split()
 
     def _chunks_per_split(self) -> int:
-        loop, world = self.loop, self.loop._rank()[1]
+        loop, (_, world) = self.loop, self.loop._rank()
         clients = loop.cohort_size if "train" in self.splits else loop.num_clients
         share = -(-clients // world)
-        if loop.stateful:  # one process may own them all
+        if loop.stateful:  # one process may own all clients of the cohort
             share = min(clients, -(-loop.num_clients // world))
         return max(1, -(-share // loop.chunk_size))
 
     def __iter__(self) -> Iterator[Clients]:
-        # A generator: Lightning calls iter() before the round number is right after a resume.
+        # A generator, since after a resume Lightning calls iter() before it has set the round.
         loop, count = self.loop, self._chunks_per_split()
         trainer = loop.trainer
         assert trainer is not None
@@ -310,23 +335,24 @@ class ChunkLoader:
                 )
 
 
-def assign_clients(costs: np.ndarray, world: int, most: int) -> np.ndarray:
-    """The process of each client: the dearest first, each to the process with the least so far.
+def assign_clients(costs: np.ndarray, world: int, limit: int) -> np.ndarray:
+    """Returns the process of each client, int64 [C], by longest processing time first (LPT).
 
-    With this rule (Graham 1969) the last process ends at most 4/3 - 1/(3 world) times as late as
-    with the best assignment; in practice the difference is below 1% (docs/many-devices.md).
+    In the order of falling cost, each client goes to the process with the smallest load so far. The
+    last process then ends at most 4/3 - 1/(3 world) times as late as with the best assignment
+    (Graham 1969); in practice the difference is below 1% (docs/many-devices.md).
 
     Args:
-        costs: Of the clients.
+        costs: The clients' costs, [C].
         world: Number of processes.
-        most: How many clients a process may have at most.
+        limit: The largest number of clients that a process may have.
     """
     owners = np.empty(len(costs), np.int64)
-    loads = [(0.0, 0, rank) for rank in range(world)]  # cost, clients and number of a process
+    loads = [(0.0, 0, rank) for rank in range(world)]  # a process's cost, clients and rank
     for client in np.argsort(-costs, kind="stable").tolist():
         load, clients, rank = heapq.heappop(loads)
         owners[client] = rank
-        if clients + 1 < most:
+        if clients + 1 < limit:
             heapq.heappush(loads, (load + float(costs[client]), clients + 1, rank))
     return owners
 

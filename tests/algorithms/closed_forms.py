@@ -23,12 +23,9 @@ from tests.problems import Problem, matrix_problem
 class Quadratics:
     """Clients with f_i(w) = 1/2 sum_p h_ip (w_p - A_ip)^2, a matrix and biases (`Problem`).
 
-    Attributes
-    ----------
-    optima
-        A [M, P].
-    curvatures
-        h [M, P]: a_i for all weights, and 1 for biases.
+    Attributes:
+        optima: A [M, P].
+        curvatures: h [M, P]: a_i for all weights, and 1 for biases.
     """
 
     problem: Problem
@@ -188,18 +185,12 @@ def collaboration(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Mo
 class Exchange:
     """What passes between a client and the server in one round.
 
-    Attributes
-    ----------
-    algorithm
-        Which one.
-    round, client
-        From 0.
-    received
-        What the client reads as w [P].
-    sent
-        What the server reads, by name.
-    state
-        What the client remembers afterwards, by name.
+    Attributes:
+        algorithm: Which one.
+        round, client: From 0.
+        received: What the client reads as w [P].
+        sent: What the server reads, by name.
+        state: What the client remembers afterwards, by name.
     """
 
     algorithm: FederatedAlgorithm

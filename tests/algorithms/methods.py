@@ -75,38 +75,27 @@ def small_network(seed: int = 6) -> nn.Module:
 class Method:
     """What the common tests must know of a method.
 
-    Attributes
-    ----------
-    name
-        Of the entry; a class may have several.
-    kind
-        The class.
-    limit
-        limit(quadratics, **arguments): where it ends.
-    cost
-        Of a participant in a round.
-    private
-        The client states that hold personal parameters and must never leave the client. Not those
-        that the method sends by design, or that the server can work out from what it is sent.
-    arguments
-        The class's own, in all tests.
-    settle
-        Further ones where the limit is looked for.
-    rounds, accuracy
-        After how many rounds the limit is reached, and how closely.
-    problem
-        The problem whose limit is known, by number of clients.
-    everyone
-        Whether all clients must take part in every round.
-    timed
-        Whether the number of a round decides what it does, even with full gradients.
+    Attributes:
+        name: Of the entry; a class may have several.
+        kind: The class.
+        limit: limit(quadratics, **arguments): where it ends.
+        cost: Of a participant in a round.
+        private: The client states that hold personal parameters and must never leave the
+            client. Not those that the method sends by design, or that the server can work out from
+            what it is sent.
+        arguments: The class's own, in all tests.
+        settle: Further ones where the limit is looked for.
+        rounds, accuracy: After how many rounds the limit is reached, and how closely.
+        problem: The problem whose limit is known, by number of clients.
+        everyone: Whether all clients must take part in every round.
+        timed: Whether the number of a round decides what it does, even with full gradients.
     """
 
     name: str
     kind: type[FederatedAlgorithm]
     limit: Callable[..., forms.Models]
     cost: forms.Cost
-    private: tuple[str, ...]
+    private: tuple[str, ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
     rounds: int = 12
@@ -123,96 +112,161 @@ class Method:
 _COMPONENTS = {"proximal_step": 1.0, "low_rank_penalty": 3.0, "sparse_penalty": 0.02}
 _PERSONAL = {"lr": 0.4, "local_steps": 6, "personal_epochs": 4}
 _LISTED = [
-    Method("FedAvg", FedAvg, forms.averaging, forms.dense, ()),
     Method(
-        *("FedAvg, server Adam", FedAvg, forms.averaging, forms.dense, ()),  # stops where it does
-        {"server_optimizer": partial(torch.optim.Adam, lr=0.5, betas=(0.3, 0.5), eps=0.5)},
+        name="FedAvg",
+        kind=FedAvg,
+        limit=forms.averaging,
+        cost=forms.dense,
+    ),
+    Method(
+        name="FedAvg, server Adam",  # ends where FedAvg ends
+        kind=FedAvg,
+        limit=forms.averaging,
+        cost=forms.dense,
+        arguments={
+            "server_optimizer": partial(torch.optim.Adam, lr=0.5, betas=(0.3, 0.5), eps=0.5)
+        },
         rounds=45,
     ),
     Method(
-        *("FedProx", FedProx, forms.averaging, forms.dense, ()),
-        {"proximal_weight": 0.5},
+        name="FedProx",
+        kind=FedProx,
+        limit=forms.averaging,
+        cost=forms.dense,
+        arguments={"proximal_weight": 0.5},
         rounds=24,
     ),
-    Method("LocalTrain", LocalTrain, forms.alone, forms.nothing, ("w",)),
     Method(
-        *("FedSLR", FedSLR, forms.low_rank_and_sparse, forms.factors_down, ("p",)),
-        _COMPONENTS,
-        _PERSONAL,
+        name="LocalTrain",
+        kind=LocalTrain,
+        limit=forms.alone,
+        cost=forms.nothing,
+        private=("w",),
+    ),
+    Method(
+        name="FedSLR",
+        kind=FedSLR,
+        limit=forms.low_rank_and_sparse,
+        cost=forms.factors_down,
+        private=("p",),
+        arguments=_COMPONENTS,
+        settle=_PERSONAL,
         rounds=30,
         accuracy=1e-6,
     ),
     Method(
-        *("FedSLR, all multipliers", FedSLR, forms.low_rank_and_sparse, forms.factors_down),
-        *(("p",), _COMPONENTS | {"memory_efficient": False}),
-        _PERSONAL,
+        name="FedSLR, all multipliers",
+        kind=FedSLR,
+        limit=forms.low_rank_and_sparse,
+        cost=forms.factors_down,
+        private=("p",),
+        arguments=_COMPONENTS | {"memory_efficient": False},
+        settle=_PERSONAL,
         rounds=30,
         accuracy=1e-6,
     ),
     Method(
-        *("FedSLR, S+LR", FedSLR, forms.low_rank_and_sparse, forms.sparse_down, ("p",)),
-        {
+        name="FedSLR, S+LR",
+        kind=FedSLR,
+        limit=forms.low_rank_and_sparse,
+        cost=forms.sparse_down,
+        private=("p",),
+        arguments={
             "proximal_step": 1.0,
             "low_rank_penalty": 0.3,
             "sparse_penalty": 0.3,
             "global_component": "sparse",
             "personal_component": "low_rank",
         },
-        _PERSONAL,
+        settle=_PERSONAL,
         rounds=30,
         accuracy=1e-6,
     ),
     Method(
-        *("LPGD", LPGD, forms.mean_of_low_rank, forms.factors_up, ()),
-        {"low_rank_penalty": 3.0},
-        {"lr": 0.6, "local_steps": 40},
+        name="LPGD",
+        kind=LPGD,
+        limit=forms.mean_of_low_rank,
+        cost=forms.factors_up,
+        arguments={"low_rank_penalty": 3.0},
+        settle={"lr": 0.6, "local_steps": 40},
         rounds=2,
     ),
     Method(
-        *("GPGD", GPGD, forms.low_rank_of_mean, forms.factors_down, ()),
-        {"low_rank_penalty": 5.0},
+        name="GPGD",
+        kind=GPGD,
+        limit=forms.low_rank_of_mean,
+        cost=forms.factors_down,
+        arguments={"low_rank_penalty": 5.0},
     ),
     Method(
-        *("FedCLUP", FedCLUP, forms.held_together, forms.dense, ()),
-        {"penalty": 0.4},
+        name="FedCLUP",
+        kind=FedCLUP,
+        limit=forms.held_together,
+        cost=forms.dense,
+        arguments={"penalty": 0.4},
         rounds=22,
     ),
-    Method("FedPD", FedPD, forms.minimum, forms.dense, (), rounds=32, accuracy=1e-6, everyone=True),
     Method(
-        *("FedPD, VR", FedPD, forms.minimum, forms.dense, ()),
-        {"variance_reduction": True, "refresh_period": 2, "inner_step": 0.5},
+        name="FedPD",
+        kind=FedPD,
+        limit=forms.minimum,
+        cost=forms.dense,
         rounds=32,
         accuracy=1e-6,
         everyone=True,
     ),
     Method(
-        *("FedPD, skipping", FedPD, forms.minimum, forms.dense_or_skipped, ()),
-        {"skip_probability": 0.5},
+        name="FedPD, VR",
+        kind=FedPD,
+        limit=forms.minimum,
+        cost=forms.dense,
+        arguments={"variance_reduction": True, "refresh_period": 2, "inner_step": 0.5},
+        rounds=32,
+        accuracy=1e-6,
+        everyone=True,
+    ),
+    Method(
+        name="FedPD, skipping",
+        kind=FedPD,
+        limit=forms.minimum,
+        cost=forms.dense_or_skipped,
+        arguments={"skip_probability": 0.5},
         rounds=22,
         problem=forms.alike,
         everyone=True,
         timed=True,
     ),
     Method(
-        *("FedACS", FedACS, forms.collaboration, forms.dense, ()),
+        name="FedACS",
+        kind=FedACS,
+        limit=forms.collaboration,
+        cost=forms.dense,
         settle={"lr": 0.3, "local_steps": 4},
         problem=forms.pairs,
     ),
     Method(
-        *("FedACS, quantile 1", FedACS, forms.alone, forms.dense, ()),
-        {"quantile": 1.0, "candidates": "all"},
+        name="FedACS, quantile 1",
+        kind=FedACS,
+        limit=forms.alone,
+        cost=forms.dense,
+        arguments={"quantile": 1.0, "candidates": "all"},
     ),
-    # Rates end where a mean gradient has a square of about α: that is how far FedAgg gets.
     Method(
-        *("FedAgg", FedAgg, forms.averaging, forms.gradients, ()),
+        name="FedAgg",
+        kind=FedAgg,
+        limit=forms.averaging,
+        cost=forms.gradients,
         settle={"lr": 0.5, "local_epochs": 1, "rate_penalty": 1e-13},
         rounds=35,
         accuracy=1e-6,
     ),
     Method(
-        *("FedAgg, aggregated", FedAgg, forms.minimum, forms.gradients, ()),
-        {"dynamics": "aggregated"},
-        {"lr": 0.3, "local_epochs": 1, "rate_penalty": 1e-13},
+        name="FedAgg, aggregated",
+        kind=FedAgg,
+        limit=forms.minimum,
+        cost=forms.gradients,
+        arguments={"dynamics": "aggregated"},
+        settle={"lr": 0.3, "local_epochs": 1, "rate_penalty": 1e-13},
         rounds=40,
         accuracy=1e-6,
     ),
@@ -226,23 +280,23 @@ METHODS = {method.name: method for method in _LISTED}
 def everything(algorithm: FederatedAlgorithm) -> dict[str, torch.Tensor]:
     """All that a run has computed, as tensors by name."""
     everyone = np.arange(algorithm.store.num_clients)
-    found = {f"module {name}": value for name, value in algorithm.state_dict().items()}
+    actual = {f"module {name}": value for name, value in algorithm.state_dict().items()}
     for name in algorithm.store.names:
-        found[f"client {name}"] = algorithm.store.read(name, everyone)
-        found[f"seen {name}"] = torch.as_tensor(algorithm.store.seen(name))
+        actual[f"client {name}"] = algorithm.store.read(name, everyone)
+        actual[f"seen {name}"] = torch.as_tensor(algorithm.store.seen(name))
     for name, value in _flat(algorithm.trainer.optimizers[0].state_dict()):
-        found[f"server optimizer {name}"] = value
+        actual[f"server optimizer {name}"] = value
     ledger = algorithm.ledger
     for way, counts in (("downlink", ledger.downlink), ("uplink", ledger.uplink)):
-        found[f"ledger {way}"] = torch.from_numpy(counts.copy())
-    found |= {
+        actual[f"ledger {way}"] = torch.from_numpy(counts.copy())
+    actual |= {
         f"row {name}": torch.tensor(float(value), dtype=torch.float64)
         for name, value in algorithm.row.items()
     }
     for name in ("rounds", "samples_seen", "bytes_up", "bytes_down"):
-        found[name] = torch.tensor(getattr(algorithm, name))
-    found["steps"] = torch.tensor([algorithm.trainer.global_step, algorithm.trainer.current_epoch])
-    return {name: value.clone() for name, value in found.items()}
+        actual[name] = torch.tensor(getattr(algorithm, name))
+    actual["steps"] = torch.tensor([algorithm.trainer.global_step, algorithm.trainer.current_epoch])
+    return {name: value.clone() for name, value in actual.items()}
 
 
 def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
@@ -253,15 +307,15 @@ def _flat(tree: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         yield path, torch.as_tensor(tree)
 
 
-def differing(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor]) -> set[str]:
+def differing(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> set[str]:
     """Names of what is not the same, bit for bit; NaN equals NaN."""
     return {
         name
-        for name in found.keys() | wanted.keys()
-        if name not in found
-        or name not in wanted
-        or found[name].dtype != wanted[name].dtype
-        or not np.array_equal(found[name], wanted[name], equal_nan=True)
+        for name in actual.keys() | expected.keys()
+        if name not in actual
+        or name not in expected
+        or actual[name].dtype != expected[name].dtype
+        or not np.array_equal(actual[name], expected[name], equal_nan=True)
     }
 
 

@@ -27,14 +27,11 @@ def best_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> 
     The cost Σ_r α η_r² + (1-α) Σ_k |w_k - φ2_k|² under w_{k+1} = w_k - η_k φ1_k is the square of
     residuals that are affine in η; no normal equations, no multipliers.
 
-    Parameters
-    ----------
-    w
-        Where the client is now, w_0 [P].
-    phi
-        φ1 of the epochs that are left, [n, P].
-    path
-        φ2 at their beginning and at the end of the last, [n + 1, P]. The first does not matter.
+    Args:
+        w: Where the client is now, w_0 [P].
+        phi: φ1 of the epochs that are left, [n, P].
+        path: φ2 at their beginning and at the end of the last, [n + 1, P]. The first does not
+            matter.
     """
     n, size = phi.shape
     matrix, right = [], []
@@ -114,17 +111,15 @@ def fedagg(
 
     With "fixed_point", what happens after w has moved is nobody's text: the history ends there.
 
-    Parameters
-    ----------
-    batches
-        Of (round, client, epoch): its mini-batches, as indices of samples; None for all.
-    terms
-        φ1 [L, P] and, for the fixed point, φ2 [L + 1, P] that the server already has.
-    slip
-        "samples", φ1 is weighted by samples; "uniform", w is not; "batch mean", g is the mean over
-        mini-batches; "anchor", the path begins at the last round's w; "greedy", a rate looks only
-        at the next epoch; "open loop", all rates are found at the beginning; "free", rates are not
-        clipped; "decayed", nothing but this round's learning rate is in the path's first round.
+    Args:
+        batches: Of (round, client, epoch): its mini-batches, as indices of samples; None for
+            all.
+        terms: φ1 [L, P] and, for the fixed point, φ2 [L + 1, P] that the server already has.
+        slip: "samples", φ1 is weighted by samples; "uniform", w is not; "batch mean", g is the
+            mean over mini-batches; "anchor", the path begins at the last round's w; "greedy", a
+            rate looks only at the next epoch; "open loop", all rates are found at the beginning;
+            "free", rates are not clipped; "decayed", nothing but this round's learning rate is in
+            the path's first round.
     """
     gradient = gradient or problem.gradient
     phi, path = terms if terms is not None else (None, None)
@@ -258,18 +253,14 @@ def fedacs(
 ) -> list[dict[str, Any]]:
     """SPEC 4.1 with full gradients: participants upload w_i, get u_i, train from there.
 
-    Parameters
-    ----------
-    memory
-        What the server knows of a client with candidates="all". "sent": what the client has
-        uploaded, its model before its last training; nothing of a client that never took part.
-        Other readings, for comparison: "newest", the model that the client has now, of clients
-        that took part; "everyone", that of all clients.
-    start
-        Of the clients, [M, P]; None: all at w.
-    slip
-        As for `collaboration`; "trained", w_i is not set to u_i before training, as in PFLlib's
-        FedAMP.
+    Args:
+        memory: What the server knows of a client with candidates="all". "sent": what the client
+            has uploaded, which is its model before its last training; nothing of a client that
+            never took part. Other readings, for comparison: "newest", the model that the client has
+            now, of clients that took part; "everyone", that of all clients.
+        start: Of the clients, [M, P]; None: all at w.
+        slip: As for `collaboration`; "trained", w_i is not set to u_i before training, as in
+            PFLlib's FedAMP.
     """
     m = problem.num_clients
     models = np.tile(w, (m, 1)) if start is None else start.copy()
@@ -310,13 +301,24 @@ def fedacs(
 
 def table(algorithm: Any) -> dict[int, dict[tuple[int, int], float]]:
     """`collaboration.csv`, as {round from 0: {(client, partner): weight}}, without zeros."""
-    found: dict[int, dict[tuple[int, int], float]] = {}
+    actual: dict[int, dict[tuple[int, int], float]] = {}
     path = algorithm.trainer.run_dir / "collaboration.csv"
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             pair = int(row["client"]), int(row["partner"])
-            own = found.setdefault(int(row["round"]) - 1, {})
+            own = actual.setdefault(int(row["round"]) - 1, {})
             assert pair not in own
             if float(row["weight"]):
                 own[pair] = float(row["weight"])
-    return found
+    return actual
+
+
+def rates_by_round(algorithm: Any) -> dict[int, dict[int, list[float]]]:
+    """`rates.csv`, as {round from 0: {client: [rate of each epoch]}}."""
+    rates: dict[int, dict[int, list[float]]] = {}
+    with (algorithm.trainer.run_dir / "rates.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            own = rates.setdefault(int(row["round"]) - 1, {}).setdefault(int(row["client"]), [])
+            assert len(own) == int(row["epoch"])  # in order
+            own.append(float(row["rate"]))
+    return rates

@@ -286,10 +286,12 @@ def _once(batches: list[np.ndarray]) -> list[np.ndarray]:
     return [b for b, new in zip(batches, [True, *different], strict=False) if new]
 
 
-def assert_rounds(found: Sequence[dict], wanted: Sequence[dict], *names: str, atol=1e-11) -> None:
+def assert_rounds(
+    actual: Sequence[dict], expected: Sequence[dict], *names: str, atol=1e-11
+) -> None:
     """These entries are the same in every round."""
-    assert len(found) == len(wanted)
-    for t, (one, other) in enumerate(zip(found, wanted, strict=True)):
+    assert len(actual) == len(expected)
+    for t, (one, other) in enumerate(zip(actual, expected, strict=True)):
         for name in names:
             np.testing.assert_allclose(
                 one[name], other[name], rtol=0, atol=atol, err_msg=f"{name}, round {t + 1}"

@@ -114,11 +114,11 @@ def test_the_limit_on_quadratics(fit, method, clients):
     arguments = dict(batch_size=None, loss=HalfSquaredError(), **method.settle)
     algorithm = method.make(q.problem.network(0.3), **arguments)
     fit(algorithm, q.problem, method.rounds)
-    wanted = method.limit(q, **method.arguments, **method.settle)
-    for found, model in zip(models(algorithm), wanted, strict=True):
-        assert (found is None) == (model is None)
+    expected = method.limit(q, **method.arguments, **method.settle)
+    for actual, model in zip(models(algorithm), expected, strict=True):
+        assert (actual is None) == (model is None)
         if model is not None:
-            np.testing.assert_allclose(found, model, rtol=0, atol=method.accuracy)
+            np.testing.assert_allclose(actual, model, rtol=0, atol=method.accuracy)
             assert np.abs(model - 0.3).max() > 0.1  # not where it began
 
 
@@ -158,13 +158,13 @@ def test_engines_and_chunks_agree(train, method):
         }
         return everything(algorithm) | rows
 
-    wanted = result("sequential", 1)
+    expected = result("sequential", 1)
     for engine, at_once in (("sequential", 3), ("vmap", 1), ("vmap", 2)):
-        found = result(engine, at_once)
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
+        actual = result(engine, at_once)
+        assert actual.keys() == expected.keys()
+        for name, value in expected.items():
             torch.testing.assert_close(
-                found[name], value, rtol=0, atol=1e-10, equal_nan=True, msg=f"{name} {engine}"
+                actual[name], value, rtol=0, atol=1e-10, equal_nan=True, msg=f"{name} {engine}"
             )
 
 
@@ -187,20 +187,20 @@ def test_a_round_in_which_nobody_reports(train, method):
     """It changes nothing, also where it is the first one. Full gradients do not know the number of
     the round, so that what follows is what would have come without the empty rounds."""
     some, others = (EVERYONE, EVERYONE) if method.everyone else ([0, 2], [1, 2])
-    found, wanted = Snapshots(), Snapshots()
-    train(method, 4, settings=FULL, trace=[[], some, [], others], callbacks=[found])
-    train(method, 2, settings=FULL, trace=[some, others], callbacks=[wanted])
+    actual, expected = Snapshots(), Snapshots()
+    train(method, 4, settings=FULL, trace=[[], some, [], others], callbacks=[actual])
+    train(method, 2, settings=FULL, trace=[some, others], callbacks=[expected])
     for name, value in small_network().state_dict().items():
-        assert torch.equal(found.rounds[0][f"module network.{name}"], value)
-    changed = differing(found.rounds[2], found.rounds[1])
+        assert torch.equal(actual.rounds[0][f"module network.{name}"], value)
+    changed = differing(actual.rounds[2], actual.rounds[1])
     assert {name for name in changed if not name.startswith("row ")} == {"rounds", "steps"}
-    assert learned(differing(found.rounds[3], found.rounds[2]))
+    assert learned(differing(actual.rounds[3], actual.rounds[2]))
     for number, reported in enumerate((1, 3)):
-        for name in learned(wanted.rounds[number]):
+        for name in learned(expected.rounds[number]):
             if not method.timed:
                 torch.testing.assert_close(
-                    found.rounds[reported][name],
-                    wanted.rounds[number][name],
+                    actual.rounds[reported][name],
+                    expected.rounds[number][name],
                     rtol=0,
                     atol=1e-12,
                     equal_nan=True,
@@ -212,9 +212,9 @@ def test_a_round_in_which_nobody_reports(train, method):
 def test_double_precision_stays(train, method):
     """No state and no message is in single precision, nor has gone through it."""
     wire = Wire()
-    found = everything(train(method, settings=BATCHES, callbacks=[wire]))
-    for name in learned(found):
-        value = found[name]
+    actual = everything(train(method, settings=BATCHES, callbacks=[wire]))
+    for name in learned(actual):
+        value = actual[name]
         assert value.dtype != torch.float32, name
         known = value[value.isfinite()]
         if value.is_floating_point() and value.ndim and known.any():
@@ -247,14 +247,14 @@ def test_a_frozen_parameter_never_moves(train, method):
 def assert_booked(method, wire, snapshots):
     """The ledger has, round by round and client by client, the closed forms of the exchanges."""
     booked = {way: snapshots.rounds[0][f"ledger {way}"] * 0 for way in ("downlink", "uplink")}
-    for number, found in enumerate(snapshots.rounds):
+    for number, actual in enumerate(snapshots.rounds):
         for exchange in wire.exchanges:
             if exchange.round == number:
                 for floats, way in zip(method.cost(exchange), booked, strict=True):
                     booked[way][exchange.client] += int(8 * floats)
         for way, counts in booked.items():
-            assert torch.equal(found[f"ledger {way}"], counts), f"{way}, round {number}"
-            assert found[f"row comm/{way}_bytes"] == counts.sum()
+            assert torch.equal(actual[f"ledger {way}"], counts), f"{way}, round {number}"
+            assert actual[f"row comm/{way}_bytes"] == counts.sum()
 
 
 @EVERY_METHOD
@@ -276,7 +276,7 @@ def test_the_ledger_equals_the_closed_form(fit, method):
 def leaks(wire, name):
     """Clients whose state `name` the server could work out: it, or the part of a layer, is a linear
     combination of what the client has sent and received so far."""
-    found = set()
+    actual = set()
     for at, last in enumerate(wire.exchanges):
         size, private = last.size, last.state[name]
         known = [
@@ -293,8 +293,8 @@ def leaks(wire, name):
             if basis.shape[1] < len(part) and part.any():
                 rest = part - basis @ np.linalg.lstsq(basis, part, rcond=None)[0]
                 if np.linalg.norm(rest) < 1e-6 * np.linalg.norm(part):
-                    found.add(last.client)
-    return found
+                    actual.add(last.client)
+    return actual
 
 
 class Disturb(pl.Callback):

@@ -34,15 +34,15 @@ def begin(root, method, rounds, seed, ckpt_path=None):
 @EVERY_METHOD
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, method):
     """Bit for bit, although it resumes with another initial network: states and tables."""
-    wanted = begin(tmp_path / "straight", method, 4, 6)
+    expected = begin(tmp_path / "straight", method, 4, 6)
     early = begin(tmp_path / "parts", method, 2, 6)
     last = early.trainer.run_dir / "checkpoints" / "last.ckpt"
     torch.load(last, weights_only=True)
     before = everything(early)
-    found = begin(tmp_path / "parts", method, 4, 7, last)
-    assert differing(everything(found), everything(wanted)) == set()
-    assert learned(differing(before, everything(found)))
-    files = ["metrics.csv", "clients.csv", *(f"{name}.csv" for name in found.tables)]
+    actual = begin(tmp_path / "parts", method, 4, 7, last)
+    assert differing(everything(actual), everything(expected)) == set()
+    assert learned(differing(before, everything(actual)))
+    files = ["metrics.csv", "clients.csv", *(f"{name}.csv" for name in actual.tables)]
     for file in files:
-        one, other = ((a.trainer.run_dir / file).read_bytes() for a in (found, wanted))
+        one, other = ((a.trainer.run_dir / file).read_bytes() for a in (actual, expected))
         assert one == other, file

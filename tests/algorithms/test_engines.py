@@ -16,7 +16,7 @@ from models import MLP
 from models.cnn import SmallCNN
 from pfl import FederatedLoop
 from pfl.algorithms import LPGD, FedAvg, FedSLR, LocalTrain
-from pfl.clients import Clients
+from pfl.clients import Clients, LocalSchedule
 from tests.problems import History
 
 METHODS = {
@@ -80,8 +80,8 @@ def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
             )
 
 
-# With singular values, once a round or in every step, both are about 1e-6 from what double
-# precision gives (more or less by the CPU: its matrix kernels differ).
+# With singular values, once a round or in every step, both are about 1e-6 from double precision
+# (more or less by the CPU: matrix kernels differ).
 @pytest.mark.parametrize(
     ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 4e-6), ("LPGD", 4e-6)]
 )
@@ -106,13 +106,13 @@ OPTIMIZERS = {
 }
 
 
-def train_one_client(model, own, digits, i, round=0, weight_decay=0.0, precision=nullcontext):
+def train_one_client(model, own, digits, i, round_index=0, weight_decay=0.0, precision=nullcontext):
     """Two local epochs of client i in a round, by a plain loop with an optimizer of its own."""
     data, (first, *_) = FederatedLoop(digits), model.parameters()
     data.setup()
     samples = data.client_data(torch.device("cpu"))
-    alone = Clients(np.array([i]), round, samples, dtype=first.dtype)
-    for batch in alone.batches(64, epochs=2):
+    alone = Clients(np.array([i]), round_index, samples, dtype=first.dtype)
+    for batch in alone.batches(LocalSchedule(64, epochs=2)):
         own.zero_grad()
         with precision():
             loss = nn.functional.cross_entropy(model(batch.inputs[0]), batch.targets[0])
@@ -147,12 +147,12 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
     fit(algorithm, digits, rounds, evaluate=())
     for i in range(5):
         model = network()
-        for round in range(rounds):
-            own = optimizer(model.parameters(), lr=lr * 0.5**round)
-            train_one_client(model, own, digits, i, round, weight_decay=0.01)
+        for round_index in range(rounds):
+            own = optimizer(model.parameters(), lr=lr * 0.5**round_index)
+            train_one_client(model, own, digits, i, round_index, weight_decay=0.01)
         expected = nn.utils.parameters_to_vector(model.parameters()).detach()
-        found = algorithm.store.read("w", np.array([i]))[0]
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-11)
+        actual = algorithm.store.read("w", np.array([i]))[0]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11)
 
 
 def test_16_bits_are_the_network_s_only(fit, digits):
@@ -174,9 +174,9 @@ def test_16_bits_are_the_network_s_only(fit, digits):
     for engine, tolerance in (("sequential", 1e-6), ("vmap", 0.02)):
         algorithm = LocalTrain(network(), lr=0.05, local_epochs=2, batch_size=64, engine=engine)
         fit(algorithm, digits, 1, evaluate=(), precision="bf16-mixed")
-        found = algorithm.store.read("w", np.arange(5))
-        assert found.dtype == torch.float32
+        actual = algorithm.store.read("w", np.arange(5))
+        assert actual.dtype == torch.float32
         for i in range(5):
-            wanted, exact = alone(i, True), alone(i, False)
-            assert (found[i] - wanted).norm() <= tolerance * (wanted - start).norm()
-            assert (found[i] - exact).norm() > 1e-4 * (wanted - start).norm()
+            expected, exact = alone(i, True), alone(i, False)
+            assert (actual[i] - expected).norm() <= tolerance * (expected - start).norm()
+            assert (actual[i] - exact).norm() > 1e-4 * (expected - start).norm()

@@ -39,13 +39,13 @@ def assert_follows(history, algorithm, expected, atol=1e-11):
         # No cosine is so near the threshold that rounding decides.
         assert row["near"] > 1e-6
         np.testing.assert_allclose(history["w_i"][t], row["w"], rtol=0, atol=atol)
-    found = table(algorithm)
-    assert list(found) == [t for t, row in enumerate(expected) if row["weights"]]
-    for t, weights in found.items():
-        wanted = {pair: value for pair, value in expected[t]["weights"].items() if value}
-        assert weights.keys() == wanted.keys()
-        values = [weights[pair] for pair in wanted]
-        np.testing.assert_allclose(values, list(wanted.values()), rtol=0, atol=atol)
+    actual = table(algorithm)
+    assert list(actual) == [t for t, row in enumerate(expected) if row["weights"]]
+    for t, weights in actual.items():
+        nonzero = {pair: value for pair, value in expected[t]["weights"].items() if value}
+        assert weights.keys() == nonzero.keys()
+        values = [weights[pair] for pair in nonzero]
+        np.testing.assert_allclose(values, list(nonzero.values()), rtol=0, atol=atol)
         for client in {client for client, _ in weights}:
             total = sum(value for (i, _), value in weights.items() if i == client)
             assert total == pytest.approx(1.0, abs=1e-12)
@@ -244,7 +244,7 @@ def test_a_round_without_clients_changes_nothing(fit, problem):
 # ---- what is sent, and evaluated ----------------------------------------------------------------
 
 
-def test_ledger(fit, problem):
+def test_every_visit_costs_a_model_each_way(fit, problem):
     """P up and P down for every visit, whatever the server remembers: 8 floats of 8 bytes."""
     for candidates in ("participants", "all"):
         history = Models()

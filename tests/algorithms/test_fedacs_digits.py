@@ -68,13 +68,13 @@ def trained(root, digits, rounds, ckpt_path=None, seed=0, engine="auto", loop=No
 
 @pytest.mark.parametrize("candidates", ["participants", "all"])
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, candidates):
-    wanted = trained(tmp_path / "straight", digits, 4, candidates=candidates)
+    expected = trained(tmp_path / "straight", digits, 4, candidates=candidates)
     trained(tmp_path / "parts", digits, 2, candidates=candidates)
     last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
     resumed = trained(tmp_path / "parts", digits, 4, ckpt_path=last, seed=1, candidates=candidates)
-    assert resumed.store.names == wanted.store.names
-    for name in wanted.store.names:
-        rows = [method.store.read(name, np.arange(6)) for method in (resumed, wanted)]
+    assert resumed.store.names == expected.store.names
+    for name in expected.store.names:
+        rows = [method.store.read(name, np.arange(6)) for method in (resumed, expected)]
         assert torch.equal(*rows), name
     for name in ("collaboration.csv", "metrics.csv"):
         one, other = (tmp_path / part / "run" / name for part in ("parts", "straight"))
@@ -92,8 +92,8 @@ def test_engines_and_chunks_agree(tmp_path, digits, candidates):
 
     models, weights = run("sequential", 1)
     for engine, at_once in (("sequential", 4), ("vmap", 2)):
-        found, other = run(engine, at_once)
-        assert (found - models).norm() < 1e-5 * models.norm()
+        actual, other = run(engine, at_once)
+        assert (actual - models).norm() < 1e-5 * models.norm()
         for t, own in weights.items():
             assert other[t].keys() == own.keys()
             values = [other[t][pair] for pair in own]

@@ -13,9 +13,8 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAgg
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_agg_acs as reference
-from tests.algorithms.test_fedagg_rates import rates_by_round
-from tests.algorithms.test_fedavg import batches_of_clients
-from tests.problems import History, Steps, least_squares
+from tests.algorithms.reference_agg_acs import rates_by_round
+from tests.problems import History, Steps, batches_of_clients, least_squares
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -51,11 +50,11 @@ def assert_follows(history, algorithm, expected, atol=1e-11, first=0):
     np.testing.assert_allclose(history["w"], [row["w"] for row in expected], rtol=0, atol=atol)
     for t, row in enumerate(expected):
         if row["gradients"] is not None:
-            found = history["gradients"][t]
-            np.testing.assert_allclose(found, row["gradients"], rtol=0, atol=atol)
-    found = rates_by_round(algorithm)
-    assert [t for t, row in enumerate(expected) if row["rates"]] == list(found)
-    for t, rates in found.items():
+            actual = history["gradients"][t]
+            np.testing.assert_allclose(actual, row["gradients"], rtol=0, atol=atol)
+    actual = rates_by_round(algorithm)
+    assert [t for t, row in enumerate(expected) if row["rates"]] == list(actual)
+    for t, rates in actual.items():
         assert list(rates) == sorted(expected[t]["rates"])
         for i, own in rates.items() if t >= first else ():
             np.testing.assert_allclose(own, expected[t]["rates"][i], rtol=0, atol=atol)
@@ -171,9 +170,9 @@ def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, me
     seen = [batches_of_clients(problem, calls) for calls in steps.rounds]
 
     def batches(t, i, epoch):
-        found = seen[t][i][per_epoch[i] * epoch : per_epoch[i] * (epoch + 1)]
-        assert sorted(np.concatenate(found)) == list(range(SIZES[i]))
-        return found
+        actual = seen[t][i][per_epoch[i] * epoch : per_epoch[i] * (epoch + 1)]
+        assert sorted(np.concatenate(actual)) == list(range(SIZES[i]))
+        return actual
 
     expected = reference.fedagg(problem, START, trace, batches=batches, **settings)
     assert_follows(history, algorithm, expected)
@@ -198,7 +197,7 @@ def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, me
         ("fixed_point", lambda n: 2 * n + 1, lambda n: 2 * n),
     ],
 )
-def test_ledger(fit, problem, mean_field, down, up, epochs):
+def test_the_ledger_counts_models_and_mean_field_terms(fit, problem, mean_field, down, up, epochs):
     """FA-1: w and φ1 down, L gradients up. FA-0: φ1 and φ2 (with w) down, gradients and models
     up. In the first round the server has only w."""
     history = History()
@@ -284,7 +283,7 @@ def test_engines_and_chunks_agree(tmp_path, digits, variant):
     first = trained(
         tmp_path, digits, 3, engine="sequential", loop=dict(clients_at_once=1), **options
     )
-    wanted = rates_by_round(first)
+    expected = rates_by_round(first)
     for engine, at_once in (("sequential", 2), ("vmap", None)):
         loop = dict(clients_at_once=at_once)
         other = trained(tmp_path, digits, 3, engine=engine, loop=loop, **options)
@@ -292,13 +291,13 @@ def test_engines_and_chunks_agree(tmp_path, digits, variant):
             values = getattr(first, name)
             error = (getattr(other, name) - values).norm() / values.norm()
             assert error < 1e-10, (name, engine, at_once)
-        found = rates_by_round(other)
-        assert {t: list(rates) for t, rates in found.items()} == {
-            t: list(rates) for t, rates in wanted.items()
+        actual = rates_by_round(other)
+        assert {t: list(rates) for t, rates in actual.items()} == {
+            t: list(rates) for t, rates in expected.items()
         }
-        for t, rates in wanted.items():
+        for t, rates in expected.items():
             for i, own in rates.items():
-                np.testing.assert_allclose(found[t][i], own, rtol=0, atol=1e-10)
+                np.testing.assert_allclose(actual[t][i], own, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -306,16 +305,16 @@ def test_engines_and_chunks_agree(tmp_path, digits, variant):
 )
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, digits, variant, precision):
     options = VARIANTS[variant] | dict(precision=precision)
-    wanted = trained(tmp_path / "straight", digits, 4, **options)
+    expected = trained(tmp_path / "straight", digits, 4, **options)
     trained(tmp_path / "parts", digits, 2, **options)
     last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
     resumed = trained(tmp_path / "parts", digits, 4, ckpt_path=last, seed=1, **options)
-    for name, value in wanted.state_dict().items():
+    for name, value in expected.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
     for name in ("rates.csv", "metrics.csv"):
         one, other = (tmp_path / part / "run" / name for part in ("parts", "straight"))
         assert one.read_bytes() == other.read_bytes(), name
-    assert len(wanted.trainer.recorder.rows) == 4
+    assert len(expected.trainer.recorder.rows) == 4
 
 
 def test_a_resumed_run_has_its_terms(tmp_path, digits):

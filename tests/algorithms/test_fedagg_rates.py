@@ -1,7 +1,5 @@
 """FedAgg's rates: that they solve the stated control problem, and their closed forms."""
 
-import csv
-
 import lightning.pytorch as pl
 import numpy as np
 import pytest
@@ -11,20 +9,10 @@ from torch import nn
 from models import HalfSquaredError
 from pfl.algorithms import FedAgg
 from tests.algorithms import reference_agg_acs as reference
+from tests.algorithms.reference_agg_acs import rates_by_round
 from tests.problems import History, least_squares, matrix_problem, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
-
-
-def rates_by_round(algorithm):
-    """The table, as {round from 0: {client: [rate of each epoch]}}."""
-    found = {}
-    with (algorithm.trainer.run_dir / "rates.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            own = found.setdefault(int(row["round"]) - 1, {}).setdefault(int(row["client"]), [])
-            assert len(own) == int(row["epoch"])  # in order
-            own.append(float(row["rate"]))
-    return found
 
 
 # ---- the reference itself: three ways to solve SPEC 3.2 -----------------------------------------
@@ -69,8 +57,8 @@ def test_the_last_two_epochs_have_the_papers_closed_forms(control):
         a2, z4 = phi[-2], c * a1 @ a1
         bracket = 2 * w - path[-2] - path[-1] - c * a1 * (a1 @ (w - path[-1])) / (1 + z4)
         below = 1 + 2 * c * a2 @ a2 - c**2 * (a1 @ a2) ** 2 / (1 + z4)
-        found = reference.best_rates(w, phi[-2:], path[-3:], 0.1)[0]
-        assert found == pytest.approx(c * a2 @ bracket / below, abs=1e-12)
+        actual = reference.best_rates(w, phi[-2:], path[-3:], 0.1)[0]
+        assert actual == pytest.approx(c * a2 @ bracket / below, abs=1e-12)
 
 
 # ---- the method's rates for any terms -----------------------------------------------------------
@@ -79,8 +67,8 @@ def test_the_last_two_epochs_have_the_papers_closed_forms(control):
 class Terms(pl.Callback):
     """Gives the server terms of our own before a round (from 0)."""
 
-    def __init__(self, round, **terms):
-        self.round, self.terms = round, terms
+    def __init__(self, round_index, **terms):
+        self.round, self.terms = round_index, terms
 
     def on_train_epoch_start(self, trainer, pl_module):
         if trainer.current_epoch == self.round:
@@ -123,9 +111,9 @@ def test_rates_solve_the_control_problem_for_any_terms(fit, epochs, dynamics, en
     np.testing.assert_array_equal(history["w"], [start] * 2)  # an iteration moves only the terms
     settings = DRAWN | dict(epochs=epochs, penalty=0.2, dynamics=dynamics)
     (expected,) = reference.fedagg(problem, start, [[0, 1, 2]], terms=(phi, path), **settings)
-    found = rates_by_round(algorithm)[1]
+    actual = rates_by_round(algorithm)[1]
     for i in range(3):
-        np.testing.assert_allclose(found[i], expected["rates"][i], rtol=0, atol=1e-11)
+        np.testing.assert_allclose(actual[i], expected["rates"][i], rtol=0, atol=1e-11)
     np.testing.assert_allclose(history["gradients"][1], expected["gradients"], rtol=0, atol=1e-11)
     moved = expected["path"][1:] - start
     np.testing.assert_allclose(history["path"][1], moved, rtol=0, atol=1e-11)
@@ -212,9 +200,9 @@ def test_constant_gradients_have_the_open_loop_rates(fit, constant, epochs, damp
     fit(algorithm, problem, 3, callbacks=[history])
     step = np.linalg.matrix_power(contraction(g, epochs, 0.6), damping)
     eta = step @ np.full(epochs, 0.2)
-    found = rates_by_round(algorithm)
+    actual = rates_by_round(algorithm)
     for t in (1, 2):
-        np.testing.assert_allclose([found[t][i] for i in range(4)], [eta] * 4, atol=1e-12)
+        np.testing.assert_allclose([actual[t][i] for i in range(4)], [eta] * 4, atol=1e-12)
     # Nobody has a term to move by yet; the mean of equal models may round.
     np.testing.assert_allclose(history["w"][0], 0.3, rtol=0, atol=1e-15)
     for t in (1, 2):
@@ -259,8 +247,8 @@ def test_the_mean_field_shrinks_the_rate_geometrically(fit):
     phi = np.mean([problem.gradient(i, w) for i in range(3)], axis=0)
     q = phi @ phi / (1 + phi @ phi)
     assert 0.05 < q < 0.95
-    for t, found in rates_by_round(algorithm).items():
-        np.testing.assert_allclose([found[i][0] for i in range(3)], 0.1 * q**t, atol=1e-13)
+    for t, actual in rates_by_round(algorithm).items():
+        np.testing.assert_allclose([actual[i][0] for i in range(3)], 0.1 * q**t, atol=1e-13)
     np.testing.assert_array_equal(history["w"], 0.2)
 
 
@@ -278,8 +266,8 @@ def test_the_exact_mean_field_does_not_train(fit, dynamics):
         **FULL,
     )
     fit(algorithm, problem, 30, callbacks=[history])
-    found = rates_by_round(algorithm)
-    assert np.max([found[29][i] for i in range(3)]) < 1e-6
+    actual = rates_by_round(algorithm)
+    assert np.max([actual[29][i] for i in range(3)]) < 1e-6
     np.testing.assert_allclose(history["w"], 0.2, rtol=0, atol=1e-9)
 
 

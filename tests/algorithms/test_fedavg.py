@@ -8,8 +8,9 @@ import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg
+from pfl.errors import Diverged
 from tests.algorithms import reference
-from tests.problems import History, Steps, least_squares, scalar_problem
+from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
 
 SIZES = (7, 2, 5, 3)
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -75,19 +76,6 @@ def test_a_sampled_cohort_is_averaged_over_itself(fit, problem, sampling):
 
 
 # ---- mini-batches -------------------------------------------------------------------------------
-
-
-def batches_of_clients(problem, calls):
-    """Which samples each client saw in each step: they are recognised by their values."""
-    seen = [[] for _ in range(problem.num_clients)]
-    for inputs, counts in calls:
-        for row, count in zip(inputs, counts, strict=True):
-            owner = next(i for i, x in enumerate(problem.features) if (x == row[0]).all(1).any())
-            samples = [
-                int(np.flatnonzero((problem.features[owner] == x).all(1))[0]) for x in row[:count]
-            ]
-            seen[owner].append(np.array(samples))
-    return seen
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
@@ -213,3 +201,9 @@ def test_server_adam_is_fedadam_with_bias_correction(fit, problem):
 
     expected = reference.fedavg(problem, START, [range(4)] * 4, lr=0.2, steps=2, server=fedadam)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
+
+
+def test_a_run_whose_models_are_not_finite_has_diverged(fit, problem):
+    algorithm = FedAvg(problem.network(START), lr=1e30, local_steps=20, **FULL)
+    with pytest.raises(Diverged, match=r"model\.lr: 1e\+30"):
+        fit(algorithm, problem, 2)

@@ -139,8 +139,8 @@ def test_mini_batches(fit, problem, trace, passes, engine):
     fit(algorithm, problem, 5, callbacks=[models, steps], trace=trace)
     batches = reference.batches_of(problem, steps)
     counts = [2 * np.array([3, 1, 2, 1]), np.full(4, 5)]["local_steps" in passes]
-    for cohort, found in zip(trace, batches, strict=True):
-        assert [len(b) for b in found] == [counts[i] * (i in cohort) for i in range(4)]
+    for cohort, actual in zip(trace, batches, strict=True):
+        assert [len(b) for b in actual] == [counts[i] * (i in cohort) for i in range(4)]
     expected = reference.fedclup(
         problem, START, trace, lam=0.6, lr=0.05, move=1.2 * 0.6, steps=0, batches=batches
     )
@@ -175,7 +175,7 @@ def test_with_the_inverse_penalty_the_global_model_is_the_mean(fit, problem, tra
         before = row["w_i"]
 
 
-def test_what_is_sent(fit, problem):
+def test_a_visit_sends_a_model_each_way(fit, problem):
     """w down and w_i up: 8 values of 8 bytes for everyone who takes part, nothing for others."""
     models = Models()
     algorithm = FedCLUP(problem.network(START), lr=0.1, local_steps=1, **FULL)

@@ -245,8 +245,8 @@ def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
     fit(algorithm, problem, rounds, callbacks=[models])
     ceiling = max_penalty or np.inf
     used, losses, expected = plateau(problem, samples, rounds, penalty, ceiling, **PLATEAU)
-    found = [float(row["val/personalized/loss"]) for row in metrics(tmp_path)]
-    np.testing.assert_allclose(found, losses, rtol=1e-9)
+    actual = [float(row["val/personalized/loss"]) for row in metrics(tmp_path)]
+    np.testing.assert_allclose(actual, losses, rtol=1e-9)
     assert_rounds(models.states(), expected, "w", "w_i")
     # The case is a good one: λ stays at some checks and grows at others, three times or more.
     grown = [b > a for a, b in pairwise(used)]
@@ -358,14 +358,14 @@ def train(root, schedule, *callbacks, start=0, ckpt_path=None, max_epochs=8, **t
 )
 def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
     """Broken off at a check of the plateau rule or between two, or just before the released one."""
-    wanted, whole = train(tmp_path / "straight", schedule)
+    expected, whole = train(tmp_path / "straight", schedule)
     train(tmp_path / "parts", schedule, Stop(done))
     last = tmp_path / "parts" / "run" / "checkpoints" / "last.ckpt"
     assert len(metrics(tmp_path / "parts")) == done
-    found, rest = train(tmp_path / "parts", schedule, start=1, ckpt_path=last)
+    actual, rest = train(tmp_path / "parts", schedule, start=1, ckpt_path=last)
     for name in ("w", "w_i", "lam"):
         np.testing.assert_array_equal(rest[name], whole[name][done:], err_msg=name)
-    assert torch.equal(found.lam, wanted.lam) and float(found.lam) != pytest.approx(0.1)
+    assert torch.equal(actual.lam, expected.lam) and float(actual.lam) != pytest.approx(0.1)
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "straight")
 
 

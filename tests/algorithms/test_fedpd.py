@@ -228,21 +228,21 @@ def coins(fit, skip, rounds=60, seed=0, **loop):
     problem, history = scalar_problem([0.0, 1.0, 3.0], [1.0, 2.0, 0.5]), History()
     algorithm = fedpd(problem.network(1.0), eta=0.5, lr=0.2, steps=1, skip_probability=skip)
     fit(algorithm, problem, rounds, callbacks=[history], seed=seed, **loop)
-    found = talks(history, nbytes=8)
+    actual = talks(history, nbytes=8)
     # The pattern that the ledger shows is the one that the states show.
-    expected = reference.fedpd(problem, np.array([1.0]), found, eta=0.5, lr=0.2, steps=1)
+    expected = reference.fedpd(problem, np.array([1.0]), actual, eta=0.5, lr=0.2, steps=1)
     assert_rounds(history.rounds, expected, "w", "x", "lam")
-    return found
+    return actual
 
 
 @pytest.mark.parametrize("skip", [0.25, 0.5, 0.75])
 def test_the_coin_is_fair_and_shared(fit, skip):
     """p is the probability of *skipping*: of T rounds (1 - p) T communicate, ± 4.5 deviations."""
-    found, rounds = coins(fit, skip), 60
+    actual, rounds = coins(fit, skip), 60
     spread = 4.5 * np.sqrt(rounds * skip * (1 - skip))
-    assert abs(sum(found) - rounds * (1 - skip)) < spread
+    assert abs(sum(actual) - rounds * (1 - skip)) < spread
     # Nothing follows from the round before: all four pairs of neighbours come up.
-    pairs = {tuple(pair) for pair in pairwise(found)}
+    pairs = {tuple(pair) for pair in pairwise(actual)}
     assert len(pairs) == 4
 
 
@@ -259,9 +259,9 @@ def test_a_communication_period(fit, problem, period):
     history = History()
     algorithm = fedpd(problem.network(START), communication_period=period, **SETTINGS)
     fit(algorithm, problem, 7, callbacks=[history])
-    found = talks(history)
-    assert found == [round % period == 0 for round in range(1, 8)]
-    expected = reference.fedpd(problem, START, found, **SETTINGS)
+    actual = talks(history)
+    assert actual == [number % period == 0 for number in range(1, 8)]
+    expected = reference.fedpd(problem, START, actual, **SETTINGS)
     assert_rounds(history.rounds, expected, "w", "x", "lam")
     count = 7 // period
     np.testing.assert_array_equal(history["up"][-1], count * BYTES)
@@ -309,8 +309,8 @@ def test_an_empty_round_of_a_trace_changes_nothing(fit, problem, skip):
         for name in names:
             np.testing.assert_array_equal(history[name][t], history[name][t - 1], err_msg=name)
     full = [t for t, cohort in enumerate(trace) if cohort]
-    found = talks(history)
-    expected = reference.fedpd(problem, START, [found[t] for t in full], **SETTINGS)
+    actual = talks(history)
+    expected = reference.fedpd(problem, START, [actual[t] for t in full], **SETTINGS)
     assert_rounds([history.rounds[t] for t in full], expected, "w", "x", "lam")
 
 
@@ -345,5 +345,5 @@ def test_an_empty_round_does_not_cost_a_refresh(fit, problem, trace):
         fit(algorithm, problem, 4, callbacks=[history], trace=trace)
         full = [t for t, cohort in enumerate(trace) if cohort]
         expected = reference.fedpd(problem, START, [True] * 3, refresh=refresh, **VR)
-        found = [history.rounds[t] for t in full]
-        assert_rounds(found, expected, "w", "x", "lam", "g")
+        actual = [history.rounds[t] for t in full]
+        assert_rounds(actual, expected, "w", "x", "lam", "g")

@@ -275,7 +275,7 @@ def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(fi
         **FULL,
     )
     fit(algorithm, problem, 12, callbacks=[history])
-    made = history["x"] + 0.3 * history["lam"]
-    np.testing.assert_allclose(history["x0"], made, rtol=0, atol=1e-12)
-    assert (np.ptp(made, axis=1).max(1) > 0.01).all() and not history["common"].all()
-    np.testing.assert_allclose(history["w"], made.mean(1), rtol=0, atol=1e-12)
+    x0 = history["x"] + 0.3 * history["lam"]
+    np.testing.assert_allclose(history["x0"], x0, rtol=0, atol=1e-12)
+    assert (np.ptp(x0, axis=1).max(1) > 0.01).all() and not history["common"].all()
+    np.testing.assert_allclose(history["w"], x0.mean(1), rtol=0, atol=1e-12)

@@ -24,7 +24,7 @@ def test_rounds_equal_the_numpy_loop(fit):
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 
 
-def test_the_limit(fit):
+def test_fedprox_ends_where_its_closed_form_says(fit):
     """f_i = a_i/2 (v - A_i)^2. The local objective has curvature a_i + μ and its minimum at
     v* = w + a_i (A_i - w) / (a_i + μ), so K steps from w end at w + c_i a_i (A_i - w) / (a_i + μ)
     with c_i = 1 - (1 - η (a_i + μ))^K. At the fixed point the weighted sum of these moves is 0."""

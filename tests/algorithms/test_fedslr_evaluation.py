@@ -72,7 +72,7 @@ def test_the_newest_global_model_is_evaluated_everywhere(trained):
     np.testing.assert_array_equal(np.abs(gap) > 1e-6, p.any(1))
 
 
-def test_numbers_of_parameters(trained):
+def test_the_rows_have_the_numbers_of_parameters(trained):
     """GKR: factors where smaller; mixed: that and the non-zeros of p_i, averaged over clients."""
     algorithm, _, history = trained
     shapes = [tuple(p.shape) for p in algorithm.network.parameters()]
@@ -91,7 +91,7 @@ def test_numbers_of_parameters(trained):
     assert float(metrics["parameters/personalized"]) == pytest.approx(mixed.mean(), rel=1e-6)
 
 
-def test_bytes_on_the_wire(trained):
+def test_low_rank_factors_go_down_and_dense_models_up(trained):
     """Round 1 dense, later the factors of the model that the round began with; up always all."""
     algorithm, _, history = trained
     shapes = [tuple(p.shape) for p in algorithm.network.parameters()]
@@ -128,8 +128,8 @@ def test_numbers_of_low_rank_components(fit):
     own = [reference.factor_floats(p, shapes) for p in history["p"][-1]]
     assert own[3] == 12 + 10  # never sampled: zero matrices, and the biases
     assert own[3] < min(own[:3]) < algorithm.space.size
-    found = float(algorithm.trainer.callback_metrics["parameters/personalized"])
-    assert found == pytest.approx(count + np.mean(own), rel=1e-6)
+    actual = float(algorithm.trainer.callback_metrics["parameters/personalized"])
+    assert actual == pytest.approx(count + np.mean(own), rel=1e-6)
 
 
 def test_components_help_on_skewed_digits(fit):

@@ -66,40 +66,40 @@ PLAIN = {
 @pytest.mark.parametrize("name", PLAIN)
 def test_without_its_penalty_it_is_fedavg(end, name):
     """On mini-batches of sampled clients, up to rounding: FedAvg alone steps in place."""
-    found, wanted = (
+    actual, expected = (
         end(partial(make, **BATCHES), small_network(), small_world(), 4, **SAMPLED)[0]
         for make in (PLAIN[name], partial(FedAvg, weighting="uniform"))
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert moved(small_network(), found)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert moved(small_network(), actual)
 
 
 def test_one_step_of_one_client_is_lpgd_and_gpgd_at_once(end):
     """SVT_{ηλ}(v - η g(v)), whether the client or the server takes it."""
-    found, wanted = (
+    actual, expected = (
         end(partial(kind, low_rank_penalty=0.7, local_steps=1, **FULL), small_network(), data, 5)[0]
         for kind, data in ((LPGD, small_world(clients=1)), (GPGD, small_world(clients=1)))
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     free = end(partial(FedAvg, local_steps=1, **FULL), small_network(), small_world(clients=1), 5)[
         0
     ]
-    assert (found - free).abs().max() > 0.01
+    assert (actual - free).abs().max() > 0.01
 
 
 def test_one_step_is_gradient_descent_on_all_samples(end):
     """FedAvg with one full gradient a round sees the pooled samples, as one client alone does."""
     step = dict(local_steps=1, **FULL)
-    found, _ = end(partial(FedAvg, **step), small_network(), small_world(), 6)
-    _, wanted = end(partial(LocalTrain, **step), small_network(), small_world(clients=1), 6)
-    torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-12)
-    assert moved(small_network(), found)
+    actual, _ = end(partial(FedAvg, **step), small_network(), small_world(), 6)
+    _, expected = end(partial(LocalTrain, **step), small_network(), small_world(clients=1), 6)
+    torch.testing.assert_close(actual, expected[0], rtol=0, atol=1e-12)
+    assert moved(small_network(), actual)
 
 
 def test_one_client_of_fedavg_is_alone(end):
-    found, _ = end(partial(FedAvg, **BATCHES), small_network(), small_world(clients=1), 3)
-    _, wanted = end(partial(LocalTrain, **BATCHES), small_network(), small_world(clients=1), 3)
-    torch.testing.assert_close(found, wanted[0], rtol=0, atol=1e-12)
+    actual, _ = end(partial(FedAvg, **BATCHES), small_network(), small_world(clients=1), 3)
+    _, expected = end(partial(LocalTrain, **BATCHES), small_network(), small_world(clients=1), 3)
+    torch.testing.assert_close(actual, expected[0], rtol=0, atol=1e-12)
 
 
 # ---- FedProx in the first round -----------------------------------------------------------------
@@ -117,8 +117,8 @@ def test_fedslr_s_first_round_is_fedprox_twice_as_far(end, eta_g):
         server_optimizer=partial(torch.optim.SGD, lr=2.0),
         **BATCHES,
     )
-    found, wanted = (end(make, small_network(), small_world(), 1)[0] for make in (slr, prox))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    actual, expected = (end(make, small_network(), small_world(), 1)[0] for make in (slr, prox))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     again, other = (end(make, small_network(), small_world(), 2)[0] for make in (slr, prox))
     assert (again - other).abs().max() > 0.01  # from then on γ_i is there
 
@@ -127,8 +127,8 @@ def test_fedclup_s_first_round_is_fedprox(end):
     """Clients begin at the global model, and γ = 1/λ puts the mean in its place."""
     clup, prox = partial(FedCLUP, penalty=0.8), partial(FedProx, proximal_weight=0.8)
     makes = [partial(kind, weighting="uniform", **BATCHES) for kind in (clup, prox)]
-    found, wanted = (end(make, small_network(), small_world(), 1)[0] for make in makes)
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    actual, expected = (end(make, small_network(), small_world(), 1)[0] for make in makes)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     again, other = (end(make, small_network(), small_world(), 2)[0] for make in makes)
     assert (again - other).abs().max() > 1e-3  # from then on it is warm-started
 
@@ -144,12 +144,12 @@ ALONE = {
 
 @pytest.mark.parametrize("name", ALONE)
 def test_without_collaboration_it_is_local_training(end, name):
-    found, wanted = (
+    actual, expected = (
         end(partial(make, **BATCHES), small_network(), small_world(), 5, **SAMPLED)[1]
         for make in (ALONE[name], LocalTrain)
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert moved(small_network(), found)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert moved(small_network(), actual)
 
 
 def test_fedslr_s_component_alone_is_local_training(end):
@@ -165,11 +165,11 @@ def test_fedslr_s_component_alone_is_local_training(end):
         **FULL,
     )
     local = partial(LocalTrain, local_epochs=2, **FULL)
-    w, found = end(slr, problem.network(0.0), problem, 5, **SAMPLED)
-    _, wanted = end(local, problem.network(0.0), problem, 5, **SAMPLED)
+    w, actual = end(slr, problem.network(0.0), problem, 5, **SAMPLED)
+    _, expected = end(local, problem.network(0.0), problem, 5, **SAMPLED)
     assert not w.any()
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert wanted.any()
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert expected.any()
 
 
 # ---- FedAgg and FedAvg --------------------------------------------------------------------------
@@ -178,11 +178,11 @@ def test_fedslr_s_component_alone_is_local_training(end):
 @pytest.mark.parametrize("epochs", [1, 3])
 def test_fedagg_s_first_round_is_fedavg(end, epochs):
     """No mean-field terms yet: every epoch has the base rate."""
-    found, wanted = (
+    actual, expected = (
         end(partial(kind, local_epochs=epochs, **FULL), small_network(), small_world(), 1)[0]
         for kind in (FedAgg, FedAvg)
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
     again, other = (
         end(partial(kind, local_epochs=epochs, **FULL), small_network(), small_world(), 2)[0]
         for kind in (FedAgg, FedAvg)
@@ -216,15 +216,15 @@ def test_with_full_gradients_variance_reduction_is_gradient_descent(end, gamma):
     eta = 0.25
     rate = eta if gamma is None else eta * gamma / (eta + gamma)
     common = dict(proximal_step=eta, local_steps=3, batch_size=None)
-    found, wanted = (
+    actual, expected = (
         end(make, small_network(), small_world(), 5)[0]
         for make in (
             partial(FedPD, variance_reduction=True, inner_step=gamma, **common),
             partial(FedPD, lr=rate, **common),
         )
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert moved(small_network(), found)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert moved(small_network(), actual)
 
 
 @pytest.mark.parametrize("schedule", [dict(skip_probability=0.6), dict(communication_period=3)])
@@ -233,9 +233,9 @@ def test_identical_clients_need_no_communication(end, schedule):
     q = forms.alike(3)
     start = np.linspace(-1, 1, q.problem.size)
     common = dict(local_steps=2, **FULL)
-    found, wanted = (
+    actual, expected = (
         end(partial(FedPD, **common, **extra), q.problem.network(start), q.problem, 5)[0]
         for extra in (schedule, {})
     )
-    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-12)
-    assert (found - torch.from_numpy(start)).abs().max() > 0.1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+    assert (actual - torch.from_numpy(start)).abs().max() > 0.1

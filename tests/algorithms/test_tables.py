@@ -116,9 +116,9 @@ def straight(tmp_path_factory, problem):
     return train(tmp_path_factory.mktemp("straight"), problem, 6)
 
 
-def assert_same_files(folder, wanted):
+def assert_same_files(folder, expected):
     for name in FILES:
-        assert (folder / name).read_bytes() == (wanted / name).read_bytes(), name
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
 
 
 @pytest.mark.parametrize("rounds", [1, 3, 5])

@@ -14,7 +14,7 @@ from datamodules import (
     TensorDataModule,
     TensorSamples,
 )
-from pfl.clients import ClientData, Clients, sample_order
+from pfl.clients import ClientData, Clients, LocalSchedule, sample_order
 
 SIZES = [3, 10, 0, 7, 10, 1]  # of clients 0 ... 5, one without samples
 BY_SIZE = [1, 4, 3, 0, 5, 2]
@@ -38,14 +38,14 @@ def data(sizes=SIZES, shared=4, seed=0, dtype=torch.float32, device="cpu"):
     return ClientData(SimpleNamespace(partition=partition, samples=samples), device, seed)
 
 
-def chunk(ids, split="train", round=0, **kwargs):
-    return Clients(np.array(ids, np.int64), round, data(**kwargs), split)
+def chunk(ids, split="train", round_index=0, **kwargs):
+    return Clients(np.array(ids, np.int64), round_index, data(**kwargs), split)
 
 
 def walk(clients, *args, **kwargs):
     """Per client the list of its batches, each a list of sample indices (padding taken off)."""
     seen = {int(i): [] for i in clients.ids}
-    for batch in clients.batches(*args, **kwargs):
+    for batch in clients.batches(LocalSchedule(*args, **kwargs)):
         assert batch.inputs.shape == (len(batch.counts), max(batch.counts), 2)
         assert torch.equal(batch.inputs[..., 0], batch.targets.float())
         assert torch.equal(batch.inputs[..., 1], -batch.targets.float())
@@ -62,7 +62,7 @@ def own(clients, client):
 # ---- data ----------------------------------------------------------------------------------------
 
 
-def test_data_answers_for_clients():
+def test_client_data_has_sizes_and_samples_by_client_id():
     d = data()
     assert d.sizes("train", np.array([4, 2, 0])).tolist() == [10, 0, 3]
     assert d.sizes("val", np.array([4, 2, 0])).tolist() == [10, 7, 1]
@@ -141,7 +141,7 @@ def test_how_much_is_laid_out_at_a_time_changes_nothing(batch_size, steps, visit
     monkeypatch.setattr(sample_order, "VISITS", visits)
     assert walk(clients, batch_size, 3, steps) == expected
     epoch = -(-10 // (batch_size or 10))
-    blocks = list(clients.step_blocks(batch_size, 3, steps))
+    blocks = list(clients.step_blocks(LocalSchedule(batch_size, 3, steps)))
     assert all(len(b.counts) <= max(epoch, visits) for b in blocks)
     # 10, 10, 7, 3 and 1 samples: how many different numbers of steps there are, if not given.
     different = 1 if steps else {1: 4, 4: 3, None: 1}[batch_size]
@@ -161,7 +161,7 @@ def test_some_of_the_clients_see_what_they_see_among_all(parts):
 def test_clients_finish_in_order():
     """Batches of 4: 10, 10, 7, 3, 1 and 0 samples are 3, 3, 2, 1, 1 and 0 steps an epoch."""
     clients = chunk(BY_SIZE)
-    counts = [batch.counts for batch in clients.batches(4, epochs=2)]
+    counts = [batch.counts for batch in clients.batches(LocalSchedule(4, epochs=2))]
     assert [len(c) for c in counts] == [5, 5, 3, 3, 2, 2]
     assert counts[0] == [4, 4, 4, 3, 1]
     assert counts[1] == [4, 4, 3, 3, 1]  # the third has its short batch, others begin again
@@ -174,35 +174,38 @@ def test_steps_are_known_beforehand():
     clients = chunk(BY_SIZE)
     assert len(clients) == 6
     assert clients.sizes.tolist() == [10, 10, 7, 3, 1, 0]
-    assert clients.steps(4, 2, None).tolist() == [6, 6, 4, 2, 2, 0]
-    assert clients.steps(4, 2, 5).tolist() == [5, 5, 5, 5, 5, 0]
-    assert clients.steps(None, 2, None).tolist() == [2, 2, 2, 2, 2, 0]
-    assert clients.steps(None, 2, 5).tolist() == [5, 5, 5, 5, 5, 0]
+    for schedule, steps in [
+        (LocalSchedule(4, 2), [6, 6, 4, 2, 2, 0]),
+        (LocalSchedule(4, 2, 5), [5, 5, 5, 5, 5, 0]),
+        (LocalSchedule(None, 2), [2, 2, 2, 2, 2, 0]),
+        (LocalSchedule(None, 2, 5), [5, 5, 5, 5, 5, 0]),
+    ]:
+        assert schedule.steps_of(clients.sizes).tolist() == steps
     for args in [(4, 2, None), (3, 1, 5), (None, 3, None)]:
         taken = [len(b) for b in walk(clients, *args).values()]
-        assert taken == clients.steps(*args).tolist()
+        assert taken == LocalSchedule(*args).steps_of(clients.sizes).tolist()
 
 
 def test_nothing_to_do_is_no_batch():
-    assert not list(chunk([]).batches(4))
-    assert not list(chunk([2]).batches(4, steps=3))
-    assert not list(chunk([2]).batches(None))
-    assert chunk([]).steps(4, 1, 3).tolist() == []
+    assert not list(chunk([]).batches(LocalSchedule(4)))
+    assert not list(chunk([2]).batches(LocalSchedule(4, steps=3)))
+    assert not list(chunk([2]).batches(LocalSchedule(None)))
+    assert LocalSchedule(4, 1, 3).steps_of(chunk([]).sizes).tolist() == []
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, None])
 @pytest.mark.parametrize("steps", [None, 5])
 def test_the_batches_of_a_client_do_not_depend_on_its_chunk(batch_size, steps):
-    together = walk(chunk(BY_SIZE, round=3), batch_size, 2, steps)
+    together = walk(chunk(BY_SIZE, round_index=3), batch_size, 2, steps)
     for ids in ([1], [3], [0], [5], [4, 0], [1, 3, 5], [4, 1]):
-        for client, batches in walk(chunk(ids, round=3), batch_size, 2, steps).items():
+        for client, batches in walk(chunk(ids, round_index=3), batch_size, 2, steps).items():
             assert batches == together[client]
 
 
 def test_padding_is_a_sample_of_the_same_client():
     """So that whatever a network does with it, no other client's data is in the row."""
     clients = chunk(BY_SIZE)
-    for batch in clients.batches(4, epochs=2):
+    for batch in clients.batches(LocalSchedule(4, epochs=2)):
         for row, client in zip(batch.targets, clients.ids, strict=False):
             assert set(row.tolist()) <= set(own(clients, int(client)))
 
@@ -220,7 +223,7 @@ def test_the_order_is_a_function_of_seed_purpose_round_client_and_epoch():
     np.random.seed(1)
     assert order() == first
     # Client 4 has as many samples as client 1. Equal orders of 10 have probability 1 / 10!.
-    others = [order(seed=1), order(round=1), order(client=4), order(purpose="personal")]
+    others = [order(seed=1), order(round_index=1), order(client=4), order(purpose="personal")]
     flat = [tuple(epoch) for orders in [first, *others] for epoch in orders]
     assert len(set(flat)) == 10
 
@@ -230,7 +233,7 @@ def test_seeds_for_the_network_depend_on_client_and_step_alone():
         clients = chunk(ids, **kwargs)
         return {
             (int(clients.ids[row]), step): batch.seeds(row)
-            for step, batch in enumerate(clients.batches(4, 2))
+            for step, batch in enumerate(clients.batches(LocalSchedule(4, 2)))
             for row in range(batch.clients)
         }
 
@@ -238,7 +241,7 @@ def test_seeds_for_the_network_depend_on_client_and_step_alone():
     assert len(set(together.values())) == len(together) == 6 + 6 + 4 + 2 + 2
     for key, value in {**seeds([3, 0]), **seeds([4])}.items():
         assert together[key] == value
-    for other in (seeds([4], round=1), seeds([4], seed=1)):
+    for other in (seeds([4], round_index=1), seeds([4], seed=1)):
         assert not set(other.values()) & set(together.values())
 
 

@@ -244,19 +244,19 @@ def test_rows_written_again_and_again_do_not_pile_up(memory):
     """Live rows of 4 MB; 60 rounds append 120 MB."""
     rng, width, clients = np.random.default_rng(2), 25_000, 100
     kept = one(width, memory, clients=clients, sparse=True)
-    wanted = torch.zeros(clients, width)
+    expected = torch.zeros(clients, width)
     for _ in range(60):
         ids = rng.permutation(clients)[:50]
         values = torch.zeros(50, width)
         count = rng.integers(4_000, 6_000)
         values[:, rng.permutation(width)[:count]] = float(rng.normal())
-        wanted[ids] = values
+        expected[ids] = values
         kept.write("a", ids, values)
         live = sum(log.live for log in kept._states["a"]._logs)
         # At most twice what is in use, and the block that is being filled.
         last = len(kept._states["a"]._logs[-1].bytes)
         assert sum(kept.tiers.used.values()) <= 2 * live + last
-    assert torch.equal(kept.read("a", np.arange(clients)), wanted)
+    assert torch.equal(kept.read("a", np.arange(clients)), expected)
 
 
 # ---- reading ahead -------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ def test_what_is_written_is_never_read_from_before(sparse):
     assert torch.equal(state["a"]["initial"], torch.zeros(3))
 
 
-def test_what_nobody_comes_for_is_dropped():
+def test_rows_that_are_read_ahead_and_not_used_are_dropped():
     kept = one(3, memory=0)
     kept.write("a", np.arange(10), torch.ones(10, 3))
     for client in range(10):

@@ -34,15 +34,15 @@ def test_a_run_with_more_client_state_than_memory(tmp_path, monkeypatch, method)
     """
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     loop = {"clients_per_round": 10, "clients_at_once": 3}
-    wanted = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "free", **loop)
-    assert wanted.store.tiers.used["file"] == 0
+    expected = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "free", **loop)
+    assert expected.store.tiers.used["file"] == 0
     limit = 5 * ROW
     loop["state_memory"] = limit / 2**30
-    found = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "tight", **loop)
-    used = found.store.tiers.used
+    actual = run(METHODS[method](), PROBLEM, 4, root=tmp_path / "tight", **loop)
+    used = actual.store.tiers.used
     assert used["memory"] <= limit and used["file"] >= 5 * ROW
-    assert len(found.store.seen(found.store.names[0])) >= 10
-    assert differing(everything(found), everything(wanted)) == set()
+    assert len(actual.store.seen(actual.store.names[0])) >= 10
+    assert differing(everything(actual), everything(expected)) == set()
     assert {path.name for path in tmp_path.iterdir()} == {"free", "tight"}
 
 
@@ -70,13 +70,13 @@ def resumable(root, rounds, memory=None, dtype=None, ckpt_path=None):
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_run_goes_on_with_another_memory(tmp_path, dtype):
     """Saved from files and loaded into memory or the other way round: the same, also in 16 bits."""
-    wanted, _ = resumable(tmp_path / "straight", 4, dtype=dtype)
+    expected, _ = resumable(tmp_path / "straight", 4, dtype=dtype)
     for first, then in ((0.0, None), (None, 0.0)):
         root = tmp_path / f"{first} {then}"
         _, last = resumable(root, 2, first, dtype)
-        found, _ = resumable(root, 4, then, dtype, ckpt_path=last)
-        assert differing(everything(found), everything(wanted)) == set()
-        assert (found.store.tiers.used["file"] > 0) == (then == 0.0)
+        actual, _ = resumable(root, 4, then, dtype, ckpt_path=last)
+        assert differing(everything(actual), everything(expected)) == set()
+        assert (actual.store.tiers.used["file"] > 0) == (then == 0.0)
 
 
 def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
@@ -109,12 +109,12 @@ def test_a_cohort_of_ten_thousand_clients(tmp_path):
     problem = least_squares([2] * 10_000, d=3, o=2)
     algorithm = LocalTrain(problem.network(), lr=0.1, batch_size=None)
     run(algorithm, problem, 2, root=tmp_path, clients_at_once=3_000)
-    found = algorithm.store.read("w", np.arange(10_000)).numpy()
+    actual = algorithm.store.read("w", np.arange(10_000)).numpy()
     for client in range(10_000):
         w = np.zeros(problem.size)
         for _ in range(2):
             w -= 0.1 * problem.gradient(client, w)
-        np.testing.assert_allclose(found[client], w, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(actual[client], w, rtol=1e-10, atol=1e-12)
 
 
 LIMIT = """
@@ -182,11 +182,10 @@ for client in range(rank, 3 * 127, 3):  # 1 MiB each; 127 of them fill blocks of
     store.write("p", np.array([client]), torch.full((1, 2**18), float(client)) * (client < 3))
 algorithm = SimpleNamespace(
     store=store, space=SimpleNamespace(size=1), rounds=1, samples_seen=1, bytes_down=1, bytes_up=1,
-    client_bytes=lambda: SimpleNamespace(state_dict=dict),
 )
 torch.distributed.barrier()
 take_no_more_than_64_mib()
-saved = save(algorithm, "a")
+saved = save(algorithm, "a", SimpleNamespace(state_dict=dict))
 if rank == 0:
     StreamedCheckpointIO().save_checkpoint(saved, f"{folder}/last.ckpt")
 torch.distributed.barrier()

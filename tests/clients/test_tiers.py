@@ -40,28 +40,28 @@ def test_processes_that_share_a_device_share_its_memory(tiers):
 
 def test_pinned_memory_is_counted_as_it_is_taken(tiers):
     """In powers of two. Of 1000 bytes a block may take 512, which hold 12 rows; then 256, ..."""
-    made = tiers()
-    made.limit.update(device=0, memory=1000)
-    blocks = [made.block(0, ROW, torch.float32, 1, 100) for _ in range(5)]
+    created = tiers()
+    created.limit.update(device=0, memory=1000)
+    blocks = [created.block(0, ROW, torch.float32, 1, 100) for _ in range(5)]
     assert [len(block.rows) for block in blocks] == [12, 6, 3, 1, 100]
     assert [block.tier for block in blocks] == ["memory"] * 4 + ["file"]
-    assert made.used["memory"] == 512 + 256 + 128 + 64
-    made.free(blocks[0])
-    assert made.used["memory"] == 256 + 128 + 64
-    odd = made.block(0, ROW, torch.float32, 1, 7)  # 280 bytes
-    assert len(odd.rows) == 7 and made.used["memory"] == 512 + 256 + 128 + 64
+    assert created.used["memory"] == 512 + 256 + 128 + 64
+    created.free(blocks[0])
+    assert created.used["memory"] == 256 + 128 + 64
+    odd = created.block(0, ROW, torch.float32, 1, 7)  # 280 bytes
+    assert len(odd.rows) == 7 and created.used["memory"] == 512 + 256 + 128 + 64
 
 
 def test_a_tier_that_turns_out_to_be_full_is_left_out(tiers):
-    made = tiers()
-    made.block(0, ROW, torch.float32, 1, 2)
-    made.full = ("device",)
-    assert made.block(0, ROW, torch.float32, 1, 2).tier == "memory"
-    made.full = ()
-    assert made.block(0, ROW, torch.float32, 1, 2).tier == "memory"  # nothing is tried again
-    assert made.used["device"] == 80
-    made.full = ("memory",)
-    assert made.block(0, ROW, torch.float32, 1, 2).tier == "file"
+    created = tiers()
+    created.block(0, ROW, torch.float32, 1, 2)
+    created.full = ("device",)
+    assert created.block(0, ROW, torch.float32, 1, 2).tier == "memory"
+    created.full = ()
+    assert created.block(0, ROW, torch.float32, 1, 2).tier == "memory"  # nothing is tried again
+    assert created.used["device"] == 80
+    created.full = ("memory",)
+    assert created.block(0, ROW, torch.float32, 1, 2).tier == "file"
 
 
 # ---- how much host memory is free ----------------------------------------------------------------
@@ -71,7 +71,7 @@ def test_a_tier_that_turns_out_to_be_full_is_left_out(tiers):
 def machine(tmp_path):
     """Writes the files of a machine that has 7000 KiB available, and those that are given."""
 
-    def made(files):
+    def created(files):
         for path, text in {
             "proc/meminfo": "MemFree: 5 kB\nMemAvailable: 7000 kB\n",
             **files,
@@ -80,7 +80,7 @@ def machine(tmp_path):
             (tmp_path / path).write_text(text)
         return tmp_path
 
-    return made
+    return created
 
 
 def group(version, path, limit, used, cached=0):

@@ -12,6 +12,7 @@ from datamodules.partitioners import Natural
 from models import MLP
 from pfl.algorithms import FedAvg, FedSLR
 from pfl.engines import DebugError
+from pfl.method import LocalSchedule
 from tests.networks import (
     NETWORKS,
     assert_gradient,
@@ -82,8 +83,8 @@ def test_an_error_behind_a_step_names_epoch_and_step(tmp_path):
 
     class Faulty(FedAvg):
         def client_update(self, clients, w):
-            v = w.repeat(len(clients), 1)
-            for number, batch in enumerate(clients.batches(2, 2), start=1):
+            v, schedule = w.repeat(len(clients), 1), LocalSchedule(batch_size=2, epochs=2)
+            for number, batch in enumerate(clients.batches(schedule), start=1):
                 v -= 0.1 * self.oracle.gradient(v, batch)[1]
                 if number == 5:
                     raise KeyError("lost")

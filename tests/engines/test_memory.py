@@ -14,7 +14,7 @@ from datamodules import DigitsDataModule, SharedTest, SplitOwn
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAgg, FedCLUP, FedSLR
-from pfl.clients import Clients
+from pfl.clients import Clients, LocalSchedule
 from pfl.engines.batch import Batch, default_loss
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.oracle import Oracle
@@ -122,7 +122,7 @@ def test_a_failed_attempt_keeps_no_memory(tmp_path):
         assert not made or made[0]() is None
         rows = np.zeros((len(clients), 6))
         made.append(weakref.ref(rows))
-        method.oracle.gradient(torch.from_numpy(rows), next(clients.batches(2)))
+        method.oracle.gradient(torch.from_numpy(rows), next(clients.batches(LocalSchedule(2))))
         if len(clients) > 4:
             raise ERRORS["plain"]()
 

@@ -23,10 +23,10 @@ def loop(sizes=SIZES, protocol=None, world=(0, 1), **kwargs):
     data = TensorDataModule(
         x, y, x[:5], y[:5], client_ids=owners, partition=Natural(), protocol=protocol
     )
-    made = FederatedLoop(data, **kwargs)
-    made.setup()
-    made._rank = lambda: world
-    return made
+    federation = FederatedLoop(data, **kwargs)
+    federation.setup()
+    federation._rank = lambda: world
+    return federation
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 11])
@@ -35,8 +35,8 @@ def loop(sizes=SIZES, protocol=None, world=(0, 1), **kwargs):
 def test_chunks_are_disjoint_and_complete(world, at_once, owned):
     ids, count, seen = np.array([0, 2, 3, 5, 6, 7, 9]), 7, []
     for rank in range(world):
-        made = loop(world=(rank, world), clients_at_once=at_once)
-        chunks = made.chunks(ids, "train", count, owned=owned)
+        federation = loop(world=(rank, world), clients_at_once=at_once)
+        chunks = federation.chunks(ids, "train", count, owned=owned)
         assert len(chunks) == count
         mine = np.concatenate(chunks)
         sizes = [SIZES[i] for i in mine]
@@ -52,8 +52,8 @@ def test_chunks_are_disjoint_and_complete(world, at_once, owned):
     assert sorted(seen) == ids.tolist()
 
 
-def test_the_dearest_clients_are_dealt_first_to_who_has_least():
-    """Sizes 9 | 7 | 6 4 | then 3 to the 7, 2 to the 9, 1 to 7 + 3: no way of 32 ends before 11."""
+def test_clients_are_assigned_by_longest_processing_time_first():
+    """Sizes 9 | 7 | 6 4 | then 3 to the 7, 2 to the 9, 1 to 7 + 3; no assignment ends before 11."""
     ids = np.array([0, 2, 3, 5, 6, 7, 9])
     got = [
         loop(world=(rank, 3)).chunks(ids, "train", 1, owned=False)[0].tolist() for rank in range(3)
@@ -67,16 +67,16 @@ WORST = {2: [3, 3, 2, 2, 2], 3: [5, 5, 4, 4, 3, 3, 3]}
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_the_deal_is_nearly_the_best(world):
+def test_the_assignment_is_nearly_the_best(world):
     """Within 4/3 - 1/(3 world) of the best of all deals."""
     bound = 4 / 3 - 1 / (3 * world)
     drawn = np.random.default_rng(0).lognormal(0, 1, (20, 6))
     for costs in [*drawn, np.array(WORST[world], float)]:
         deals = np.array(list(product(range(world), repeat=len(costs))))
         best = min(np.bincount(owners, costs, world).max() for owners in deals)
-        found = np.bincount(assign_clients(costs, world, len(costs)), costs, world).max()
-        assert best <= found + 1e-9 and found <= best * bound + 1e-9
-    assert found == pytest.approx(best * bound)
+        actual = np.bincount(assign_clients(costs, world, len(costs)), costs, world).max()
+        assert best <= actual + 1e-9 and actual <= best * bound + 1e-9
+    assert actual == pytest.approx(best * bound)
 
 
 def test_nobody_is_dealt_more_than_fit_at_once():
@@ -97,23 +97,23 @@ def test_a_round_costs_as_many_sample_gradients_as_it_takes():
     assert full.tolist() == sizes.tolist()
 
 
-def test_the_cost_decides_the_deal_and_the_size_the_order():
-    made = loop(world=(0, 2))
-    made.cost = lambda sizes: np.where(sizes == 1, 10, 1)  # ids 1 and 7, one for each process
-    assert made.chunks(np.array([1, 2, 7, 9]), "train", 1, owned=False)[0].tolist() == [2, 1]
+def test_the_cost_decides_the_process_and_the_size_decides_the_order():
+    federation = loop(world=(0, 2))
+    federation.cost = lambda sizes: np.where(sizes == 1, 10, 1)  # ids 1 and 7, one for each process
+    assert federation.chunks(np.array([1, 2, 7, 9]), "train", 1, owned=False)[0].tolist() == [2, 1]
 
 
 def test_clients_of_equal_size_stay_in_order():
-    made = loop(sizes=[2, 2, 5, 2], clients_at_once=2)
-    assert made.chunks(np.arange(4), "train", 2, owned=True)[0].tolist() == [2, 0]
-    assert made.chunks(np.arange(4), "train", 2, owned=True)[1].tolist() == [1, 3]
+    federation = loop(sizes=[2, 2, 5, 2], clients_at_once=2)
+    assert federation.chunks(np.arange(4), "train", 2, owned=True)[0].tolist() == [2, 0]
+    assert federation.chunks(np.arange(4), "train", 2, owned=True)[1].tolist() == [1, 3]
 
 
 def test_chunks_are_sorted_by_the_split_that_is_used():
-    made = loop(sizes=[10, 30, 20], protocol=MatchLabels(samples=None, validation=0.5))
-    made.datamodule.partition.val.sizes[:] = [7, 1, 3]
-    assert made.chunks(np.arange(3), "val", 1, owned=True)[0].tolist() == [0, 2, 1]
-    assert made.chunks(np.arange(3), "train", 1, owned=True)[0].tolist() == [1, 2, 0]
+    federation = loop(sizes=[10, 30, 20], protocol=MatchLabels(samples=None, validation=0.5))
+    federation.datamodule.partition.val.sizes[:] = [7, 1, 3]
+    assert federation.chunks(np.arange(3), "val", 1, owned=True)[0].tolist() == [0, 2, 1]
+    assert federation.chunks(np.arange(3), "train", 1, owned=True)[0].tolist() == [1, 2, 0]
 
 
 def test_a_loop_can_be_printed():

@@ -13,7 +13,8 @@ from datamodules.partitioners import LogNormal
 from models import MLP
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
-from pfl.rounds.evaluation import ClientScores, Evaluation, predictions, summarize, worst_tenth
+from pfl.method.scoring import Evaluation, predictions
+from pfl.rounds.evaluation import ClientScores, summarize, worst_tenth
 from tests.networks import put
 from tests.problems import run
 
@@ -86,7 +87,7 @@ def test_nobody_has_samples():
     assert summarize(scores([NAN, NAN], [NAN, NAN], [0, 0])) == {}
 
 
-def test_sums_by_client():
+def test_scores_are_summed_by_client():
     metric = ClientScores(4)
     ids = torch.tensor([2, 0])
     metric.update(ids, torch.tensor([3.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([2, 1]))
@@ -243,7 +244,7 @@ def test_personalized_scores(tmp_path, protocol, at_once, engine):
 
 
 @pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
-def test_regression(tmp_path, kind):
+def test_regression_has_losses_and_no_accuracy(tmp_path, kind):
     algorithm, module = kind(MLP(4, (5,), 1), lr=0.05), data(SplitOwn(), regression=True)
     run(algorithm, module, 2, root=tmp_path)
     name = "global" if kind is FedAvg else "personalized"
@@ -259,7 +260,7 @@ def test_regression(tmp_path, kind):
 
 
 def test_more_samples_than_one_forward_pass_takes(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfl.rounds.evaluation.POOL", 6)
+    monkeypatch.setattr("pfl.method.scoring.POOL", 6)
     torch.manual_seed(0)
     algorithm, module = FedAvg(MLP(4, (5,), 3), lr=0.3), data(MatchLabels(samples=13))
     seen = counting(monkeypatch, algorithm)
@@ -320,7 +321,7 @@ def test_an_evaluation_without_models_has_no_numbers():
 
 @pytest.mark.parametrize("pool", [4096, 5])
 def test_predictions_by_client_and_sample(tmp_path, monkeypatch, pool):
-    monkeypatch.setattr("pfl.rounds.evaluation.POOL", pool)
+    monkeypatch.setattr("pfl.method.scoring.POOL", pool)
 
     class Both(LocalTrain):
         has_global = True

@@ -35,16 +35,16 @@ def datamodule(sizes=SIZES, protocol=None, seed=0, partition=None):
 
 
 def loop(*args, sizes=SIZES, protocol=None, seed=0, world=(0, 1), **kwargs):
-    made = FederatedLoop(datamodule(sizes, protocol), *args, seed=seed, **kwargs)
-    made.setup()
-    made._rank = lambda: world
-    return made
+    federation = FederatedLoop(datamodule(sizes, protocol), *args, seed=seed, **kwargs)
+    federation.setup()
+    federation._rank = lambda: world
+    return federation
 
 
-def frequencies(made, rounds):
-    counts = np.zeros(made.num_clients)
+def frequencies(federation, rounds):
+    counts = np.zeros(federation.num_clients)
     for r in range(rounds):
-        counts[made.cohort(r)] += 1
+        counts[federation.cohort(r)] += 1
     return counts
 
 
@@ -62,11 +62,13 @@ KINDS = [
 
 @pytest.mark.parametrize("kwargs", KINDS, ids=str)
 def test_a_cohort_is_a_function_of_seed_and_round(kwargs):
-    made = loop(**kwargs)
-    cohorts = [made.cohort(r).tolist() for r in range(4)]
+    federation = loop(**kwargs)
+    cohorts = [federation.cohort(r).tolist() for r in range(4)]
     torch.manual_seed(3)
     np.random.seed(3)
-    assert [made.cohort(r).tolist() for r in (3, 1, 0, 2)] == [cohorts[r] for r in (3, 1, 0, 2)]
+    assert [federation.cohort(r).tolist() for r in (3, 1, 0, 2)] == [
+        cohorts[r] for r in (3, 1, 0, 2)
+    ]
     assert [loop(**kwargs).cohort(r).tolist() for r in range(4)] == cohorts
     for cohort in cohorts:
         assert cohort == sorted(set(cohort))
@@ -97,54 +99,54 @@ def test_the_seed_of_the_data_counts_where_no_other_is_given():
 
 def test_uniform_cohorts_have_one_size_and_everyone_is_as_likely():
     """A client is in a cohort with probability 0.3: Binomial(3000, 0.3), 6 standard deviations."""
-    made, rounds = loop(3), 3000
-    assert {len(made.cohort(r)) for r in range(rounds)} == {3}
-    counts = frequencies(made, rounds)
+    federation, rounds = loop(3), 3000
+    assert {len(federation.cohort(r)) for r in range(rounds)} == {3}
+    counts = frequencies(federation, rounds)
     assert counts.sum() == 3 * rounds
     assert np.abs(counts - 0.3 * rounds).max() < 6 * sqrt(rounds * 0.3 * 0.7)
 
 
 def test_pairs_of_clients_meet_as_often_as_they_should():
     """Two given clients are both among 3 of 10 with probability 3 * 2 / (10 * 9) = 1 / 15."""
-    made, rounds = loop(3), 3000
+    federation, rounds = loop(3), 3000
     pairs = np.zeros((10, 10))
     for r in range(rounds):
-        pairs[np.ix_(made.cohort(r), made.cohort(r))] += 1
+        pairs[np.ix_(federation.cohort(r), federation.cohort(r))] += 1
     above = pairs[np.triu_indices(10, 1)]
     assert np.abs(above - rounds / 15).max() < 6 * sqrt(rounds / 15 * 14 / 15)
 
 
 def test_bernoulli_clients_decide_alone():
     """p = 0.4; given that somebody takes part (1 - 0.6^10 = 0.994), p / 0.994 for each client."""
-    made, rounds = loop(4, sampling="bernoulli"), 3000
-    sizes = np.array([len(made.cohort(r)) for r in range(rounds)])
+    federation, rounds = loop(4, sampling="bernoulli"), 3000
+    sizes = np.array([len(federation.cohort(r)) for r in range(rounds)])
     assert sizes.min() >= 1
     p = 0.4 / (1 - 0.6**10)
-    counts = frequencies(made, rounds)
+    counts = frequencies(federation, rounds)
     assert np.abs(counts - p * rounds).max() < 6 * sqrt(rounds * p * (1 - p))
     # Sizes vary as those of a binomial do (variance 2.4), which a fixed number would not.
     assert 1.9 < sizes.var() < 2.9
 
 
 def test_a_bernoulli_cohort_is_never_empty():
-    made = loop(1, sampling="bernoulli")  # each with 0.1: nobody in 0.9^10 = 35 % of the draws
-    assert min(len(made.cohort(r)) for r in range(300)) == 1
+    federation = loop(1, sampling="bernoulli")  # 0.1 each: nobody in 0.9^10 = 35 % of the draws
+    assert min(len(federation.cohort(r)) for r in range(300)) == 1
 
 
 def test_weighted_sampling_is_proportional_to_the_sizes():
     """Chi-square with 9 degrees of freedom: mean 9, variance 18, 6 standard deviations."""
-    made, rounds = loop(1, sampling="weighted"), 4000
+    federation, rounds = loop(1, sampling="weighted"), 4000
     expected = rounds * np.array(SIZES) / sum(SIZES)
-    counts = frequencies(made, rounds)
+    counts = frequencies(federation, rounds)
     assert counts.sum() == rounds
     assert ((counts - expected) ** 2 / expected).sum() < 9 + 6 * sqrt(18)
 
 
 def test_weighted_cohorts_have_no_client_twice():
-    made = loop(4, sampling="weighted")
+    federation = loop(4, sampling="weighted")
     for r in range(200):
-        assert len(set(made.cohort(r))) == 4
-    counts = frequencies(made, 500)
+        assert len(set(federation.cohort(r))) == 4
+    counts = frequencies(federation, 500)
     assert counts[2] > counts[1]  # 9 samples against 1
 
 
@@ -162,26 +164,26 @@ def test_weighted_sampling_needs_enough_clients_with_samples():
     data = TensorDataModule(
         torch.zeros(8, 1), torch.zeros(8).long(), num_clients=3, partition=OneEmpty()
     )
-    made = FederatedLoop(data, 2, sampling="weighted")
-    made.setup()
-    assert made.cohort(0).tolist() == [0, 1]
+    federation = FederatedLoop(data, 2, sampling="weighted")
+    federation.setup()
+    assert federation.cohort(0).tolist() == [0, 1]
     # Four clients of whom two own something: three cannot be drawn.
     data = TensorDataModule(
         torch.zeros(8, 1), torch.zeros(8).long(), num_clients=4, partition=OneEmpty()
     )
-    made = FederatedLoop(data, 3, sampling="weighted")
+    federation = FederatedLoop(data, 3, sampling="weighted")
     with refused("loop.clients_per_round", "3", "2"):
-        made.setup()
-        made.cohort(0)
+        federation.setup()
+        federation.cohort(0)
 
 
 @pytest.mark.parametrize(("count", "size"), [(None, 10), (10, 10), (1, 1), (np.int64(3), 3)])
-def test_numbers_of_clients(count, size):
-    made = loop(count)
-    assert made.cohort_size == size
-    assert len(made.cohort(0)) == size
+def test_a_cohort_has_the_given_number_of_clients(count, size):
+    federation = loop(count)
+    assert federation.cohort_size == size
+    assert len(federation.cohort(0)) == size
     if size == 10:
-        assert made.cohort(7).tolist() == list(range(10))
+        assert federation.cohort(7).tolist() == list(range(10))
 
 
 def test_describe_says_who_trains():
@@ -199,9 +201,9 @@ def test_a_trace_needs_no_sampling():
     data = TensorDataModule(
         torch.zeros(8, 1), torch.zeros(8).long(), num_clients=4, partition=OneEmpty()
     )
-    made = FederatedLoop(data, sampling="weighted", trace=[[0, 1, 2]])
-    made.setup()
-    assert made.cohort(0).tolist() == [0, 1, 2]
+    federation = FederatedLoop(data, sampling="weighted", trace=[[0, 1, 2]])
+    federation.setup()
+    assert federation.cohort(0).tolist() == [0, 1, 2]
 
 
 # ---- traces --------------------------------------------------------------------------------------
@@ -217,20 +219,20 @@ def test_a_trace_is_replayed(source, tmp_path):
         path = tmp_path / "trace.json"
         path.write_text(json.dumps(TRACE))
         trace = str(path)
-    made = loop(2, trace=trace)  # it goes before the number of clients
-    assert [made.cohort(r).tolist() for r in range(4)] == [sorted(cohort) for cohort in TRACE]
-    assert made.cohort(1).dtype == np.int64
-    assert made.cohort_size == 3
+    federation = loop(2, trace=trace)  # it goes before the number of clients
+    assert [federation.cohort(r).tolist() for r in range(4)] == [sorted(cohort) for cohort in TRACE]
+    assert federation.cohort(1).dtype == np.int64
+    assert federation.cohort_size == 3
 
 
 def test_a_trace_must_be_as_long_as_the_run():
-    made = loop(trace=TRACE)
-    made.trainer = SimpleNamespace(max_epochs=4)
-    made.setup("fit")
-    made.trainer = SimpleNamespace(max_epochs=5)
+    federation = loop(trace=TRACE)
+    federation.trainer = SimpleNamespace(max_epochs=4)
+    federation.setup("fit")
+    federation.trainer = SimpleNamespace(max_epochs=5)
     with refused("trainer.max_epochs", "5", "loop.trace", "4 rounds"):
-        made.setup("fit")
-    made.setup("test")  # nothing is trained
+        federation.setup("fit")
+    federation.setup("test")  # nothing is trained
 
 
 @pytest.mark.parametrize("cohort", [[10], [-1], [2, 2], [0.5], ["a"], [1.0], [None]], ids=str)
@@ -265,9 +267,9 @@ def test_a_missing_trace_file_is_refused(tmp_path):
         ({"clients_per_round": 1.0}, ["loop.clients_per_round", "1.0", "whole number"]),
         ({"clients_per_round": 2.5}, ["loop.clients_per_round", "2.5", "whole number"]),
         ({"clients_per_round": float("nan")}, ["loop.clients_per_round", "nan"]),
-        ({"sampling": "random"}, ["loop.sampling", "'random'", "uniform, bernoulli or weighted"]),
+        ({"sampling": "random"}, ["loop.sampling", "'random'", "uniform, bernoulli, weighted"]),
         ({"clients_at_once": 0}, ["loop.clients_at_once", "0", "at least 1"]),
-        ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val and test"]),
+        ({"evaluate": ["val", "train"]}, ["loop.evaluate", "train", "val, test"]),
     ],
     ids=str,
 )
@@ -279,14 +281,14 @@ def test_settings_that_cannot_be_are_refused(kwargs, parts):
 # ---- the loader ----------------------------------------------------------------------------------
 
 
-def attach(made, round, world=(0, 1)):
+def attach(federation, round_index, world=(0, 1)):
     """Stand in for the Trainer."""
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    made.trainer = SimpleNamespace(
-        current_epoch=round, strategy=strategy, global_rank=world[0], world_size=world[1]
+    federation.trainer = SimpleNamespace(
+        current_epoch=round_index, strategy=strategy, global_rank=world[0], world_size=world[1]
     )
-    vars(made).pop("_rank", None)  # the stand-in of `loop`
-    return made
+    vars(federation).pop("_rank", None)  # the stand-in of `loop`
+    return federation
 
 
 @pytest.mark.parametrize("stateful", [True, False])
@@ -294,12 +296,12 @@ def attach(made, round, world=(0, 1)):
 @pytest.mark.parametrize("at_once", [None, 1, 2, 4])
 @pytest.mark.parametrize("kwargs", KINDS, ids=str)
 def test_the_loader_yields_its_length_in_every_round(kwargs, at_once, world, stateful):
-    for round in range(4):
+    for round_index in range(4):
         lengths, seen = set(), []
         for rank in range(world):
-            made = attach(loop(clients_at_once=at_once, **kwargs), round, (rank, world))
-            made.stateful = stateful
-            loader = made.train_dataloader()
+            federation = attach(loop(clients_at_once=at_once, **kwargs), round_index, (rank, world))
+            federation.stateful = stateful
+            loader = federation.train_dataloader()
             chunks = list(loader)
             assert len(chunks) == len(loader)
             if at_once and kwargs.get("sampling") != "bernoulli":  # whose cohorts vary
@@ -307,21 +309,21 @@ def test_the_loader_yields_its_length_in_every_round(kwargs, at_once, world, sta
             lengths.add(len(loader))
             assert [c.first for c in chunks] == [True] + [False] * (len(chunks) - 1)
             assert [c.last for c in chunks] == [False] * (len(chunks) - 1) + [True]
-            assert {(c.round, c.split) for c in chunks} == {(round, "train")}
+            assert {(c.round, c.split) for c in chunks} == {(round_index, "train")}
             mine = [i for c in chunks for i in c.ids.tolist()]
             assert not stateful or all(i % world == rank for i in mine)
             seen += mine
         assert len(lengths) == 1  # processes have equally many batches
-        assert sorted(seen) == made.cohort(round).tolist()
+        assert sorted(seen) == federation.cohort(round_index).tolist()
 
 
 @pytest.mark.parametrize("stateful", [True, False])
 def test_who_owns_state_trains_and_evaluates_it(stateful):
     """Sizes 9 7 6 5 4 3 2 2 1 1; without state the training clients are dealt out by size."""
     for rank in range(2):
-        made = attach(loop(), 0, (rank, 2))
-        made.stateful = stateful
-        (train,), (test,) = list(made.train_dataloader()), list(made.test_dataloader())
+        federation = attach(loop(), 0, (rank, 2))
+        federation.stateful = stateful
+        (train,), (test,) = list(federation.train_dataloader()), list(federation.test_dataloader())
         owned = list(range(rank, 10, 2))
         dealt = [[2, 8, 6, 3, 1], [5, 9, 0, 4, 7]][rank]  # 9 5 3 2 1 and 7 6 4 2 1, 20 each
         assert sorted(test.ids.tolist()) == owned
@@ -329,16 +331,16 @@ def test_who_owns_state_trains_and_evaluates_it(stateful):
 
 
 def test_the_length_is_the_same_in_every_round():
-    made = loop(trace=TRACE, clients_at_once=2)
+    federation = loop(trace=TRACE, clients_at_once=2)
     lengths = set()
-    for round in range(4):
-        lengths.add(len(list(attach(made, round).train_dataloader())))
+    for round_index in range(4):
+        lengths.add(len(list(attach(federation, round_index).train_dataloader())))
     assert lengths == {2}  # ceil(3 / 2)
 
 
 def test_a_trace_without_clients_has_one_empty_chunk():
-    made = attach(loop(trace=[[], []]), 0)
-    (only,) = list(made.train_dataloader())
+    federation = attach(loop(trace=[[], []]), 0)
+    (only,) = list(federation.train_dataloader())
     assert len(only) == 0
     assert only.first
     assert only.last
@@ -347,21 +349,21 @@ def test_a_trace_without_clients_has_one_empty_chunk():
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 @pytest.mark.parametrize("at_once", [1, 3, 4])
 def test_no_chunk_has_more_clients_than_asked_for(at_once, sampling):
-    made = attach(loop(7, sampling=sampling, clients_at_once=at_once), 0)
-    assert max(len(c) for c in made.train_dataloader()) <= at_once
+    federation = attach(loop(7, sampling=sampling, clients_at_once=at_once), 0)
+    assert max(len(c) for c in federation.train_dataloader()) <= at_once
 
 
 def test_nothing_is_built_before_it_is_iterated():
     """Lightning calls iter() before the round number is right after a resume."""
-    made = attach(loop(3), 0)
-    loader = iter(made.train_dataloader())
-    made.trainer.current_epoch = 5
+    federation = attach(loop(3), 0)
+    loader = iter(federation.train_dataloader())
+    federation.trainer.current_epoch = 5
     assert next(loader).round == 5
 
 
 def test_evaluation_visits_every_client_for_every_split():
-    made = attach(loop(2, protocol=SharedTest(validation=0.5), clients_at_once=4), 3)
-    loader = made.val_dataloader()
+    federation = attach(loop(2, protocol=SharedTest(validation=0.5), clients_at_once=4), 3)
+    loader = federation.val_dataloader()
     assert isinstance(loader, ChunkLoader)
     chunks = list(loader)
     assert len(chunks) == len(loader) == 2 * 3  # ceil(10 / 4) for each split
@@ -370,29 +372,29 @@ def test_evaluation_visits_every_client_for_every_split():
         assert sorted(i for c in part for i in c.ids.tolist()) == list(range(10))
         assert [c.first for c in part] == [True, False, False]
         assert [c.last for c in part] == [False, False, True]
-    assert {c.split for c in made.test_dataloader()} == {"test"}
+    assert {c.split for c in federation.test_dataloader()} == {"test"}
 
 
 def test_splits_without_samples_are_left_out():
-    made = attach(loop(protocol=SharedTest(validation=0)), 0)
-    assert {c.split for c in made.val_dataloader()} == {"test"}
-    made.evaluate = ("val",)
-    assert made.val_dataloader() == []
-    made.evaluate = ()
-    assert made.val_dataloader() == []
+    federation = attach(loop(protocol=SharedTest(validation=0)), 0)
+    assert {c.split for c in federation.val_dataloader()} == {"test"}
+    federation.evaluate = ("val",)
+    assert federation.val_dataloader() == []
+    federation.evaluate = ()
+    assert federation.val_dataloader() == []
 
 
 def test_testing_without_test_samples_is_refused():
-    made = loop()
+    federation = loop()
     untested = Ragged.shared(np.arange(0), len(SIZES))
-    made.datamodule._partition = replace(made.datamodule.partition, test=untested)
+    federation.datamodule._partition = replace(federation.datamodule.partition, test=untested)
     with refused("data.protocol", "test"):
-        made.test_dataloader()
+        federation.test_dataloader()
 
 
 def test_samples_are_moved_to_a_device_once():
-    made = loop()
+    federation = loop()
     device = torch.device("cpu")
-    assert made.client_data(device) is made.client_data(torch.device("cpu"))
-    assert made.client_data(torch.device("meta")) is not made.client_data(device)
-    assert made.client_data(device).seed == 0
+    assert federation.client_data(device) is federation.client_data(torch.device("cpu"))
+    assert federation.client_data(torch.device("meta")) is not federation.client_data(device)
+    assert federation.client_data(device).seed == 0

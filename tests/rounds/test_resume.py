@@ -80,14 +80,14 @@ def fit(root, make, rounds, *callbacks, start=0, data_seed=0, ckpt_path=None, **
     return algorithm
 
 
-def assert_equal(found, wanted):
-    assert differing(found, wanted) == set()
+def assert_equal(actual, expected):
+    assert differing(actual, expected) == set()
 
 
-def assert_same_files(folder, wanted):
+def assert_same_files(folder, expected):
     for name in FILES:
-        assert (folder / name).read_bytes() == (wanted / name).read_bytes(), name
-    one, other = (json.loads((path / "summary.json").read_text()) for path in (folder, wanted))
+        assert (folder / name).read_bytes() == (expected / name).read_bytes(), name
+    one, other = (json.loads((path / "summary.json").read_text()) for path in (folder, expected))
     assert {k: v for k, v in one.items() if k not in MEASURED} == {
         k: v for k, v in other.items() if k not in MEASURED
     }
@@ -101,7 +101,7 @@ def rounds_in(folder):
 @pytest.mark.parametrize("case", CASES)
 def test_resumed_run_equals_the_uninterrupted_one(tmp_path, case):
     make, loop = CASES[case]
-    wanted = fit(tmp_path / "straight", make, 6, LocalBaseline(), **loop)
+    expected = fit(tmp_path / "straight", make, 6, LocalBaseline(), **loop)
     fit(tmp_path / "parts", make, 3, LocalBaseline(), **loop)
     folder = tmp_path / "parts" / "run"
     last = folder / "checkpoints" / "last.ckpt"
@@ -109,7 +109,7 @@ def test_resumed_run_equals_the_uninterrupted_one(tmp_path, case):
     assert rounds_in(folder) == [1, 2, 3]
     # Another beginning and another state of the global generator: all that counts is in the file.
     resumed = fit(tmp_path / "parts", make, 6, LocalBaseline(), start=1, ckpt_path=last, **loop)
-    assert_equal(everything(resumed), everything(wanted))
+    assert_equal(everything(resumed), everything(expected))
     assert_same_files(folder, tmp_path / "straight" / "run")
     assert rounds_in(folder) == [1, 2, 3, 4, 5, 6]
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["run"]
@@ -148,7 +148,7 @@ class Interrupt(pl.Callback):
 )
 def test_interrupted_run_loses_nothing(tmp_path, hook, error, done):
     make, loop = CASES["FedSLR"]
-    wanted = fit(tmp_path / "straight", make, 6, **loop)
+    expected = fit(tmp_path / "straight", make, 6, **loop)
     with pytest.raises((type(error), SystemExit)):
         fit(tmp_path / "parts", make, 6, Interrupt(hook, error), **loop)
     folder = tmp_path / "parts" / "run"
@@ -160,19 +160,19 @@ def test_interrupted_run_loses_nothing(tmp_path, hook, error, done):
     assert len(clients) == CLIENTS and "test_personalized_accuracy" in clients[0]
     last = folder / "checkpoints" / "last.ckpt"
     resumed = fit(tmp_path / "parts", make, 6, start=1, ckpt_path=last, **loop)
-    assert_equal(everything(resumed), everything(wanted))
+    assert_equal(everything(resumed), everything(expected))
     assert_same_files(folder, tmp_path / "straight" / "run")
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path):
     make, loop = CASES["FedSLR"]
-    wanted = everything(fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), **loop))
+    expected = everything(fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), **loop))
     folder = tmp_path / "run"
     names = (*FILES, "summary.json", "report.png")
     before = {name: (folder / name).read_bytes() for name in names}
     last = folder / "checkpoints" / "last.ckpt"
     again = fit(tmp_path, make, 2, RunFigure(), LocalBaseline(), start=1, ckpt_path=last, **loop)
-    changed = differing(everything(again), wanted)
+    changed = differing(everything(again), expected)
     assert {name for name in changed if not name.startswith("row ")} == set()  # no round, no row
     assert {name: (folder / name).read_bytes() for name in names} == before
 

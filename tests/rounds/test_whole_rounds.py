@@ -42,12 +42,12 @@ def whole(tmp_path_factory):
     return fit(trainer_in(tmp_path_factory.mktemp("whole")))
 
 
-def assert_same(run, wanted):
+def assert_same(run, expected):
     """Models, states, counts and files."""
-    assert differing(everything(run), everything(wanted)) == set()
+    assert differing(everything(run), everything(expected)) == set()
     for name in FILES:
-        found, other = (method.trainer.run_dir / name for method in (run, wanted))
-        assert found.read_bytes() == other.read_bytes(), name
+        actual, other = (method.trainer.run_dir / name for method in (run, expected))
+        assert actual.read_bytes() == other.read_bytes(), name
 
 
 # ---- parts of rounds ----------------------------------------------------------------------------
@@ -56,8 +56,8 @@ def assert_same(run, wanted):
 @pytest.mark.parametrize("rounds", [True, 2])
 def test_a_fast_dev_run_is_of_whole_rounds(tmp_path, whole, rounds):
     method = fit(trainer_in(tmp_path, fast_dev_run=rounds))
-    found, wanted = (m.trainer.recorder.rows for m in (method, whole))
-    assert found == wanted[: int(rounds)] and "test/personalized/loss" in found[-1]
+    actual, expected = (m.trainer.recorder.rows for m in (method, whole))
+    assert actual == expected[: int(rounds)] and "test/personalized/loss" in actual[-1]
     assert not (method.trainer.run_dir / "checkpoints").exists()
 
 

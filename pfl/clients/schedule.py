@@ -1,0 +1,48 @@
+"""How many local steps clients take in a round, and on how many samples each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class LocalSchedule:
+    """The local steps that a client takes in a round.
+
+    Every epoch is a fresh shuffle of the client's samples, cut into mini-batches; the last
+    mini-batch of an epoch has the samples that are left.
+
+    Attributes:
+        batch_size: Samples in a mini-batch; None: all samples of the client in every step.
+        epochs: Passes over the client's own samples.
+        steps: A number of steps that replaces `epochs`, over as many epochs as the steps take.
+        purpose: A key of the shuffles: two loops of one round with different purposes see their
+            samples in different orders.
+
+    Example:
+        A client with 10 samples has batches of 4, 4 and 2 samples in each epoch:
+
+        >>> import numpy as np
+        >>> LocalSchedule(batch_size=4, epochs=2).steps_of(np.array([10, 4, 0]))
+        array([6, 2, 0])
+        >>> LocalSchedule(batch_size=4, steps=5).steps_of(np.array([10, 4, 0]))
+        array([5, 5, 0])
+    """
+
+    batch_size: int | None
+    epochs: int = 1
+    steps: int | None = None
+    purpose: str = "train"
+
+    def steps_of(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the local steps of clients with `sizes` samples, int64 [C]; 0 for size 0."""
+        per_epoch = self.steps_per_epoch(sizes)
+        if self.steps is None:
+            return per_epoch * self.epochs
+        return np.where(per_epoch > 0, self.steps, 0)
+
+    def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the steps of one epoch of clients with `sizes` samples, int64 [C]."""
+        return np.minimum(sizes, 1) if self.batch_size is None else -(-sizes // self.batch_size)

@@ -1,0 +1,134 @@
+"""The totals of a round: what is added up over its clients, and then over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.communication import Message
+from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
+
+
+class RoundTotals:
+    """What one process has added up over the clients of a round.
+
+    Args:
+        weighting: The clients' weights in the mean of a message that does not name its own:
+            "samples" or "uniform".
+        tables: Names of the tables to which a method adds rows.
+
+    Attributes:
+        sums: The weighted sum of each message over clients, by name.
+        counts: Numbers of samples and clients, bytes down and bytes up, float64 [4].
+        metrics: Numbers for the round's row of metrics, by name.
+        losses: By name, losses [A] of a batch's rows and the rows' numbers of samples.
+        tables: By name, chunks of rows as arrays by column.
+
+    Example:
+        >>> totals = RoundTotals("samples")
+        >>> message = Message(torch.tensor([[1.0], [4.0]]), nbytes=4)
+        >>> sums = totals.weigh({"w": message}, np.array([2, 1]), like=torch.zeros(1))
+        >>> totals.add(sums, [3, 2, 8, 8])  # 3 samples of 2 clients; 8 bytes down, 8 bytes up
+        >>> totals.reduce()
+        >>> totals.means()["w"]  # (2 * 1 + 1 * 4) / 3
+        tensor([2.])
+    """
+
+    def __init__(self, weighting: str, tables: Iterable[str] = ()) -> None:
+        self.weighting = weighting
+        self.sums: dict[str, Tensor] = {}
+        self.counts = np.zeros(4)
+        self.metrics: dict[str, float] = {}
+        self.losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
+        self.tables: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in tables}
+        self._weightings: dict[str, str] = {}
+        self._loss_sums: dict[str, np.ndarray] = {}
+
+    def weigh(
+        self, messages: Mapping[str, Message], sizes: np.ndarray, like: Tensor
+    ) -> dict[str, Tensor]:
+        """Returns the weighted sum of each message over C clients; adds nothing to the totals.
+
+        Args:
+            messages: The clients' messages by name, values [C, K].
+            sizes: Number of samples of each client, int64 [C].
+            like: A tensor with the dtype and the device of the sums.
+        """
+        sums = {}
+        for name, message in messages.items():
+            self._weightings[name] = message.weighting or self.weighting
+            uniform = self._weightings[name] == "uniform"
+            weights = torch.from_numpy(np.ones(len(sizes)) if uniform else sizes).to(like)
+            sums[name] = weights @ message.values.to(weights.dtype)
+        return sums
+
+    def add(self, sums: Mapping[str, Tensor], counts: Sequence[float]) -> None:
+        """Adds a group's weighted sums and its `counts` (see the class) to the totals."""
+        for name, total in sums.items():
+            if name in self.sums:
+                self.sums[name] += total  # in place: new memory costs more than the sum
+            else:
+                self.sums[name] = total
+        self.counts += counts
+
+    @contextmanager
+    def rollback(self) -> Iterator[None]:
+        """Removes what a group of clients has logged inside if it fails with a RuntimeError.
+
+        A group for which a GPU's memory is too small starts again in halves.
+        """
+        logs: tuple[dict[str, list[Any]], ...] = (self.losses, self.tables)
+        lengths = [{name: len(entries) for name, entries in log.items()} for log in logs]
+        try:
+            yield
+        except RuntimeError:
+            for log, before in zip(logs, lengths, strict=True):
+                for name, entries in log.items():
+                    del entries[before.get(name, 0) :]
+            raise
+
+    def reduce(self) -> None:
+        """Adds counts and losses up over all processes. Every process must call it."""
+        sums: dict[str, np.ndarray] = {}
+        for name, logged in self.losses.items():
+            counts = np.concatenate([counts for _, counts in logged])
+            losses = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
+            # Sorted, because threads log in any order.
+            sums[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
+        own, self.counts = self.counts, np.zeros_like(self.counts)
+        for counts, losses in gather((own, sums)):
+            self.counts += counts
+            for name, entry in losses.items():  # a process without clients has logged nothing
+                self._loss_sums[name] = self._loss_sums.get(name, 0) + entry
+
+    @property
+    def samples(self) -> float:
+        """Number of sample gradients that the clients of all processes took; after `reduce`."""
+        return sum(float(count) for _, count in self._loss_sums.values())
+
+    def mean_losses(self) -> dict[str, float]:
+        """Returns the mean of each loss over samples and processes; after `reduce`."""
+        return {n: float(total / count) for n, (total, count) in self._loss_sums.items() if count}
+
+    def means(self) -> dict[str, Tensor] | None:
+        """Returns each message's weighted mean over the clients of all processes; after `reduce`.
+
+        None if there is no client to average over. Every process must call it, once.
+        """
+        samples, clients, *_ = self.counts.tolist()
+        weight = {"samples": samples, "uniform": clients}
+        if weight[self.weighting] == 0:
+            return None
+        return {
+            name: sum_over_processes(total).div_(weight[self._weightings[name]])
+            for name, total in self.sums.items()
+        }
+
+    def gathered_tables(self) -> dict[str, dict[str, np.ndarray]]:
+        """Returns the rows of all processes by table. Every process must call it."""
+        return {name: gather_rows(chunks) for name, chunks in self.tables.items()}

@@ -1,0 +1,200 @@
+"""Evaluation passes over all clients, and predictions of their models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.clients import Clients
+from pfl.distributed.collectives import gather
+from pfl.engines.threads import GROUP_FLOATS
+from pfl.method.module import FederatedModule
+from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
+
+POOL = 4096  # samples in one forward pass of one model
+POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
+
+
+class Evaluation:
+    """Passes over all clients that collect the scores of each split and kind of model.
+
+    Args:
+        num_clients: The population, M.
+        device: The device of the sums.
+
+    Attributes:
+        scores: What `ClientScores.compute` returned at the end of the last complete pass, by
+            (split, "global" or "personalized").
+    """
+
+    def __init__(self, num_clients: int, device: torch.device) -> None:
+        self.num_clients, self.device = num_clients, device
+        self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
+        self._metrics: dict[tuple[str, str], ClientScores] = {}
+        self._used: dict[tuple[str, str], ClientScores] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Starts a pass; `scores` keeps the previous scores until the pass is finished.
+
+        The pass reuses the metrics of the previous pass. A `Metric` holds reference cycles, so
+        dropped metrics, with several numbers for every client, would survive until the next
+        garbage collection.
+        """
+        self._used |= self._metrics
+        self._metrics = {}
+        self._numbers = np.zeros(2)  # sum of the sizes of personalized models, number of models
+        self._global_numbers: int | None = None
+        self._shared: dict[str, Tensor] = {}
+
+    def update(self, algorithm: FederatedModule, clients: Clients) -> None:
+        """Scores a chunk of clients with the kinds of model that the algorithm has."""
+        if algorithm.has_global:
+            self._global_numbers = algorithm.parameters_global()
+            if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
+                self._score_own("global", algorithm, clients)
+            else:
+                self._score_global(self._metric(clients.split, "global"), algorithm, clients)
+        if algorithm.has_personalized:
+            self._score_own("personalized", algorithm, clients)
+
+    def finish(self) -> dict[str, float]:
+        """Returns all reported numbers, named `<split>/<kind>/<number>`.
+
+        Every process must call it.
+        """
+        row: dict[str, float] = {}
+        self.scores = {key: metric.compute() for key, metric in self._metrics.items()}
+        for (split, kind), scores in self.scores.items():
+            for name, value in summarize(scores).items():
+                row[f"{split}/{kind}/{name}"] = value
+        if self._global_numbers is not None:  # a sparse model may have 0 numbers
+            row["parameters/global"] = self._global_numbers
+        if any(kind == "personalized" for _, kind in self._metrics):
+            total, models = np.sum(gather(self._numbers), axis=0)
+            row["parameters/personalized"] = float(total / models)
+        return row
+
+    def _metric(self, split: str, kind: str) -> ClientScores:
+        if (split, kind) not in self._metrics:
+            metric = self._used.pop((split, kind), None)
+            if metric is None:
+                metric = ClientScores(self.num_clients).to(self.device)
+            metric.reset()
+            metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
+            self._metrics[split, kind] = metric
+        return self._metrics[split, kind]
+
+    def _score_own(self, kind: str, algorithm: FederatedModule, clients: Clients) -> None:
+        """Scores every client's own model, or the global model with the client's own buffers."""
+        metric = self._metric(clients.split, kind)
+
+        def score(group: Clients) -> tuple[list[float], list[Scores]]:
+            with algorithm.in_full_precision():
+                if not group.state:  # else the states of the whole chunk were read ahead
+                    algorithm.load_state(group)
+                if kind == "global":
+                    w, numbers = algorithm.global_model.expand(len(group), -1), [0.0, 0]
+                else:
+                    with algorithm.oracle.guard(group, algorithm.shared_tensors):
+                        w = algorithm.personalized(group)
+                    total = algorithm.parameters_personalized(group, w).sum()
+                    numbers = [float(total), len(group)]
+                return numbers, list(row_scores(algorithm.oracle, group, w))
+
+        size = _clients_at_once(algorithm, clients)
+        for _, (numbers, parts) in algorithm.in_groups(clients, score, size, "evaluation"):
+            self._numbers += numbers
+            for part in parts:
+                metric.update(*part)
+
+    def _score_global(
+        self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
+    ) -> None:
+        if not len(clients):
+            return
+        if not clients.data.shared(clients.split):
+            _score_pooled(metric, algorithm, clients)
+            return
+        # All clients have the same samples and the same model: the first client's score is every
+        # client's score.
+        ids = clients.ids
+        if clients.split not in self._shared:
+            first, ids = ids[0], ids[1:]
+            _score_pooled(metric, algorithm, replace(clients, ids=clients.ids[:1]))
+            sums = (metric.loss_sum, metric.correct_sum, metric.count)
+            self._shared[clients.split] = torch.stack([s[first] for s in sums])
+        everyone = self._shared[clients.split][:, None].expand(3, len(ids))
+        metric.update(torch.from_numpy(ids), *everyone)
+
+
+def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Clients) -> None:
+    """Scores the global model on the pooled samples of all these clients, piece by piece."""
+    oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
+    buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
+
+    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor]:
+        with algorithm.in_full_precision():
+            inputs, targets = data.gather(piece[1], w.dtype)
+            return oracle.evaluate_one(w, inputs, targets, buffers)
+
+    pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
+    for (owners, _), scores in zip(pieces, algorithm.threads.map(score, pieces), strict=True):
+        ids = torch.from_numpy(clients.ids[owners])
+        metric.update(ids, *scores, torch.ones(len(owners)))
+
+
+def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+    """Returns how many clients a group has.
+
+    On a CPU a group is a thread's share, or less if models and samples would exceed 32 MiB.
+    """
+    if algorithm.device.type != "cpu" or not len(clients):
+        return max(1, len(clients))
+    inputs = clients.sizes.mean() * math.prod(clients.data.samples.input_shape)
+    share = -(-len(clients) // algorithm.threads.count)
+    return max(1, min(share, int(8 * GROUP_FLOATS / (algorithm.space.size + inputs))))
+
+
+def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+    """Returns how many samples one forward pass has; on a CPU as many as the cache holds."""
+    if algorithm.device.type != "cpu":
+        return POOL_ON_GPU
+    share = -(-int(clients.sizes.sum()) // algorithm.threads.count)
+    sample_size = math.prod(clients.data.samples.input_shape)
+    fit = algorithm.oracle.engine.samples_at_once(sample_size)
+    return max(1, min(POOL, share, fit))
+
+
+def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.ndarray]:
+    """Returns the predicted class (or value) of every sample of some clients, a row a sample.
+
+    Returns:
+        The columns `client`, `sample` (its index in the data set), `target`, and `global` and
+        `personalized` if the algorithm has such a model.
+    """
+    columns: dict[str, list[np.ndarray]] = {}
+    w = {"global": algorithm.global_model.expand(len(clients), -1)} if algorithm.has_global else {}
+    if algorithm.has_personalized:
+        w["personalized"] = algorithm.personalized(clients)
+    for owners, index in clients.pooled(POOL):
+        inputs, targets = clients.data.gather(index, clients.dtype)
+        values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
+        values["target"] = targets.cpu().numpy()
+        for kind, models in w.items():
+            outputs = []
+            for c in np.unique(owners):
+                buffers = None if clients.buffers is None else clients.buffers[c]
+                mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
+                outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
+            output = torch.cat(outputs)
+            regression = targets.is_floating_point()
+            chosen = output.reshape(targets.shape) if regression else output.argmax(1)
+            values[kind] = chosen.cpu().numpy()
+        for name, column in values.items():
+            columns.setdefault(name, []).append(column)
+    return {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -232,7 +232,7 @@ def test_seeds_for_the_network_depend_on_client_and_step_alone():
     def seeds(ids, **kwargs):
         clients = chunk(ids, **kwargs)
         return {
-            (int(clients.ids[row]), step): batch.seeds(row)
+            (int(clients.ids[row]), step): batch.origin.seed(row)
             for step, batch in enumerate(clients.batches(LocalSchedule(4, 2)))
             for row in range(batch.clients)
         }

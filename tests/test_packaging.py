@@ -113,7 +113,7 @@ def test_the_wheel_lists_the_figures_that_it_ships(installed, tmp_path):
     assert {line.split()[0] for line in lines} == {f"{p.parent.name}-{p.stem}" for p in papers}
 
 
-def test_metadata(metadata):
+def test_the_metadata_name_distribution_license_and_python(metadata):
     assert metadata["Name"] == "lightning-pfl"
     assert metadata["License-Expression"] == "Apache-2.0"
     assert metadata["Requires-Python"] == ">=3.10"

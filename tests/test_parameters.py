@@ -272,7 +272,7 @@ def test_a_lazy_module_is_fine_after_one_forward_pass():
         ((3, 4, 2, 5, 6), (3, 4 * 2 * 5 * 6)),  # a 3-D convolution
     ],
 )
-def test_matrix_shapes(shape, matrix):
+def test_matrix_shapes_of_layers(shape, matrix):
     assert Layer("x", shape, 0).matrix_shape == matrix
 
 

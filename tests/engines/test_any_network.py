@@ -1,6 +1,6 @@
-"""Networks that users bring: whatever way `auto` takes for them, a run ends where `loop` ends.
+"""Networks that users bring: whatever engine `auto` takes, a run ends where `sequential` ends.
 
-`loop` itself is held to plain PyTorch in test_oracle.py.
+`sequential` itself is held to plain PyTorch in test_oracle.py.
 """
 
 import copy
@@ -131,15 +131,15 @@ def dealt(inputs, targets):
 
 
 def both(make, data, root, **settings):
-    """The same run with `loop` and with `auto`: equal models, states and scores."""
+    """The same run with `sequential` and with `auto`: equal models, states and scores."""
     rows = []
     for engine in ("sequential", "auto"):
         torch.manual_seed(0)
         method = run(make(engine), data, 2, root=root / engine, **settings)
         states = {name: method.store.read(name, np.arange(3)) for name in method.store.names}
         rows.append({**method.row, **states, "w": method.global_model})
-    for name, wanted in rows[0].items():
-        torch.testing.assert_close(rows[1][name], wanted, rtol=1e-9, atol=1e-11)
+    for name, expected in rows[0].items():
+        torch.testing.assert_close(rows[1][name], expected, rtol=1e-9, atol=1e-11)
     return method
 
 
@@ -154,7 +154,7 @@ def threads():
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_run(tmp_path, threads, name, number):
+def test_a_run_with_auto_ends_where_the_sequential_engine_ends(tmp_path, threads, name, number):
     threads(number)
 
     def make(engine):
@@ -184,7 +184,7 @@ def looked_at(network, inputs):
     return oracle
 
 
-def test_what_the_first_samples_do_not_show():
+def test_what_the_first_samples_do_not_show_is_found_all_the_same():
     """Statistics that they leave at 0, and a layer that cannot tell two equal ones apart."""
     assert looked_at(Averaging(), -torch.ones(2, 6)).buffers.names == ["mean"]
     equal = looked_at(VECTORS["BatchNorm without statistics"](), torch.ones(2, 6))
@@ -192,7 +192,7 @@ def test_what_the_first_samples_do_not_show():
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_two_gradients_of_one_batch(tmp_path, name):
+def test_two_gradients_of_one_batch_are_those_of_the_sequential_engine(tmp_path, name):
     def make(engine):
         settings = {"variance_reduction": True, "lr": 0.1, "batch_size": 4}
         return FedPD(VECTORS[name](), engine=engine, **settings)
@@ -200,20 +200,20 @@ def test_two_gradients_of_one_batch(tmp_path, name):
     both(make, world(name), tmp_path)
 
 
-def test_a_network_that_changes_its_input_is_one_that_does_not(tmp_path):
+def test_a_network_may_change_its_input(tmp_path):
     """x.sub_(1) against x - 1, with two gradients of each batch."""
-    found = []
+    actual = []
     for function in (lambda network, x: x, lambda network, x: x - 1, lambda network, x: x.sub_(1)):
         torch.manual_seed(0)
         network = Written(function)
         network.first = nn.Identity()
         method = FedPD(network, variance_reduction=True, lr=0.1, batch_size=5)
-        found.append(run(method, world(""), 2, root=tmp_path).global_model)
-    torch.testing.assert_close(found[2], found[1], rtol=0, atol=1e-12)
-    assert not torch.allclose(found[0], found[1], atol=1e-3)
+        actual.append(run(method, world(""), 2, root=tmp_path).global_model)
+    torch.testing.assert_close(actual[2], actual[1], rtol=0, atol=1e-12)
+    assert not torch.allclose(actual[0], actual[1], atol=1e-3)
 
 
-def test_rows_of_one_axis_more(tmp_path):
+def test_inputs_with_one_axis_more_are_trained(tmp_path):
     """Inputs [N, 1, 6] and targets [N, 1, 3] of a network that flattens nothing."""
     rng = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(24, 1, 6, generator=rng), torch.randn(24, 1, 3, generator=rng)
@@ -224,7 +224,7 @@ def test_rows_of_one_axis_more(tmp_path):
     both(make, dealt(inputs.double(), targets.double()), tmp_path)
 
 
-def test_samples_of_a_single_token(tmp_path):
+def test_samples_of_a_single_token_are_trained(tmp_path):
     rng = torch.Generator().manual_seed(0)
     inputs, targets = (torch.randint(n, (24,), generator=rng) for n in (7, 3))
 
@@ -253,15 +253,15 @@ def test_layers_that_autocast_keeps_in_full_precision(tmp_path):
     """vmap does not take LayerNorm there, which only a trial under autocast can tell."""
     torch.manual_seed(0)
     network, data = chain(nn.LayerNorm(4)).float(), world("")
-    found = []
+    actual = []
     for engine in ("sequential", "auto"):
         method = LocalTrain(copy.deepcopy(network), lr=0.1, batch_size=5, engine=engine)
         run(method, data, 2, root=tmp_path, precision="bf16-mixed")
-        found.append(method.store.read("w", np.arange(3)))
-    assert torch.equal(*found)
+        actual.append(method.store.read("w", np.arange(3)))
+    assert torch.equal(*actual)
 
 
-def test_a_center_may_be_a_number(tmp_path):
+def test_a_prox_center_may_be_a_number(tmp_path):
     """Of |v - center|^2: as a vector of that number."""
 
     class Centered(LocalTrain):
@@ -272,13 +272,13 @@ def test_a_center_may_be_a_number(tmp_path):
             clients.state["w"] = v
             return v
 
-    network, found = chain(), []
+    network, actual = chain(), []
     for vector in (False, True):
         method = Centered(copy.deepcopy(network), lr=0.1, batch_size=5)
         if vector:
             method.center = torch.ones(method.space.size, dtype=torch.float64)
-        found.append(run(method, world(""), 1, root=tmp_path).store.read("w", np.arange(3)))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-12)
+        actual.append(run(method, world(""), 1, root=tmp_path).store.read("w", np.arange(3)))
+    torch.testing.assert_close(*actual, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def chain_of(network, side):
 
 
 @pytest.mark.parametrize("name", [*CHAINS, *CONVOLUTIONS])
-def test_chains_are_recognized(name):
+def test_chains_of_common_layers_are_recognized(name):
     """Without convolutions, many models run at once."""
     make, side = (CHAINS[name], 2) if name in CHAINS else (CONVOLUTIONS[name], 16)
     chain = chain_of(make(), side)
@@ -109,7 +109,7 @@ def test_chains_are_recognized(name):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_networks_are_not(name):
+def test_other_networks_are_not_chains(name):
     assert chain_of(OTHERS[name](), 2) is None
 
 
@@ -153,7 +153,7 @@ def test_convolutions_have_the_gradients_of_autograd(name, targets):
     values = torch.randn(4, 5, width, generator=rng, dtype=torch.float64)
     given = Batch(inputs, labels if targets == "classes" else values, counts)
     w = space.vector.detach() + 0.1 * torch.randn(5, space.size, generator=rng).double()
-    found = []
+    actual = []
     for engine in ("sequential", "auto"):
         oracle = Oracle(network, space, default_loss, engine)
         oracle.inspect(given.inputs[0], given.targets[0])
@@ -163,10 +163,10 @@ def test_convolutions_have_the_gradients_of_autograd(name, targets):
         moved = w.clone()
         losses, seen = oracle.descend(moved, [StepBlock.of(given, w.dtype)] * 3, Step(0.1, 0.999))
         assert seen == 3 * counts
-        found.append((loss, g, moved, losses))
-    for one, other in zip(*found, strict=True):
+        actual.append((loss, g, moved, losses))
+    for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
-    assert not found[1][1][4].any() and torch.equal(found[1][2][4], w[4])
+    assert not actual[1][1][4].any() and torch.equal(actual[1][2][4], w[4])
 
 
 def batch(targets, counts=(6, 6, 4, 1)):
@@ -191,21 +191,21 @@ def test_gradients_and_steps_equal_those_of_the_plain_loop(counts, name, targets
     network = nn.Sequential(nn.Flatten(), network).double()
     space, given, A = ParameterSpace(network), batch(targets, counts), len(counts)
     w = torch.randn(5, space.size, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    found = {}
+    actual = {}
     for engine in ("sequential", "vmap"):
         oracle = Oracle(network, space, loss, engine)
         oracle.inspect(given.inputs[0], given.targets[0])
         assert isinstance(oracle.engine, ChainEngine) == (engine == "vmap")
         torch.set_default_dtype(torch.float64)  # as Lightning does it in double precision
         try:
-            found[engine] = (*oracle.gradient(w, given), *oracle.evaluate(w[:A], given))
+            actual[engine] = (*oracle.gradient(w, given), *oracle.evaluate(w[:A], given))
             moved, blocks = w.clone(), [StepBlock.of(given, w.dtype)] * 3
-            found[engine] += (oracle.descend(moved, blocks, Step(0.1, 0.999))[0], moved)
+            actual[engine] += (oracle.descend(moved, blocks, Step(0.1, 0.999))[0], moved)
         finally:
             torch.set_default_dtype(torch.float32)
-    for one, other in zip(found["sequential"], found["vmap"], strict=True):
+    for one, other in zip(actual["sequential"], actual["vmap"], strict=True):
         torch.testing.assert_close(other, one, rtol=0, atol=1e-12, equal_nan=True)
-    assert not found["vmap"][1][A:].any() and found["vmap"][1][A - 1].any()
+    assert not actual["vmap"][1][A:].any() and actual["vmap"][1][A - 1].any()
 
 
 def test_cross_entropy_and_its_derivative():

@@ -24,8 +24,8 @@ from tests.problems import run
 
 def fit(root, algorithm, data, callbacks=(), **arguments):
     """Train for two rounds, and test where there are test samples; the rows of metrics."""
-    made = [make() for make in callbacks]
-    run(algorithm, data, 2, root=root, callbacks=made, evaluate=(), **arguments)
+    built = [make() for make in callbacks]
+    run(algorithm, data, 2, root=root, callbacks=built, evaluate=(), **arguments)
     trainer, scores = algorithm.trainer, []
     if data.partition.test.sizes.any():
         scores = trainer.test(algorithm, datamodule=trainer.datamodule, verbose=False)
@@ -35,13 +35,13 @@ def fit(root, algorithm, data, callbacks=(), **arguments):
 def on_both(root, make, data, **arguments):
     """The same run on the CPU and on the other device; how often the latter was waited for."""
     torch.manual_seed(0)
-    wanted = make()
-    rows = fit(root, wanted, data, **arguments)
+    expected = make()
+    rows = fit(root, expected, data, **arguments)
     with OtherDevice() as device:
         torch.manual_seed(0)
-        found = make()
-        other_rows = fit(root, found, data, strategy=on_device(), **arguments)
-    torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-12)
+        actual = make()
+        other_rows = fit(root, actual, data, strategy=on_device(), **arguments)
+    torch.testing.assert_close(actual.global_model, expected.global_model, rtol=0, atol=1e-12)
     for one, other in zip(rows, other_rows, strict=True):
         assert other == pytest.approx(one, rel=1e-9, nan_ok=True)
     return Counter(device.waits)
@@ -58,7 +58,7 @@ IN_EVERY_STEP = {name: {"pfl/proximal.py"} for name in ("LPGD", "FedSLR, S+LR")}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method(tmp_path, name):
+def test_every_method_gives_the_numbers_of_the_cpu(tmp_path, name):
     """Once, and with every sample three times, which makes three times as many local steps."""
 
     def make():
@@ -104,7 +104,7 @@ PER_EPOCH = {"tolerance": {"pfl/algorithms/fedpd.py"}, "fixed point": {"pfl/algo
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
-def test_networks_and_options(tmp_path, name):
+def test_networks_and_options_give_the_numbers_of_the_cpu(tmp_path, name):
     """Handwritten digits, dealt unequally to five clients; with one local epoch and with three."""
     network, kind, arguments, loop = RUNS[name]
     data = DigitsDataModule(5, Dirichlet(1.0))
@@ -123,14 +123,14 @@ def test_networks_and_options(tmp_path, name):
 @pytest.mark.parametrize("name", ["FedPD, VR", "FedCLUP", "FedACS, quantile 1"])
 def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
     """There is room for a row of 26 float64 on the device, two in memory; the rest is a file."""
-    made = []
+    stores = []
 
     class Small(Tiers):
         def __init__(self, device, *others):
             super().__init__(device, *others)
             if self.device == DEVICE:
                 self.limit.update(device=26 * 8, memory=2 * 26 * 8)
-                made.append(self)
+                stores.append(self)
 
     monkeypatch.setattr(store, "Tiers", Small)
     monkeypatch.setattr(store.ClientStore, "prefetch", lambda *_: None)  # modes are a thread's own
@@ -139,21 +139,21 @@ def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
         return METHODS[name].make(small_network(), loss=HalfSquaredError(), lr=0.2, batch_size=2)
 
     on_both(tmp_path, make, small_world(), clients_at_once=3)
-    assert all(tiers.used[tier] for tiers in made for tier in ("device", "memory", "file"))
-    assert made[0].used["device"] == 26 * 8
+    assert all(tiers.used[tier] for tiers in stores for tier in ("device", "memory", "file"))
+    assert stores[0].used["device"] == 26 * 8
 
 
-def test_training_alone(tmp_path):
-    data, made = DigitsDataModule(5, Dirichlet(1.0)), []
+def test_the_local_baseline_gives_the_numbers_of_the_cpu(tmp_path):
+    data, baselines = DigitsDataModule(5, Dirichlet(1.0)), []
 
     def alone():
-        made.append(LocalBaseline())
-        return made[-1]
+        baselines.append(LocalBaseline())
+        return baselines[-1]
 
     on_both(tmp_path, lambda: FedSLR(mlp(), batch_size=64), data, callbacks=[alone])
-    wanted, found = (callback.scores for callback in made)
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-9)
+    expected, actual = (callback.scores for callback in baselines)
+    for name, values in expected.items():
+        np.testing.assert_allclose(actual[name], values, rtol=1e-9)
 
 
 def test_a_device_that_does_not_hold_what_clients_remember(tmp_path):
@@ -173,7 +173,7 @@ def test_a_device_that_does_not_hold_what_clients_remember(tmp_path):
     assert 7 in Short.attached[1:]
 
 
-def test_optimality(tmp_path):
+def test_optimality_gives_the_numbers_of_the_cpu(tmp_path):
     data = LeastSquares(4, 12, 3)
 
     def make():
@@ -185,7 +185,7 @@ def test_optimality(tmp_path):
 # ---- the device itself --------------------------------------------------------------------------
 
 
-def test_the_device_computes():
+def test_the_imitated_device_computes_as_the_cpu():
     with OtherDevice():
         x = torch.arange(6.0, device=DEVICE).view(2, 3)
         row = x[1]
@@ -218,7 +218,7 @@ def test_the_device_refuses_tensors_of_two_devices():
         (0, lambda x: torch.where(x > 0, x, 0.0)),
     ],
 )
-def test_the_device_counts_waits(waits, operation):
+def test_the_imitated_device_counts_waits(waits, operation):
     with OtherDevice() as device:
         x = torch.ones(3, device=DEVICE)
         device.waits.clear()

@@ -55,14 +55,14 @@ def notices(n, m, doing):
     return f"The memory of cpu does not hold {n} clients at a time in {doing}; going on with {m}"
 
 
-def check_equal(found, wanted):
-    torch.testing.assert_close(found.global_model, wanted.global_model, rtol=0, atol=1e-12)
-    for name in wanted.store.names:
+def check_equal(actual, expected):
+    torch.testing.assert_close(actual.global_model, expected.global_model, rtol=0, atol=1e-12)
+    for name in expected.store.names:
         everyone = np.arange(7)
-        rows = (x.store.read(name, everyone) for x in (found, wanted))
+        rows = (x.store.read(name, everyone) for x in (actual, expected))
         torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
     # What the failed attempts had booked is gone.
-    for one, other in zip(*(x.trainer.recorder.rows for x in (found, wanted)), strict=True):
+    for one, other in zip(*(x.trainer.recorder.rows for x in (actual, expected)), strict=True):
         assert one == pytest.approx(other, rel=1e-9)
 
 
@@ -73,16 +73,16 @@ def test_fewer_clients_at_a_time_end_where_all_of_them_do(tmp_path, kind, error)
     then 2 at a time, which is remembered for the rounds that follow."""
     problem = least_squares(SIZES)
     arguments = dict(lr=0.05, batch_size=2, local_epochs=2)
-    wanted = run(kind(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
+    expected = run(kind(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
     Short = short_of(2, kind, error)
     with pytest.warns(UserWarning, match="does not hold") as seen:
-        found = run(Short(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
+        actual = run(Short(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
     assert [str(n.message) for n in seen if "does not hold" in str(n.message)] == [
         notices(7, 4, "training"),
         notices(4, 2, "training"),
     ]
     assert Short.asked[:2] == [7, 4] and set(Short.asked[2:]) <= {1, 2, 3}
-    check_equal(found, wanted)
+    check_equal(actual, expected)
 
 
 def test_fewer_models_at_a_time_have_the_same_scores(tmp_path):
@@ -98,30 +98,30 @@ def test_fewer_models_at_a_time_have_the_same_scores(tmp_path):
             return super().personalized(clients)
 
     network, data = MLP(64, (4,)), DigitsDataModule(7)
-    made = [kind(copy.deepcopy(network), lr=0.05) for kind in (FedSLR, Short)]
-    wanted = run(made[0], data, 2, root=tmp_path)
+    methods = [kind(copy.deepcopy(network), lr=0.05) for kind in (FedSLR, Short)]
+    expected = run(methods[0], data, 2, root=tmp_path)
     with pytest.warns(UserWarning, match="does not hold") as seen:
-        found = run(made[1], data, 2, root=tmp_path)
+        actual = run(methods[1], data, 2, root=tmp_path)
     assert [str(n.message) for n in seen if "does not hold" in str(n.message)] == [
         notices(7, 4, "evaluation"),
         notices(4, 2, "evaluation"),
     ]
-    assert found.asked[:2] == [7, 4] and set(found.asked[2:]) <= {1, 2}
-    assert "test/personalized/loss" in found.row
-    check_equal(found, wanted)
+    assert actual.asked[:2] == [7, 4] and set(actual.asked[2:]) <= {1, 2}
+    assert "test/personalized/loss" in actual.row
+    check_equal(actual, expected)
 
 
 def test_a_failed_attempt_keeps_no_memory(tmp_path):
     """When the next one begins: neither what it made, nor the models that the network had last."""
-    problem, made = least_squares(SIZES), []
+    problem, references = least_squares(SIZES), []
     method = run(
         FedSLR(problem.network(np.zeros(6)), engine="sequential"), problem, 1, root=tmp_path
     )
 
     def work(clients):
-        assert not made or made[0]() is None
+        assert not references or references[0]() is None
         rows = np.zeros((len(clients), 6))
-        made.append(weakref.ref(rows))
+        references.append(weakref.ref(rows))
         method.oracle.gradient(torch.from_numpy(rows), next(clients.batches(LocalSchedule(2))))
         if len(clients) > 4:
             raise ERRORS["plain"]()

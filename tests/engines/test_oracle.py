@@ -85,7 +85,7 @@ LOSSES = {
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize(("loss", "meaning", "target"), LOSSES.values(), ids=LOSSES)
-def test_losses(loss, meaning, target, engine):
+def test_losses_are_per_sample_means(loss, meaning, target, engine):
     targets = labels(3) if target is None else torch.rand(4, 5, *target, dtype=torch.float64)
     network, w, batch = problem(mlp, (12,), targets)
     before = getattr(loss, "reduction", None)
@@ -141,7 +141,7 @@ def test_padding_has_no_influence(engine):
         assert torch.equal(a, b)
 
 
-def test_sample_weights():
+def test_sample_weights_sum_to_one_and_skip_padding():
     batch = Batch(torch.zeros(3, 4, 2), torch.zeros(3, 4), [4, 2, 1])
     expected = [[0.25] * 4, [0.5, 0.5, 0, 0], [1, 0, 0, 0]]
     assert batch.sample_weights(torch.float64).tolist() == expected

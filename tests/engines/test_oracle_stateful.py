@@ -32,8 +32,8 @@ from tests.problems import run
 
 
 def buffers_of(network):
-    found = [b.detach().flatten().double() for b in network.buffers()]
-    return torch.cat(found) if found else torch.zeros(0).double()
+    actual = [b.detach().flatten().double() for b in network.buffers()]
+    return torch.cat(actual) if actual else torch.zeros(0).double()
 
 
 def test_running_statistics_move_per_client_as_in_plain_pytorch():

@@ -65,8 +65,8 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
     Five models, of which the last takes no step, and two batches of different width.
     """
     torch.manual_seed(0)
-    made = NETWORKS[network]().double()
-    space, rng = ParameterSpace(made), torch.Generator().manual_seed(1)
+    model = NETWORKS[network]().double()
+    space, rng = ParameterSpace(model), torch.Generator().manual_seed(1)
 
     def rows():
         return 0.1 * torch.randn(5, space.size, generator=rng, dtype=torch.float64)
@@ -85,7 +85,7 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
             at = expected[c] * (1 if taken.scale is None else taken.scale[c])
             at = at + (0 if taken.offset is None else taken.offset[c])
             at.requires_grad_()
-            outputs = torch.func.functional_call(made, space.split(at), (batch.inputs[c, :n],))
+            outputs = torch.func.functional_call(model, space.split(at), (batch.inputs[c, :n],))
             losses.append(function(outputs, batch.targets[c, :n]))
             (g,) = torch.autograd.grad(losses[-1], at)
             v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
@@ -94,7 +94,7 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
     for engine in ("sequential", "vmap", "auto", "debug", "own"):
         if engine == "vmap" and network == "LeNet5":
             continue  # convolutions: `auto` is the chain
-        oracle = Oracle(made, space, loss, "sequential" if engine == "own" else engine)
+        oracle = Oracle(model, space, loss, "sequential" if engine == "own" else engine)
         oracle.inspect(batches[0].inputs[0], batches[0].targets[0])
         v = start.clone()
         blocks = [StepBlock.of(batch, v.dtype) for batch in batches]

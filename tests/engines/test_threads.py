@@ -65,13 +65,13 @@ def test_threads_change_no_bit(make, side, threads):
         )
         return w, losses, buffers
 
-    wanted = [train(group) for group in groups]
+    expected = [train(group) for group in groups]
     before = {k: v.clone() for k, v in oracle.runner.network.state_dict().items()}
     pool = ClientThreads(threads)
     oracle.allocate_replicas(threads)
     try:
         for _ in range(3):
-            for one, other in zip(pool.map(train, groups), wanted, strict=True):
+            for one, other in zip(pool.map(train, groups), expected, strict=True):
                 assert all(map(torch.equal, one, other))
     finally:
         pool.close()
@@ -135,7 +135,7 @@ def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
 
 
 @pytest.mark.parametrize("network", [lambda: MLP(64, (8,)), lambda: SmallCNN(width=4), gelu])
-def test_threads_in_16_bits(tmp_path, network):
+def test_threads_agree_in_16_bits(tmp_path, network):
     """Where a chain's own layers, which are written for one precision, do not run."""
     one, two = (fit(tmp_path, FedAvg, threads, network, "bf16-mixed") for threads in (1, 2))
     torch.testing.assert_close(two.global_model, one.global_model, rtol=0, atol=1e-3)
@@ -160,7 +160,7 @@ def test_two_runs_with_threads_are_equal_bit_for_bit(tmp_path):
     ],
     ids=["small", "medium", "large", "very large", "convolutions"],
 )
-def test_groups(tmp_path, network, groups):
+def test_a_chunk_is_cut_into_groups_by_model_size(tmp_path, network, groups):
     sizes = []
 
     class Watched(FedAvg):

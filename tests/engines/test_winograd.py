@@ -62,8 +62,8 @@ def test_values_and_derivatives_are_those_of_the_direct_way(tiles, m, shape, blo
     tiles(None)
     expected = answers(layer, x, d)
     tiles(m, block)
-    for found, right in zip(answers(layer, x, d), expected, strict=True):
-        torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+    for actual, right in zip(answers(layer, x, d), expected, strict=True):
+        torch.testing.assert_close(actual, right, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("frozen", ["input", "filter"])
@@ -72,15 +72,15 @@ def test_a_frozen_input_or_filter_is_no_obstacle(tiles, frozen):
     layer, x = convolution(2, 2, bias=False), torch.randn(3, 2, 6, 6, dtype=torch.float64)
     layer.requires_grad_(frozen == "input")
     x.requires_grad_(frozen == "filter")
-    by, found = x if frozen == "filter" else layer.weight, []
+    by, actual = x if frozen == "filter" else layer.weight, []
     for m in (None, 4):
         tiles(m)
-        found.append(torch.autograd.grad(layer(x).square().sum(), [by])[0])
-    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+        actual.append(torch.autograd.grad(layer(x).square().sum(), [by])[0])
+    torch.testing.assert_close(actual[1], actual[0], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("m", "times"), [(2, 1), (4, 10)])
-def test_rounding_in_float32(tiles, m, times):
+def test_rounding_in_float32_is_bounded(tiles, m, times):
     """Within a factor of two, errors are as many times the direct way's as the module says."""
     torch.manual_seed(0)
     layer, x = convolution(64, 64, bias=False), torch.randn(8, 64, 16, 16, dtype=torch.float64)
@@ -130,7 +130,7 @@ def test_mixed_precision_stays_with_the_direct_way(tiles):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "sequential"])
-def test_an_oracle_of_a_resnet_takes_tiles_and_gives_the_same_gradient(engine):
+def test_a_resnet_runs_with_winograd_and_has_the_same_gradient(engine):
     """In float64 both ways agree to rounding; the network that was handed in stays as it was."""
     torch.manual_seed(0)
     network = models.ResNet18().double()
@@ -150,7 +150,7 @@ def test_an_oracle_of_a_resnet_takes_tiles_and_gives_the_same_gradient(engine):
     torch.testing.assert_close(g[0], torch.cat([p.flatten() for p in pieces]), rtol=1e-8, atol=1e-9)
 
 
-def test_vmap_keeps_the_networks_own_layers():
+def test_vmap_keeps_the_layers_of_the_network():
     network = nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.Flatten(), nn.Linear(64 * 16, 2))
     oracle = Oracle(network, ParameterSpace(network), default_loss, "vmap")
     oracle.inspect(torch.randn(2, 64, 4, 4), torch.tensor([0, 1]))

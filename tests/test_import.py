@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.sources import ROOT
 
 SCRIPT = """
@@ -31,6 +33,8 @@ print(peak_memory())
 """
 
 
+@pytest.mark.slow
+@pytest.mark.processes
 def test_pfl_is_imported_without_optional_packages():
     """`resource`, which measures the peak memory, does not exist on Windows."""
     hidden = ["wandb", "matplotlib", "sklearn", "torchvision", "resource"]

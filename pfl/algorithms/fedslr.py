@@ -62,10 +62,12 @@ class FedSLR(FederatedAlgorithm):
         code: the server multiplies mean γ_i by η_g (Algorithm 2, line 10 divides); Phase II
         thresholds by μ η_l; under sampling Algorithm 3 divides the change of mean γ_i by M, not
         |S|; p_i starts at 0. Uniform weights. 1-D tensors have no nuclear norm and are always sent
-        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code.
+        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code. Running
+        statistics of Phase I belong to w, those of Phase II to w + p_i.
     """
 
     has_personalized = True
+    personal_buffers = True
     gamma_mean: Tensor
     ranks: Tensor
 
@@ -124,7 +126,7 @@ class FedSLR(FederatedAlgorithm):
                 "prox": lambda p, lr: nuclear_norm_prox(self.space, p, self.sparse_penalty * lr)[0]
             }
         clients.state["p"] = self.local_sgd(
-            clients, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
+            clients.personal, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
         return w_i
 

@@ -54,8 +54,9 @@ class FederatedAlgorithm(FederatedRun):
         weighting: The clients' weights in the mean: "samples" (their numbers of training samples)
             or "uniform".
         buffers: What happens to buffers that training changes (BatchNorm's running statistics).
-            "average": they are averaged as if they were parameters. "local": every client keeps
-            its own, with which all models are evaluated on that client.
+            "average": those of the models that clients send are averaged as if they were
+            parameters. "local": every client keeps its own. In both cases a personalized model that
+            is trained beside the model that is sent has its own, which its client keeps.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating targets.
         engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
@@ -346,6 +347,8 @@ class FederatedAlgorithm(FederatedRun):
             for name in self.store.names:
                 clients.state[name] = self.store.rounded(name, clients.state[name])
             self._totals.check_states(clients.state)
+            if "personal_buffers" in clients.state:  # clients without samples have trained nothing
+                clients.state["personal_buffers"][clients.empty] = torch.nan
             return self._totals.weigh(messages, clients.sizes, self.global_model), down, up
 
     def _finish_round(self) -> None:

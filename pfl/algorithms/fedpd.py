@@ -7,6 +7,7 @@ Data", IEEE Transactions on Signal Processing, 2021.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -172,22 +173,26 @@ class FedPD(FederatedAlgorithm):
         for batch in clients.batches(self.local_schedule):
             # A client that has stopped would not evaluate this gradient, so it is not counted.
             counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
+            rows, stopped = slice(0, batch.clients), torch.from_numpy(~moving)
+            before = _copy_of(clients.buffers)
             g = self._gradient(clients, x, batch, counted)
-            rows = slice(0, batch.clients)
+            if clients.buffers is not None and before is not None:
+                clients.buffers[stopped] = before[stopped]  # they stop with their client
             residual = (g + lam + pull * (x - x0))[rows]
-            above = residual.square().sum(1) > tolerance
-            moving[rows] = above.cpu().numpy()
+            moving[rows] &= (residual.square().sum(1) > tolerance).cpu().numpy()
             if not moving[rows].any():
                 break
-            x[rows] -= lr * residual * above[:, None]
+            x[rows] -= lr * residual * torch.from_numpy(moving[rows]).to(x)[:, None]
         return x
 
     def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """Takes steps along a full gradient that mini-batches keep up to date."""
         g = clients.state["g"].clone()
+        # Statistics move once a local step, with x+. The other gradients move a copy.
+        scratch = replace(clients, buffers=_copy_of(clients.buffers))
         if self.refreshed == 0:
             for batch in clients.batches(LocalSchedule(batch_size=None)):
-                g = self._gradient(clients, x, batch)
+                g = self._gradient(scratch, x, batch)
         eta, gamma = self.proximal_step, self.inner_step
         share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
         for batch in clients.batches(self.local_schedule):
@@ -196,7 +201,7 @@ class FedPD(FederatedAlgorithm):
             x[rows] += share * (x0 - x - eta * (g + lam))[rows]
             again = copy.copy(batch)
             again.inputs = batch.inputs.clone()  # a network may change its inputs
-            change = self._gradient(clients, x, batch) - self._gradient(clients, old, again)
+            change = self._gradient(clients, x, batch) - self._gradient(scratch, old, again)
             g[rows] += change[rows]
         clients.state["g"] = g
         return x
@@ -207,3 +212,7 @@ class FedPD(FederatedAlgorithm):
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
         self.log_loss("train", loss, batch.counts if counted is None else counted)
         return g + self.weight_decay * x
+
+
+def _copy_of(buffers: Tensor | None) -> Tensor | None:
+    return None if buffers is None else buffers.clone()

@@ -54,7 +54,8 @@ class FedPD(FederatedAlgorithm):
         communication_period: k; clients communicate in every k-th round only.
         residual_tolerance: ε_1; a client's local steps end where |grad_x L_i|^2 is at most ε_1,
             and after `local_steps` at the latest. With full gradients only; null: no tolerance.
-        variance_reduction: True: Oracle II. False: Oracle I.
+        variance_reduction: True: Oracle II, which client states in 16 bits would let drift and
+            which refuses them. False: Oracle I.
         refresh_period: I, the number of rounds between full gradients of Oracle II.
         inner_step: γ of Oracle II; null: infinite, that is x+ = x_{0,i} - η (g_i + λ_i).
 
@@ -117,8 +118,10 @@ class FedPD(FederatedAlgorithm):
             self.add_server_state("refreshed", torch.tensor(0))  # rounds since then; 0: refresh now
 
     def check_setup(self) -> None:
-        """Refuses client sampling, and statistics that would travel in skipped rounds."""
+        """Refuses client sampling, rounded g_i, and statistics that travel in skipped rounds."""
         self.require_all_clients()
+        if self.variance_reduction:  # g_i is the gradient at x_i only while neither is rounded
+            self.require_exact_states("variance_reduction: true")
         if self.skips and self.oracle.buffers.size and self.buffer_policy == "average":
             raise ConfigError(
                 f"model.buffers: average; where FedPD skips communication, the statistics of "

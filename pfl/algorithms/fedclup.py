@@ -239,7 +239,7 @@ class FedCLUP(FederatedAlgorithm):
         loss = row["val/personalized/loss"]
         if since > 0 and last - loss < self.tolerance * abs(last):
             self.lam.fill_(min(self.growth * self.personalization_penalty, self.max_penalty))
-        self.plateau.copy_(torch.tensor([loss, float(self.rounds)]))
+        self.plateau.copy_(torch.tensor([loss, self.rounds], dtype=torch.float64))
 
 
 def _checked(name: str, value: float) -> float:

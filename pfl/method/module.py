@@ -195,6 +195,12 @@ class FederatedModule(MovableModule):
                 f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
                 f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
             )
+        if trainer.precision == "64-true" and (rounded := loop.datamodule.rounded_arrays):
+            rank_zero_warn(
+                f"trainer.precision: 64-true, but {type(loop.datamodule).__name__} keeps "
+                f"{', '.join(rounded)} as float32, with 7 digits; TensorDataModule keeps all",
+                category=UserWarning,
+            )
         loop.cost = self.cost
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader

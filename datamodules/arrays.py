@@ -72,7 +72,7 @@ class ArrayDataModule(FederatedDataModule):
 
     Integer targets are classes, floating targets mean regression. Inputs of type uint8 are images:
     they are stored as uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
-    type float64 (or wider) become float32.
+    type float64 (or wider) become float32; `TensorDataModule` keeps their type.
 
     In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
 
@@ -138,7 +138,7 @@ class ArrayDataModule(FederatedDataModule):
         self._file = None if file is None else Path(file).expanduser()
         self._loaded: Loaded | None = None
         if self._file is None:
-            self._loaded = _from_arrays("an array, as there is no file", given)
+            self._loaded = self._from_arrays("an array, as there is no file", given)
         else:
             require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
 
@@ -147,7 +147,27 @@ class ArrayDataModule(FederatedDataModule):
         if self._loaded is not None:
             return self._loaded
         assert self._file is not None
-        return _from_arrays(f"an array in {str(self._file)!r}", _read(self._file))
+        return self._from_arrays(f"an array in {str(self._file)!r}", _read(self._file))
+
+    def _from_arrays(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
+        """Converts arrays to samples, and notes which arrays are rounded.
+
+        Args:
+            expected: What inputs and targets must be, for the message of an error.
+            arrays: The arrays, by name.
+        """
+        for key in ("inputs", "targets"):
+            require(f"ArrayDataModule.{key}", None, key in arrays, expected)
+        tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
+        wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
+        self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
+        return _loaded(
+            tensors["inputs"],
+            tensors["targets"],
+            tensors.get("test_inputs"),
+            tensors.get("test_targets"),
+            arrays.get("client_ids"),
+        )
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
@@ -166,25 +186,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         known = ", ".join(_KEYS)
         raise ConfigError(f"{key} holds {', '.join(unknown)}; it must hold only {known}")
     return arrays
-
-
-def _from_arrays(expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
-    """Converts arrays to samples.
-
-    Args:
-        expected: What inputs and targets must be, for the message of an error.
-        arrays: The arrays, by name.
-    """
-    for key in ("inputs", "targets"):
-        require(f"ArrayDataModule.{key}", None, key in arrays, expected)
-    tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
-    return _loaded(
-        tensors["inputs"],
-        tensors["targets"],
-        tensors.get("test_inputs"),
-        tensors.get("test_targets"),
-        arrays.get("client_ids"),
-    )
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:

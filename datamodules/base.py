@@ -61,6 +61,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         protocol: The test protocol.
         batch_size: Samples per batch, or None.
         seed: The seed; 0 if the argument is None.
+        rounded_arrays: Names of the given arrays that have lost digits; known after `setup`.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) an argument does not
@@ -109,6 +110,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             self.batch_size = check_whole(f"{name}.batch_size", batch_size)
         self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
         self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
+        self.rounded_arrays: list[str] = []
         self._samples: Samples | None = None
         self._partition: Partition | None = None
 

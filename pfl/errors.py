@@ -9,7 +9,7 @@ __all__ = ["ConfigError", "Diverged", "require", "require_one_of"]
 
 
 class Diverged(ConfigError):
-    """The clients' models are no longer finite: the run has diverged.
+    """A model or a state is no longer finite: the run has diverged.
 
     Example:
         >>> issubclass(Diverged, ConfigError)

@@ -35,7 +35,8 @@ def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tenso
         threshold: At least 0; with 0 the matrices are returned unchanged.
 
     Returns:
-        The thresholded matrices, and the rank of each (int64, shape [...]).
+        The thresholded matrices, and the rank of each (int64, shape [...]). A matrix with a value
+        that is not finite, which has no singular values, gives NaN.
 
     References:
         Cai, Candes, Shen, "A singular value thresholding algorithm for matrix completion", 2010.
@@ -45,13 +46,14 @@ def singular_value_threshold(x: Tensor, threshold: float) -> tuple[Tensor, Tenso
         >>> int(rank)
         1
     """
-    u, s, vh = torch.linalg.svd(x, full_matrices=False)
+    finite = x.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
+    u, s, vh = torch.linalg.svd(torch.where(finite, x, 0.0), full_matrices=False)
     kept = s - threshold
     if threshold == 0:  # no rounding; the rank as in NumPy and MATLAB
         tolerance = s[..., :1] * max(x.shape[-2:]) * torch.finfo(x.dtype).eps
         return x, (s > tolerance).sum(-1)
     kept = kept.clamp_min(0)
-    return (u * kept.unsqueeze(-2)) @ vh, (kept > 0).sum(-1)
+    return torch.where(finite, (u * kept.unsqueeze(-2)) @ vh, torch.nan), (kept > 0).sum(-1)
 
 
 def nuclear_norm_prox(space: ParameterSpace, w: Tensor, threshold: float) -> tuple[Tensor, Tensor]:

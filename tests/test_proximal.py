@@ -159,6 +159,15 @@ def test_threshold_zero_changes_nothing_and_gives_the_numerical_rank():
     assert rank == np.linalg.matrix_rank(z.numpy()) == 2
 
 
+def test_a_matrix_that_is_not_finite_gives_nan_and_its_neighbours_their_values():
+    x = matrices(4, 3, 2, 3)
+    expected, _ = singular_value_threshold(x[[0, 2]], 0.5)
+    x[1, 0, 2] = torch.inf
+    z, _ = singular_value_threshold(x, 0.5)
+    assert z[1].isnan().all()
+    torch.testing.assert_close(z[[0, 2]], expected)
+
+
 # ---- whole models --------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from lightning.fabric.accelerators import MPSAccelerator
@@ -12,11 +13,12 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.accelerators import CPUAccelerator, CUDAAccelerator
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 
-from datamodules import DigitsDataModule
+from datamodules import IID, ArrayDataModule, DigitsDataModule, TensorDataModule
 from models import MLP
 from pfl import ClientParallelStrategy, FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.errors import ConfigError
+from tests.problems import run
 from tests.refusal import refused
 
 
@@ -240,3 +242,16 @@ def test_a_run_is_found_from_within_its_folder(tmp_path, monkeypatch):
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Trainer(default_root_dir="~/runs", enable_progress_bar=False).root == tmp_path / "runs"
+
+
+def test_a_run_in_float64_names_arrays_that_are_kept_in_float32(tmp_path):
+    """`TensorDataModule` keeps their type, and a run in float32 has no use for more digits."""
+
+    def train(kind, precision):
+        data = kind(np.full((20, 2), 0.1), np.arange(20) % 2, num_clients=2, partition=IID())
+        run(FedAvg(torch.nn.Linear(2, 2)), data, 1, root=tmp_path, precision=precision)
+
+    with pytest.warns(UserWarning, match="ArrayDataModule keeps inputs as float32"):
+        train(ArrayDataModule, "64-true")
+    train(ArrayDataModule, "32-true")  # a warning would be an error
+    train(TensorDataModule, "64-true")

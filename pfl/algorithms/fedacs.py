@@ -36,7 +36,8 @@ class FedACS(FederatedAlgorithm):
 
     Args:
         quantile: p. A higher level is less collaboration; from 1 - 1/n on, with n models, there is
-            none. The paper gives no value.
+            none. null: no threshold (δ = -∞), the paper's link to FedAMP: all models of positive
+            similarity are partners. The paper gives no value.
         candidates: The clients among which a client finds partners: the "participants" of this
             round, or "all" clients that have ever sent a model. With "all" the server keeps the
             last model that each client sent.
@@ -63,12 +64,14 @@ class FedACS(FederatedAlgorithm):
         self,
         network: Network,
         *,
-        quantile: float = 0.5,
+        quantile: float | None = 0.5,
         candidates: Literal["participants", "all"] = "participants",
         **kwargs: Any,
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        require("quantile", quantile, 0 <= quantile <= 1, "from 0 to 1")
+        require(
+            "quantile", quantile, quantile is None or 0 <= quantile <= 1, "from 0 to 1, or null"
+        )
         require_one_of("candidates", candidates, "participants", "all")
         self.quantile, self.candidates = quantile, candidates
         self.add_client_state("w", lambda: self.global_model)
@@ -139,12 +142,15 @@ def cosine(w: Tensor) -> Tensor:
     return similarity.nan_to_num(0.0).round(decimals=12)
 
 
-def attention(similarity: Tensor, quantile: float) -> Tensor:
-    """Returns the weights of partners, [n, n], whose rows sum to one, from similarities [n, n]."""
+def attention(similarity: Tensor, quantile: float | None) -> Tensor:
+    """Returns the weights of partners, [n, n], whose rows sum to one, from similarities [n, n].
+
+    A quantile of None sets no threshold.
+    """
     if not len(similarity):
         return similarity
     # NumPy's quantile has no limit on the number of entries.
-    delta = np.quantile(similarity.cpu().numpy(), quantile)
+    delta = -np.inf if quantile is None else np.quantile(similarity.cpu().numpy(), quantile)
     a = torch.where(similarity > delta, similarity, 0).clamp_min(0)
     a.fill_diagonal_(1)
     return a / a.sum(1, keepdim=True)

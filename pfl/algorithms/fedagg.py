@@ -46,9 +46,12 @@ class FedAgg(FederatedAlgorithm):
     * `mean_field: damped` (FA-1, the default): φ1 is what the participants of the last round
       measured, φ2_k = w_0 - η_base sum_{r<k} φ1_r is the path that the base rate would take: one
       step of the contraction in every round. `damping_steps: J` (FA-J) takes J of them.
-    * `mean_field: fixed_point` (FA-0): Algorithm 1 to the letter. A round is one iteration, and all
-      iterations start at the same global model, which moves only once both terms have changed by
-      less than `tolerance`. The rates go to 0, and nothing is learned.
+    * `mean_field: fixed_point` (FA-0): Algorithm 1. A round is one iteration. Clients compute their
+      rates from φ1 and φ2 as the participants of the last round measured them (the rates of the
+      first round are η_base), clipped to [0, η_max] like all rates here, and move by their own
+      gradients, or with `dynamics: aggregated` by that φ1 (0 in the first round). All iterations
+      start at the same global model, which moves only once both terms have changed by less than
+      `tolerance`. The rates go to 0, and nothing is learned.
 
     Cost: down (1 + L) P (P in the first round), up L P: the gradients, of which the model follows;
     with `fixed_point` down (1 + 2L) P, up 2L P. The L rates are not counted. No client state.

@@ -127,8 +127,8 @@ class FedCLUP(FederatedAlgorithm):
         self.add_client_state("w", lambda: self.global_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
-        # The loss at the plateau rule's last look, and the round of that look.
-        self.add_server_state("plateau", torch.tensor([math.nan, 0.0], dtype=torch.float64))
+        # The loss at the plateau rule's last look, and the round of that look; 0: no look yet.
+        self.add_server_state("plateau", torch.zeros(2, dtype=torch.float64))
 
     @property
     def personalization_penalty(self) -> float:
@@ -237,9 +237,9 @@ class FedCLUP(FederatedAlgorithm):
         if self.penalty_schedule != "plateau" or self.rounds - since < self.patience:
             return
         loss = row["val/personalized/loss"]
-        if last - loss < self.tolerance * abs(last):  # never at the first look, when last is NaN
+        if since > 0 and last - loss < self.tolerance * abs(last):
             self.lam.fill_(min(self.growth * self.personalization_penalty, self.max_penalty))
-        self.plateau.copy_(torch.tensor([loss, float(self.rounds)]))
+        self.plateau.copy_(torch.tensor([loss, self.rounds], dtype=torch.float64))
 
 
 def _checked(name: str, value: float) -> float:

@@ -7,6 +7,7 @@ Data", IEEE Transactions on Signal Processing, 2021.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,8 @@ class FedPD(FederatedAlgorithm):
         communication_period: k; clients communicate in every k-th round only.
         residual_tolerance: ε_1; a client's local steps end where |grad_x L_i|^2 is at most ε_1,
             and after `local_steps` at the latest. With full gradients only; null: no tolerance.
-        variance_reduction: True: Oracle II. False: Oracle I.
+        variance_reduction: True: Oracle II, which client states in 16 bits would let drift and
+            which refuses them. False: Oracle I.
         refresh_period: I, the number of rounds between full gradients of Oracle II.
         inner_step: γ of Oracle II; null: infinite, that is x+ = x_{0,i} - η (g_i + λ_i).
 
@@ -116,8 +118,10 @@ class FedPD(FederatedAlgorithm):
             self.add_server_state("refreshed", torch.tensor(0))  # rounds since then; 0: refresh now
 
     def check_setup(self) -> None:
-        """Refuses client sampling, and statistics that would travel in skipped rounds."""
+        """Refuses client sampling, rounded g_i, and statistics that travel in skipped rounds."""
         self.require_all_clients()
+        if self.variance_reduction:  # g_i is the gradient at x_i only while neither is rounded
+            self.require_exact_states("variance_reduction: true")
         if self.skips and self.oracle.buffers.size and self.buffer_policy == "average":
             raise ConfigError(
                 f"model.buffers: average; where FedPD skips communication, the statistics of "
@@ -172,22 +176,26 @@ class FedPD(FederatedAlgorithm):
         for batch in clients.batches(self.local_schedule):
             # A client that has stopped would not evaluate this gradient, so it is not counted.
             counted = (np.array(batch.counts) * moving[: batch.clients]).tolist()
+            rows, stopped = slice(0, batch.clients), torch.from_numpy(~moving)
+            before = _copy_of(clients.buffers)
             g = self._gradient(clients, x, batch, counted)
-            rows = slice(0, batch.clients)
+            if clients.buffers is not None and before is not None:
+                clients.buffers[stopped] = before[stopped]  # they stop with their client
             residual = (g + lam + pull * (x - x0))[rows]
-            above = residual.square().sum(1) > tolerance
-            moving[rows] = above.cpu().numpy()
+            moving[rows] &= (residual.square().sum(1) > tolerance).cpu().numpy()
             if not moving[rows].any():
                 break
-            x[rows] -= lr * residual * above[:, None]
+            x[rows] -= lr * residual * torch.from_numpy(moving[rows]).to(x)[:, None]
         return x
 
     def _oracle_two(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """Takes steps along a full gradient that mini-batches keep up to date."""
         g = clients.state["g"].clone()
+        # Statistics move once a local step, with x+. The other gradients move a copy.
+        scratch = replace(clients, buffers=_copy_of(clients.buffers))
         if self.refreshed == 0:
             for batch in clients.batches(LocalSchedule(batch_size=None)):
-                g = self._gradient(clients, x, batch)
+                g = self._gradient(scratch, x, batch)
         eta, gamma = self.proximal_step, self.inner_step
         share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
         for batch in clients.batches(self.local_schedule):
@@ -196,7 +204,7 @@ class FedPD(FederatedAlgorithm):
             x[rows] += share * (x0 - x - eta * (g + lam))[rows]
             again = copy.copy(batch)
             again.inputs = batch.inputs.clone()  # a network may change its inputs
-            change = self._gradient(clients, x, batch) - self._gradient(clients, old, again)
+            change = self._gradient(clients, x, batch) - self._gradient(scratch, old, again)
             g[rows] += change[rows]
         clients.state["g"] = g
         return x
@@ -207,3 +215,7 @@ class FedPD(FederatedAlgorithm):
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
         self.log_loss("train", loss, batch.counts if counted is None else counted)
         return g + self.weight_decay * x
+
+
+def _copy_of(buffers: Tensor | None) -> Tensor | None:
+    return None if buffers is None else buffers.clone()

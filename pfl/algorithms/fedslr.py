@@ -62,10 +62,12 @@ class FedSLR(FederatedAlgorithm):
         code: the server multiplies mean γ_i by η_g (Algorithm 2, line 10 divides); Phase II
         thresholds by μ η_l; under sampling Algorithm 3 divides the change of mean γ_i by M, not
         |S|; p_i starts at 0. Uniform weights. 1-D tensors have no nuclear norm and are always sent
-        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code.
+        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code. Running
+        statistics of Phase I belong to w, those of Phase II to w + p_i.
     """
 
     has_personalized = True
+    personal_buffers = True
     gamma_mean: Tensor
     ranks: Tensor
 
@@ -113,26 +115,32 @@ class FedSLR(FederatedAlgorithm):
             )
         return low_rank(self.global_model, self.space, self.ranks)
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
         """Runs phases I and II and sends w_i."""
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
-        clients.state["gamma"] = gamma + (w - w_i) / step
+        exact = gamma + (w - w_i) / step
+        clients.state["gamma"] = stored = self.store.rounded("gamma", exact)
         simple: dict[str, Any] = {"l1": self.sparse_penalty}
         if self.personal_component == "low_rank":
             simple = {
                 "prox": lambda p, lr: nuclear_norm_prox(self.space, p, self.sparse_penalty * lr)[0]
             }
         clients.state["p"] = self.local_sgd(
-            clients, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
+            clients.personal, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
-        return w_i
+        if stored is exact or not self.memory_efficient:
+            return w_i
+        # The server cannot compute the rounded change from w_i. It costs no bytes: the precision in
+        # which states are stored is no part of the method.
+        return {"w": dense(w_i), "gamma": Message(stored - gamma, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Sets w <- Prox(mean w_i - η_g mean γ_i)."""
         step = self.proximal_step
         if self.memory_efficient:
-            change = (self.global_model - mean["w"]) / step  # mean over S of γ_i's change
+            # The mean over S of γ_i's change, which clients send only if their γ_i are rounded.
+            change = mean.get("gamma", (self.global_model - mean["w"]) / step)
             self.gamma_mean += change * (self.participants / self.num_clients)
         else:
             self.gamma_mean.copy_(self.mean_state("gamma"))

@@ -97,6 +97,10 @@ class ClientStore:
             rows.record_stream(torch.cuda.current_stream(device))
         return rows
 
+    def rounded(self, name: str, values: Tensor) -> Tensor:
+        """Returns rows of a state as they are read back once they were written."""
+        return values.to(self._states[name].dtype).to(values.dtype)
+
     def write(self, name: str, ids: np.ndarray, values: Tensor) -> None:
         """Keeps the rows [C, width] of these clients, whose ids must differ."""
         state = self._states[name]

@@ -114,7 +114,8 @@ class Clients:
             chunk.
         state: The declared client states of these clients by name, [C, width]. What
             `client_update` leaves here is kept for the client's next round.
-        buffers: [C, number of changing buffer values], or None if the network has no such buffers.
+        buffers: The statistics of the model that is sent, [C, number of changing buffer values];
+            None if the network has no such buffers.
         dtype: The dtype of the models.
 
     Example:
@@ -153,6 +154,16 @@ class Clients:
     def empty(self) -> slice:
         """The rows of clients without samples, which are the last rows."""
         return slice(int((self.sizes > 0).sum()), None)
+
+    @property
+    def personal(self) -> Clients:
+        """The same clients with the statistics of their personalized models as `buffers`.
+
+        For methods that declare `personal_buffers`; `state` is shared.
+        """
+        if self.buffers is None:
+            return self
+        return replace(self, buffers=self.state["personal_buffers"])
 
     def groups(self, size: int) -> list[Clients]:
         """Returns the clients in groups of at most `size`, in their order; one group if empty."""

@@ -24,7 +24,7 @@ from pfl.engines.local_step import (
 )
 from pfl.errors import Diverged, require, require_one_of
 from pfl.method.module import Network
-from pfl.method.round_totals import RoundTotals
+from pfl.method.round_totals import RoundTotals, not_finite
 from pfl.method.run import FederatedRun
 from pfl.proximal import soft_threshold
 
@@ -54,8 +54,9 @@ class FederatedAlgorithm(FederatedRun):
         weighting: The clients' weights in the mean: "samples" (their numbers of training samples)
             or "uniform".
         buffers: What happens to buffers that training changes (BatchNorm's running statistics).
-            "average": they are averaged as if they were parameters. "local": every client keeps
-            its own, with which all models are evaluated on that client.
+            "average": those of the models that clients send are averaged as if they were
+            parameters. "local": every client keeps its own. In both cases a personalized model that
+            is trained beside the model that is sent has its own, which its client keeps.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating targets.
         engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
@@ -343,6 +344,11 @@ class FederatedAlgorithm(FederatedRun):
                 down, up = down + buffers.nbytes, up + buffers.nbytes
             elif clients.buffers is not None:
                 clients.state["buffers"] = clients.buffers
+            for name in self.store.names:
+                clients.state[name] = self.store.rounded(name, clients.state[name])
+            self._totals.check_states(clients.state)
+            if "personal_buffers" in clients.state:  # clients without samples have trained nothing
+                clients.state["personal_buffers"][clients.empty] = torch.nan
             return self._totals.weigh(messages, clients.sizes, self.global_model), down, up
 
     def _finish_round(self) -> None:
@@ -352,12 +358,9 @@ class FederatedAlgorithm(FederatedRun):
         _, clients, down, up = totals.counts.tolist()
         self.participants = int(clients)
         mean = totals.means()
+        self._require_none("the client state", totals.not_finite)
+        self._require_none("the clients' message", not_finite(mean or {}))
         if mean is not None:
-            if not all(_finite(values) for values in mean.values()):
-                raise Diverged(
-                    f"model.lr: {self.lr}; the clients' models are no longer finite in round "
-                    f"{self.rounds + 1}, a smaller one may help"
-                )
             if "buffers" in mean:
                 self.oracle.buffers.write(self.network, mean.pop("buffers"))
             self.server_update(mean)
@@ -366,6 +369,8 @@ class FederatedAlgorithm(FederatedRun):
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         optimizer.step()
         self.space.vector.grad = None
+        kept = self.shared_tensors() | optimizer.state.get(self.space.vector, {})
+        self._require_none("the server's", not_finite(kept))
         self.rounds += 1
         self.samples_seen += totals.samples
         self.bytes_down += int(down)
@@ -386,10 +391,11 @@ class FederatedAlgorithm(FederatedRun):
         """Returns the server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
 
-
-def _finite(values: Tensor) -> bool:
-    """Returns True if all values are finite.
-
-    A finite sum proves it several times faster than a look at each value, but may overflow.
-    """
-    return bool(values.sum().isfinite()) or bool(values.isfinite().all())
+    def _require_none(self, whose: str, not_finite: set[str]) -> None:
+        """Raises Diverged if there are names of values that are not finite."""
+        if not_finite:
+            names = ", ".join(sorted(name.removeprefix("self.") for name in not_finite))
+            raise Diverged(
+                f"model.lr: {self.lr}; {whose} {names} is no longer finite in round "
+                f"{self.rounds + 1}, a smaller rate may help"
+            )

@@ -65,6 +65,11 @@ class FederatedModule(MovableModule):
     """True if there is one model for everyone that is evaluated."""
     has_personalized: ClassVar[bool] = False
     """True if `personalized` gives every client a model of its own, which is evaluated."""
+    personal_buffers: ClassVar[bool] = False
+    """True if clients train the personalized model beside the model that they send.
+
+    The personalized model then has statistics of its own, in `clients.personal`.
+    """
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the tables to which the method adds rows with `log_table`."""
 
@@ -138,8 +143,9 @@ class FederatedModule(MovableModule):
     @property
     def client_state_names(self) -> list[str]:
         """Names of the client states; complete once the network has been inspected in `setup`."""
-        buffers = self.oracle.buffers.size > 0 and self.buffer_policy == "local"
-        return [*self._client_states, *["buffers"] * buffers]
+        kept = {"buffers": self.buffer_policy == "local", "personal_buffers": self.personal_buffers}
+        buffers = [name for name, is_kept in kept.items() if is_kept and self.oracle.buffers.size]
+        return [*self._client_states, *buffers]
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the clients' personalized models, [C, P].
@@ -188,6 +194,12 @@ class FederatedModule(MovableModule):
             raise ConfigError(
                 f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
                 f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
+            )
+        if trainer.precision == "64-true" and (rounded := loop.datamodule.rounded_arrays):
+            rank_zero_warn(
+                f"trainer.precision: 64-true, but {type(loop.datamodule).__name__} keeps "
+                f"{', '.join(rounded)} as float32, with 7 digits; TensorDataModule keeps all",
+                category=UserWarning,
             )
         loop.cost = self.cost
         if not loop.val_dataloader():
@@ -238,9 +250,11 @@ class FederatedModule(MovableModule):
             self.bytes_down = self.bytes_up = 0
             for name, (initial, sparse) in self._client_states.items():
                 self.store.declare(name, initial(), dtype=self._loop.state_dtype, sparse=sparse)
+            buffers = self.oracle.buffers.read(self.network, self.global_model)
             if "buffers" in self.client_state_names:
-                buffers = self.oracle.buffers.read(self.network, self.global_model)
                 self.store.declare("buffers", buffers)
+            if "personal_buffers" in self.client_state_names:  # NaN: no personal training yet
+                self.store.declare("personal_buffers", torch.full_like(buffers, torch.nan))
         self._loop.store = self.store
 
     def teardown(self, stage: str) -> None:
@@ -308,6 +322,9 @@ class FederatedModule(MovableModule):
         if self.oracle.buffers.size and clients.buffers is None:
             buffers = self.oracle.buffers.read(self.network, self.global_model)
             clients.buffers = buffers.repeat(len(clients), 1)
+        own = clients.state.get("personal_buffers")
+        if own is not None and clients.buffers is not None:
+            clients.state["personal_buffers"] = torch.where(own.isnan(), clients.buffers, own)
 
     @property
     def _loop(self) -> FederatedLoop:

@@ -28,6 +28,7 @@ class RoundTotals:
         metrics: Numbers for the round's row of metrics, by name.
         losses: By name, losses [A] of a batch's rows and the rows' numbers of samples.
         tables: By name, chunks of rows as arrays by column.
+        not_finite: Names of client states with a value that is not finite; after `reduce`.
 
     Example:
         >>> totals = RoundTotals("samples")
@@ -46,6 +47,8 @@ class RoundTotals:
         self.metrics: dict[str, float] = {}
         self.losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
         self.tables: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in tables}
+        self.not_finite: set[str] = set()
+        self._ranges: dict[str, list[Tensor]] = {}
         self._weightings: dict[str, str] = {}
         self._loss_sums: dict[str, np.ndarray] = {}
 
@@ -76,6 +79,11 @@ class RoundTotals:
                 self.sums[name] = total
         self.counts += counts
 
+    def check_states(self, states: Mapping[str, Tensor]) -> None:
+        """Notes the range of each client state's rows, which `reduce` requires to be finite."""
+        for name, rows in states.items():
+            self._ranges.setdefault(name, []).append(value_range(rows))
+
     @contextmanager
     def rollback(self) -> Iterator[None]:
         """Removes what a group of clients has logged inside if it fails with a RuntimeError.
@@ -93,7 +101,10 @@ class RoundTotals:
             raise
 
     def reduce(self) -> None:
-        """Adds counts and losses up over all processes. Every process must call it."""
+        """Adds counts and losses up over all processes. Every process must call it.
+
+        It also finds the client states that are not finite.
+        """
         sums: dict[str, np.ndarray] = {}
         for name, logged in self.losses.items():
             counts = np.concatenate([counts for _, counts in logged])
@@ -101,8 +112,10 @@ class RoundTotals:
             # Sorted, because threads log in any order.
             sums[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
         own, self.counts = self.counts, np.zeros_like(self.counts)
-        for counts, losses in gather((own, sums)):
+        own_not_finite = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
+        for counts, losses, names in gather((own, sums, own_not_finite)):
             self.counts += counts
+            self.not_finite |= names
             for name, entry in losses.items():  # a process without clients has logged nothing
                 self._loss_sums[name] = self._loss_sums.get(name, 0) + entry
 
@@ -132,3 +145,16 @@ class RoundTotals:
     def gathered_tables(self) -> dict[str, dict[str, np.ndarray]]:
         """Returns the rows of all processes by table. Every process must call it."""
         return {name: gather_rows(chunks) for name, chunks in self.tables.items()}
+
+
+def not_finite(values: Mapping[str, Tensor]) -> set[str]:
+    """Returns the names of the tensors with a value that is infinite or NaN."""
+    return {name for name, tensor in values.items() if not value_range(tensor).isfinite().all()}
+
+
+def value_range(values: Tensor) -> Tensor:
+    """Returns the least and the greatest value, [2]: NaN if one is NaN, zeros without values.
+
+    One pass over the values, ten times as fast as `isfinite`, which does not wait for a device.
+    """
+    return torch.stack(values.aminmax()) if values.numel() else values.new_zeros(2)

@@ -43,7 +43,8 @@ class FederatedRun(FederatedModule):
         """Checks that the run fits the method, once before anything runs; here nothing.
 
         The facts below are known here, and the network has been inspected. Raise a `ConfigError`
-        for what does not fit, or call `require_all_clients` or `require_validation`.
+        for what does not fit, or call `require_all_clients`, `require_validation` or
+        `require_exact_states`.
         """
 
     def after_evaluation(self, row: dict[str, float]) -> None:
@@ -107,6 +108,19 @@ class FederatedRun(FederatedModule):
         if self.trainer.state.fn == "fit" and self.trainer.limit_val_batches == 0:
             raise ConfigError(
                 f"trainer.limit_val_batches: 0; model.{reason} needs a validation loss, give 1.0"
+            )
+
+    def require_exact_states(self, reason: str) -> None:
+        """Refuses a run whose client states are stored in 16 bits; for `check_setup`.
+
+        Args:
+            reason: The argument and value that need the states as they are.
+        """
+        dtype = self._loop.state_dtype
+        if dtype is not None and dtype.itemsize < 4:
+            raise ConfigError(
+                f"loop.state_dtype: {str(dtype).removeprefix('torch.')}; model.{reason} adds up "
+                f"small changes of a client state, which would drift; give float32 or null"
             )
 
     # ---- client states of all processes -------------------------------------------------------

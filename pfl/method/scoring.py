@@ -104,7 +104,8 @@ class Evaluation:
                         w = algorithm.personalized(group)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), len(group)]
-                return numbers, list(row_scores(algorithm.oracle, group, w))
+                scored = _with_buffers_of(kind, algorithm, group)
+                return numbers, list(row_scores(algorithm.oracle, scored, w))
 
         size = _clients_at_once(algorithm, clients)
         for _, (numbers, parts) in algorithm.in_groups(clients, score, size, "evaluation"):
@@ -148,6 +149,12 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
         metric.update(ids, *scores, torch.ones(len(owners)))
 
 
+def _with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:
+    """Returns the clients with the statistics of their "global" or "personalized" models."""
+    is_own = kind == "personalized" and algorithm.personal_buffers
+    return clients.personal if is_own else clients
+
+
 def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
     """Returns how many clients a group has.
 
@@ -186,9 +193,9 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
         values["target"] = targets.cpu().numpy()
         for kind, models in w.items():
-            outputs = []
+            outputs, all_buffers = [], _with_buffers_of(kind, algorithm, clients).buffers
             for c in np.unique(owners):
-                buffers = None if clients.buffers is None else clients.buffers[c]
+                buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
                 outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
             output = torch.cat(outputs)

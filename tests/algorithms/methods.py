@@ -68,6 +68,15 @@ def small_network(seed: int = 6) -> nn.Module:
     return network
 
 
+def normalized_network() -> nn.Module:
+    """From R^3 to R^2 with BatchNorm, which takes batches of one sample: it has two positions."""
+    middle = (nn.Unflatten(1, (2, 2)), nn.BatchNorm1d(2), nn.Flatten())
+    network = nn.Sequential(nn.Linear(3, 4), *middle, nn.Tanh(), nn.Linear(4, 2)).double()
+    values = torch.from_numpy(0.6 * np.random.default_rng(8).normal(size=30))
+    nn.utils.vector_to_parameters(values, network.parameters())
+    return network
+
+
 # ---- methods ------------------------------------------------------------------------------------
 
 
@@ -89,6 +98,8 @@ class Method:
         problem: The problem whose limit is known, by number of clients.
         everyone: Whether all clients must take part in every round.
         timed: Whether the number of a round decides what it does, even with full gradients.
+        more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
+            `local_epochs`.
     """
 
     name: str
@@ -103,6 +114,7 @@ class Method:
     problem: Callable[[int], forms.Quadratics] = forms.different
     everyone: bool = False
     timed: bool = False
+    more_epochs: int = 0
 
     def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
         """The algorithm."""

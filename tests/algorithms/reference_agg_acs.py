@@ -208,9 +208,11 @@ def quantile_of(entries: Sequence[float], level: float) -> float:
 
 
 def collaboration(
-    models: np.ndarray, quantile: float, slip: str | None = None
+    models: np.ndarray, quantile: float | None, slip: str | None = None
 ) -> tuple[np.ndarray, float]:
     """a_ij [n, n], rows summing to 1, of models [n, P]; and how near an entry is to the threshold.
+
+    Without a quantile there is no threshold.
 
     Entries equal to the threshold in exact arithmetic (it often is one of them) count as distance
     infinity: they are not greater. A pair's cosine is computed once, so that both halves are equal.
@@ -222,8 +224,10 @@ def collaboration(
             s[i, j] = s[j, i] = cosine(models[i], models[j])
         s[i, i] = cosine(models[i], models[i])
     off = [s[i, j] for i in range(n) for j in range(n) if i != j] or [1.0]
-    level = 1 - quantile if slip == "ratio" else quantile
-    delta = quantile_of(off if slip == "off-diagonal" else s.ravel().tolist(), level)
+    delta = -np.inf
+    if quantile is not None:
+        level = 1 - quantile if slip == "ratio" else quantile
+        delta = quantile_of(off if slip == "off-diagonal" else s.ravel().tolist(), level)
     a = np.zeros((n, n))
     for i in range(n):
         for j in range(n):
@@ -241,7 +245,7 @@ def fedacs(
     w: Vector,
     trace: Sequence[Sequence[int]],
     *,
-    quantile: float,
+    quantile: float | None,
     lr: float,
     steps: int,
     candidates: str = "participants",

@@ -77,7 +77,7 @@ def fedacs(network, *, lr, steps, **kwargs):
 
 
 @pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
-@pytest.mark.parametrize("quantile", QUANTILES)
+@pytest.mark.parametrize("quantile", [None, *QUANTILES])
 def test_every_round_equals_numpy(fit, problem, quantile, trace):
     """From models in all directions, so that the first weights are of every kind."""
     start, settings = scattered(), SETTINGS | dict(quantile=quantile)
@@ -102,6 +102,18 @@ def test_the_first_weights_are_of_every_kind(problem):
     first, _ = reference.collaboration(start, 0.0)
     unclipped, _ = reference.collaboration(start, 0.0, slip="negative")
     assert (unclipped < 0).sum() > 4 and (first >= 0).all()
+
+
+@pytest.mark.parametrize(("quantile", "weight"), [(0.0, 0.0), (None, 1 / (1 + 2**0.5))])
+def test_without_a_threshold_the_least_similar_pair_collaborates(fit, quantile, weight):
+    """cos((1, 0), (1, 1)) = 1 / 2^1/2: with itself at 1, the partner's weight is 1 / (1 + 2^1/2).
+    The quantile 0 is the pair's own similarity, which is not above itself."""
+    start = np.array([[1.0, 0.0], [1.0, 1.0]])
+    problem = least_squares((2, 2), d=2, o=1)
+    algorithm = fedacs(problem.network(0.0), quantile=quantile, **SETTINGS)
+    fit(algorithm, problem, 1, callbacks=[Models(start)])
+    actual = [table(algorithm)[0].get(pair, 0.0) for pair in ((0, 1), (1, 0))]
+    assert actual == pytest.approx([weight] * 2, abs=1e-11)
 
 
 @pytest.mark.parametrize("quantile", [0.25, 0.7, 0.9])

@@ -256,6 +256,18 @@ def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
     assert algorithm.personalization_penalty == pytest.approx(used[rounds], rel=1e-6)
 
 
+@pytest.mark.parametrize("loss", [0.1, 0.7])  # float32 rounds 0.1 up, and 0.7 down
+def test_equal_losses_leave_the_penalty_of_a_rule_without_tolerance(loss):
+    """A share of 0 less is not below a tolerance of 0; any loss that is larger is."""
+    network = scalar_problem([0.0]).network(0.0)
+    arguments = dict(penalty_schedule="plateau", patience=1, tolerance=0.0, growth=2.0)
+    algorithm = FedCLUP(network, penalty=0.5, **arguments)
+    for following, expected in [(loss, 0.5), (loss, 0.5), (np.nextafter(loss, 1.0), 1.0)]:
+        algorithm.rounds += 1
+        algorithm.after_evaluation({"val/personalized/loss": following})
+        assert algorithm.personalization_penalty == expected
+
+
 def test_the_plateau_rule_needs_validation_samples(fit):
     problem = scalar_problem([0.0, 1.0])
     with refused("penalty_schedule", "validation"):

@@ -333,6 +333,15 @@ def test_values_that_cannot_be_are_refused(problem, wrong):
         FedPD(problem.network(START), **wrong)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_oracle_two_refuses_states_in_sixteen_bits(fit, problem, dtype):
+    """Its g_i is corrected step by step, so that every rounding of x_i or g_i would stay in it."""
+    with refused("loop.state_dtype", dtype, "variance_reduction"):
+        algorithm = fedpd(problem.network(START), variance_reduction=True, **VR)
+        fit(algorithm, problem, 1, state_dtype=dtype)
+    fit(fedpd(problem.network(START), **SETTINGS), problem, 1, state_dtype=dtype)
+
+
 @pytest.mark.parametrize("trace", [[[], 4, 4, 4], [4, [], 4, 4]], ids=["first", "second"])
 def test_an_empty_round_does_not_cost_a_refresh(fit, problem, trace):
     """I = 1 and 20: g is the full gradient when the agents first train, whichever round it is."""

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import History, kernel_problem, matrix_problem
+from tests.problems import History, kernel_problem, matrix_problem, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 LOW_RANK, SPARSE = "low_rank", "sparse"
@@ -113,6 +114,35 @@ def test_biases_have_no_nuclear_norm(fit):
     np.testing.assert_array_equal(w[:24], 0.0)  # 50 is above every singular value
     np.testing.assert_allclose(w[24:], np.mean(biases, axis=0), rtol=0, atol=1e-9)
     assert algorithm.parameters_global() == 6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_limit_with_states_in_sixteen_bits(fit, dtype):
+    """f_i = a_i/2 (w - b_i)^2 with the minimum 3 w / 2 - 5/2 + λ = 0 of mean f_i + λ |w|: w = 4/3.
+
+    Algorithm 3 has the rounds of Algorithm 2, which takes the mean of the stored γ_i anew. At their
+    end |w - w_i| / η_g, which is the error of γ_i over 1 + a_i η_g, is at most half a unit of γ_i
+    in the last place. Phase I then gives |3/2 w - 2| <= mean a_i η_g units_i / 2."""
+    a, b, lam, eta_g = np.array([1.0, 2.0]), np.array([3.0, 1.0]), 0.5, 1.0
+    problem = scalar_problem(b, curvatures=a)
+    histories = [History(), History()]
+    for memory_efficient, history in zip([True, False], histories, strict=True):
+        algorithm = FedSLR(
+            problem.network(0.0),
+            proximal_step=eta_g,
+            low_rank_penalty=lam,
+            memory_efficient=memory_efficient,
+            lr=0.3,
+            local_steps=20,
+            **FULL,
+        )
+        fit(algorithm, problem, 60, callbacks=[history], state_dtype=dtype)
+    actual, expected = (history["w"] for history in histories)
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
+    # γ_1 ends at -5/3, γ_2 at 2/3: in [1, 2) and in [1/2, 1), where a unit is eps and eps / 2.
+    units = torch.finfo(getattr(torch, dtype)).eps * np.array([1.0, 0.5])
+    bound = np.mean(a * eta_g * units / 2) / 1.5
+    assert abs(actual[-1, 0] - 4 / 3) <= bound
 
 
 # ---- Phase II -----------------------------------------------------------------------------------

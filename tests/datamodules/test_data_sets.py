@@ -100,6 +100,17 @@ def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
         ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
 
 
+@pytest.mark.parametrize("in_file", [True, False])
+def test_arrays_that_lose_digits_are_named(tmp_path, in_file):
+    """80 numbers below 2^24 fit into float32, and so do halves; a tenth does not."""
+    arrays = {"inputs": X + 0.1, "targets": Y / 2, "test_inputs": X, "test_targets": Y / 10}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    given = {"file": tmp_path / "mine.npz"} if in_file else arrays
+    dm = ArrayDataModule(**given, num_clients=2, partition=IID())
+    dm.setup()
+    assert dm.rounded_arrays == ["inputs", "test_targets"]
+
+
 def test_a_tilde_in_the_path_of_a_file_is_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     np.savez(tmp_path / "mine.npz", inputs=X, targets=Y)

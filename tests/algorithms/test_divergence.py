@@ -1,0 +1,95 @@
+"""A model or state that is not finite ends the run, in its own round, with its name."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from models import HalfSquaredError
+from pfl.algorithms import FedAvg, LocalTrain
+from pfl.errors import Diverged
+from pfl.method import round_totals
+from pfl.method.round_totals import RoundTotals, not_finite
+from tests.algorithms.methods import EVERY_METHOD, small_network, small_world
+from tests.problems import scalar_problem
+
+PROBLEM = scalar_problem([2.0, 4.0])  # a gradient step of 0.5 at w goes to w - (w - 3) / 2
+STEP = dict(lr=0.5, local_steps=1, batch_size=None, loss=HalfSquaredError())
+
+
+class NotANumber(HalfSquaredError):
+    """A loss whose gradients are NaN."""
+
+    def forward(self, outputs, targets):
+        return super().forward(outputs, targets) * torch.nan
+
+
+@EVERY_METHOD
+def test_models_of_the_only_round(fit, method):
+    algorithm = method.make(small_network(), loss=NotANumber(), lr=0.2, batch_size=None)
+    with pytest.raises(Diverged, match=r"the client.* in round 1\b"):
+        fit(algorithm, small_world(), 1, evaluate=())
+
+
+def test_a_global_model_of_the_last_round(fit):
+    """w_1 = 1e30 * 3 / 2. The clients halve the distance to 3: their mean is finite, but
+    w_2 = w_1 - 1e30 * w_1 / 2 is beyond the numbers of float32, which end at 3.4e38."""
+    server = partial(torch.optim.SGD, lr=1e30)
+    algorithm = FedAvg(PROBLEM.network(0.0).float(), server_optimizer=server, **STEP)
+    with pytest.raises(Diverged, match=r"the server's global_model .* round 2\b"):
+        fit(algorithm, PROBLEM, 2, precision="32-true")
+
+
+def test_a_server_optimizer_that_would_never_move_again(fit):
+    """The gradient 1e200 / 2 has the infinite square by which Adam divides: w stays as it is."""
+    server = partial(torch.optim.Adam, lr=0.1)
+    algorithm = FedAvg(PROBLEM.network(1e200), server_optimizer=server, **STEP)
+    with pytest.raises(Diverged, match=r"the server's exp_avg_sq .* round 1\b"):
+        fit(algorithm, PROBLEM, 1)
+
+
+class Sums(FedAvg):
+    """Adds 1e308 to a server state in every round."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs)
+        self.add_server_state("total", torch.tensor(0.0, dtype=torch.float64))
+
+    def server_update(self, mean):
+        super().server_update(mean)
+        self.total += 1e308
+
+
+def test_a_server_state(fit):
+    """2e308 is above the largest number, 1.8e308."""
+    with pytest.raises(Diverged, match=r"the server's total .* round 2\b"):
+        fit(Sums(PROBLEM.network(0.0), **STEP), PROBLEM, 2)
+
+
+@pytest.mark.parametrize(("dtype", "overflows"), [("float16", True), ("bfloat16", False)])
+def test_a_client_state_is_checked_as_it_is_stored(fit, dtype, overflows):
+    """The optimum 1e6 is above the largest number of float16, 65504."""
+    problem = scalar_problem([1e6])
+    run = partial(fit, LocalTrain(problem.network(0.0), **STEP), problem, 1, state_dtype=dtype)
+    if not overflows:
+        assert run().store.read("w", np.arange(1)).isfinite().all()
+        return
+    with pytest.raises(Diverged, match=r"client state w .* round 1\b"):
+        run()
+
+
+def test_the_states_of_another_process_end_the_run_in_this_one(monkeypatch):
+    totals = RoundTotals("uniform")
+    totals.check_states({"own": torch.tensor([[1.0, torch.inf]]), "p": torch.zeros(1, 2)})
+    other = (np.zeros(4), {}, {"others"})
+    monkeypatch.setattr(round_totals, "gather", lambda own: [own, other])
+    totals.reduce()
+    assert totals.not_finite == {"own", "others"}
+
+
+def test_large_and_missing_values_are_finite():
+    """The sum of the first two values is not finite, but every value is."""
+    finite = {"sum": torch.tensor([3e38, 3e38]), "none": torch.zeros(0), "bool": torch.tensor(True)}
+    bad = {"NaN": torch.tensor([0.0, torch.nan, 1.0]), "-inf": torch.tensor(-torch.inf)}
+    assert not_finite({**finite, **bad}) == set(bad)

@@ -120,7 +120,7 @@ class FedSLR(FederatedAlgorithm):
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         exact = gamma + (w - w_i) / step
-        clients.state["gamma"] = stored = self.store.rounded("gamma", exact)
+        clients.state["gamma"] = stored = self.as_stored("gamma", exact)
         simple: dict[str, Any] = {"l1": self.sparse_penalty}
         if self.personal_component == "low_rank":
             simple = {

@@ -138,6 +138,10 @@ class FederatedRun(FederatedModule):
             self.load_state(clients)
             yield clients
 
+    def as_stored(self, name: str, values: Tensor) -> Tensor:
+        """Returns rows of a client state as they will be read: rounded with `loop.state_dtype`."""
+        return self.store.rounded(name, values)
+
     def client_rows(self, name: str, ids: np.ndarray) -> Tensor:
         """Returns the rows [n, width] of a client state for the clients `ids`, on every process.
 

@@ -10,11 +10,13 @@ from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
+from pfl.algorithms.scaffold import SCAFFOLD
 from pfl.method import FederatedAlgorithm
 
 __all__ = [
     "GPGD",
     "LPGD",
+    "SCAFFOLD",
     "FedACS",
     "FedAgg",
     "FedAvg",

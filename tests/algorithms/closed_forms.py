@@ -158,7 +158,8 @@ def held_together(q: Quadratics, *, penalty: float, **_: Any) -> Models:
 
 
 def minimum(q: Quadratics, **_: Any) -> Models:
-    """FedPD; FedAgg with the aggregated gradient, which stops where that is 0: argmin mean f_i."""
+    """FedPD; FedAgg with the aggregated gradient, which stops where that is 0; SCAFFOLD (derived in
+    test_scaffold.py): argmin mean f_i."""
     return mean_of(q.curvatures, q), None
 
 
@@ -218,6 +219,11 @@ Cost = Callable[[Exchange], tuple[float, float]]
 def dense(x: Exchange) -> tuple[float, float]:
     """P and P."""
     return x.size, x.size
+
+
+def dense_and_control(x: Exchange) -> tuple[float, float]:
+    """SCAFFOLD: a model and a control variate each way."""
+    return 2 * x.size, 2 * x.size
 
 
 def nothing(x: Exchange) -> tuple[float, float]:

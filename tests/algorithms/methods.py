@@ -22,6 +22,7 @@ from pfl import Trainer
 from pfl.algorithms import (
     GPGD,
     LPGD,
+    SCAFFOLD,
     FedACS,
     FedAgg,
     FedAvg,
@@ -147,6 +148,23 @@ _LISTED = [
         cost=forms.dense,
         arguments={"proximal_weight": 0.5},
         rounds=24,
+    ),
+    Method(
+        name="SCAFFOLD",
+        kind=SCAFFOLD,
+        limit=forms.minimum,
+        cost=forms.dense_and_control,
+        settle={"lr": 0.2, "local_steps": 4},
+        rounds=30,
+    ),
+    Method(
+        name="SCAFFOLD, option I",
+        kind=SCAFFOLD,
+        limit=forms.minimum,
+        cost=forms.dense_and_control,
+        arguments={"option": "I"},
+        settle={"lr": 0.2, "local_steps": 4},
+        rounds=30,
     ),
     Method(
         name="LocalTrain",

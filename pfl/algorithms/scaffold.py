@@ -95,7 +95,8 @@ class SCAFFOLD(FederatedAlgorithm):
         else:
             new = c_i - c + (w - y) / (steps * lr)
         new = torch.where(steps > 0, new, c_i)  # nothing is known of f_i without samples
-        clients.state["c_i"] = new
+        # With states in 16 bits c must follow what is kept, or it drifts away from the mean of c_i.
+        clients.state["c_i"] = new = self.as_stored("c_i", new)
         return {"y": dense(y - w), "c": dense(new - c_i)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:

@@ -212,14 +212,15 @@ def test_the_minimum_is_left_by_nobody_who_knows_the_gradients(fit, quadratic, o
 
 @pytest.mark.parametrize("trace", [[ALL] * 6, TRACE], ids=["everyone", "some"])
 @OPTIONS
-def test_c_is_the_mean_of_all_control_variates(fit, problem, option, trace):
+@pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
+def test_c_is_the_mean_of_all_control_variates(fit, problem, option, trace, state_dtype):
     """Both start at 0, and c changes by the mean, over all clients, of the changes of the c_i:
-    those who are not there do not change."""
+    those who are not there do not change. In 16 bits these are the changes of what is stored."""
     history = History()
     algorithm = SCAFFOLD(
         problem.network(START), option=option, batch_size=2, server_lr=0.6, loss=LOSS, **RATES
     )
-    fit(algorithm, problem, 6, callbacks=[history], trace=trace)
+    fit(algorithm, problem, 6, callbacks=[history], trace=trace, state_dtype=state_dtype)
     np.testing.assert_allclose(history["c"], history["c_i"].mean(1), rtol=0, atol=1e-13)
     assert np.abs(history["c"]).min(1).max() > 1e-3
 

@@ -107,6 +107,17 @@ def alone(q: Quadratics, **_: Any) -> Models:
     return None, q.optima
 
 
+def partly_personal(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """FedPer and FedRep with the biases as the head: objectives are sums over the parameters, so a
+    bias goes to its client's optimum, and a weight where averaging takes it, whichever of them is
+    trained first."""
+    shared, _ = averaging(q, lr=lr, local_steps=local_steps)
+    assert shared is not None
+    models, weights = q.optima.copy(), int(np.prod(q.problem.shapes[0]))
+    models[:, :weights] = shared[:weights]
+    return None, models
+
+
 def low_rank_and_sparse(
     q: Quadratics,
     *,
@@ -218,6 +229,12 @@ Cost = Callable[[Exchange], tuple[float, float]]
 def dense(x: Exchange) -> tuple[float, float]:
     """P and P."""
     return x.size, x.size
+
+
+def body(x: Exchange) -> tuple[float, float]:
+    """The matrices down and up; the biases are personal and stay."""
+    floats = sum(int(np.prod(shape)) for shape in x.shapes if len(shape) > 1)
+    return floats, floats
 
 
 def nothing(x: Exchange) -> tuple[float, float]:

@@ -101,13 +101,14 @@ def sparse(values: Tensor) -> Message:
 def masked(values: Tensor, mask: Tensor) -> Message:
     """Returns a message of the values under a mask, bool [K], that server and clients share.
 
-    The values outside of the mask are not sent and must not be used by the receiver.
+    The values outside of the mask are not sent: the receiver reads zeros there.
 
     Example:
         >>> masked(torch.zeros(5, 10), torch.arange(10) < 3).nbytes  # 3 float32 values
         12
     """
-    return Message(values, int(mask.sum()) * values.element_size())
+    sent = torch.where(mask, values, values.new_zeros(()))
+    return Message(sent, int(mask.sum()) * values.element_size())
 
 
 class Ledger:

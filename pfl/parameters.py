@@ -158,11 +158,12 @@ class ParameterSpace:
         shapes = [layer.matrix_shape or (0,) for layer in self.matrices]
         return torch.tensor([min(shape) for shape in shapes], dtype=torch.int64)
 
-    def mask(self, patterns: Sequence[str]) -> Tensor:
+    def mask(self, patterns: Sequence[str], argument: str = "parameters") -> Tensor:
         """Returns a mask, bool [P], of the parameters whose name matches a pattern.
 
         Args:
             patterns: Shell patterns of parameter names, such as `head.*`.
+            argument: The argument that the error names.
 
         Raises:
             ConfigError: A pattern matches no parameter.
@@ -172,10 +173,25 @@ class ParameterSpace:
             hits = [x for x in self.layers if fnmatch.fnmatchcase(x.name, pattern)]
             if not hits:
                 names = ", ".join(layer.name for layer in self.layers)
-                raise ConfigError(f"parameters: {pattern!r} matches none of {names}")
+                raise ConfigError(f"{argument}: {pattern!r} matches none of {names}")
             for layer in hits:
                 mask[layer.span] = True
         return mask
+
+    def moving(self, part: Tensor) -> list[bool]:
+        """Returns whether each parameter lies in a part, bool [P], of whole parameters.
+
+        Raises:
+            ValueError: The part is empty, or has some of a parameter's values and not the others.
+        """
+        pieces = self._pieces(part.cpu())
+        flags = [bool(piece.any()) for piece in pieces]
+        for layer, piece, flag in zip(self.layers, pieces, flags, strict=True):
+            if flag and not piece.all():
+                raise ValueError(f"part: it cuts {layer.name}; take whole parameters, as of `mask`")
+        if not any(flags):
+            raise ValueError("part: no parameter is in it")
+        return flags
 
 
 class BufferSpace:

@@ -332,6 +332,18 @@ def test_a_pattern_without_a_match_is_refused():
         space.mask(["head.*", "tail.*"])
     with refused("'HEAD.*'"):  # names are case-sensitive on every platform
         space.mask(["HEAD.*"])
+    with refused("model.personal: 'tail.*' matches none"):
+        space.mask(["tail.*"], "model.personal")
+
+
+def test_which_parameters_a_part_moves():
+    space = ParameterSpace(MLP(4, hidden=(3,), num_classes=2))  # 12, 3, 6 and 2 values
+    assert space.moving(space.mask(["head.*"])) == [False, False, True, True]
+    assert space.moving(space.mask(["*.bias"])) == [False, True, False, True]
+    with pytest.raises(ValueError, match=r"cuts body\.linear1\.weight"):
+        space.moving(torch.arange(space.size) == 5)
+    with pytest.raises(ValueError, match="no parameter"):
+        space.moving(torch.zeros(space.size, dtype=torch.bool))
 
 
 # ---- buffers -------------------------------------------------------------------------------------

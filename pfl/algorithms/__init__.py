@@ -5,7 +5,9 @@ from pfl.algorithms.fedagg import FedAgg
 from pfl.algorithms.fedavg import FedAvg
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.fedpd import FedPD
+from pfl.algorithms.fedper import FedPer
 from pfl.algorithms.fedprox import FedProx
+from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.local_train import LocalTrain
@@ -22,7 +24,9 @@ __all__ = [
     "FedAvg",
     "FedCLUP",
     "FedPD",
+    "FedPer",
     "FedProx",
+    "FedRep",
     "FedSLR",
     "FederatedAlgorithm",
     "LocalTrain",

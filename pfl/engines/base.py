@@ -81,7 +81,11 @@ class Engine(ABC):
         """Takes one plain step of v [A, P] in place; returns the losses [A]."""
         u = step.gradient_point(v)
         loss, g = self.gradient(u, batch, buffers)
-        v.mul_(step.shrink).sub_(g, alpha=step.lr)
+        if step.part is None:
+            v.mul_(step.shrink).sub_(g, alpha=step.lr)
+        else:
+            moved = v.mul(step.shrink).sub_(g, alpha=step.lr)
+            torch.where(step.part, moved, v, out=v)
         step.apply_after_gradient(v, u)
         return loss
 

@@ -41,6 +41,8 @@ class Chain:
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
         self.steps, self.spans = _pool_first(steps), spans
+        starts = sorted(span.start for own in spans.values() for span in own)
+        self.order = {start: n for n, start in enumerate(starts)}  # of the parameters in the space
         kinds = [KINDS[type(step)] for step in self.steps]
         self.batched = "convolution" not in kinds
         self.layers = Layers(
@@ -77,9 +79,13 @@ class Chain:
         flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
         return cls(steps, spans) if inputs.ndim == 4 and flat else None
 
-    def models(self, w: Tensor) -> list[Models]:
-        """Returns the models w [C, P]: in one object, or one object each with convolutions."""
-        return [Models(self, w)] if self.batched else [Models(self, row) for row in w.split(1)]
+    def models(self, w: Tensor, moving: list[bool] | None = None) -> list[Models]:
+        """Returns the models w [C, P]: in one object, or one object each with convolutions.
+
+        Only the `moving` parameters can be changed; None for all.
+        """
+        rows = [w] if self.batched else w.split(1)
+        return [Models(self, row, moving) for row in rows]
 
 
 class Models:
@@ -91,9 +97,11 @@ class Models:
     Args:
         chain: The layers.
         w: The models' values, [C, P].
+        moving: For each parameter whether it moves where these models are the ones to move; None:
+            all do. The others are empty tensors here.
     """
 
-    def __init__(self, chain: Chain, w: Tensor) -> None:
+    def __init__(self, chain: Chain, w: Tensor, moving: list[bool] | None = None) -> None:
         self.chain, self.w, self.is_single = chain, w, len(w) == 1
         self.parameters: list[list[Tensor]] = []
         for step in chain.steps:
@@ -101,7 +109,15 @@ class Models:
                 w[:, span].unflatten(1, _shape(step, parameter))
                 for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
             ]
-            self.parameters.append([view[0] for view in views] if self.is_single else views)
+            views = [view[0] for view in views] if self.is_single else views
+            if moving is not None:
+                on = [moving[chain.order[span.start]] for span in chain.spans[step]]
+                views = [v if moves else v.new_empty(0) for v, moves in zip(views, on, strict=True)]
+            self.parameters.append(views)
+        self.layers = chain.layers
+        if moving is not None:  # the backward pass ends at the first layer that moves
+            moves = [n for n, own in enumerate(self.parameters) if any(p.numel() for p in own)]
+            self.layers = chain.layers._replace(first=moves[0])
 
     def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the layers.
@@ -134,11 +150,11 @@ class Models:
         Args:
             kept: What `forward` returned.
             d: The derivative of the loss by the output, of the output's shape.
-            into: The models to move; these models themselves if the step has no offset.
+            into: The models to move, in the same memory if the step has no offset.
             step: The update rule.
         """
         places = self.parameters, into.parameters
-        backward(*kept, d, self.chain.layers, *places, step.shrink, -step.lr)
+        backward(*kept, d, into.layers, *places, step.shrink, -step.lr)
 
     def train(
         self,
@@ -156,7 +172,7 @@ class Models:
             targets: Classes, int64 [N].
             picks: Indices of the samples of each batch, int64 [K, C, B].
             weights: Of the samples, [K, C, B]; None for 1 / B.
-            into: The models to move; these models themselves if the step has no offset.
+            into: The models to move, in the same memory if the step has no offset.
             step: The update rule.
 
         Returns:
@@ -166,7 +182,7 @@ class Models:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
         batches = inputs, targets, picks, weights
         places = self.parameters, into.parameters, self.w, into.w
-        losses: Tensor = train(*batches, self.chain.layers, *places, step)
+        losses: Tensor = train(*batches, into.layers, *places, step)
         return losses.view(len(losses), -1)
 
 

@@ -51,10 +51,12 @@ class ChainEngine(Engine):
             rows, own = v[: block.clients], step.rows(slice(block.clients))
             counts += block.counts.ravel().tolist()
             if block.clients != active:
-                active, into = block.clients, self.chain.models(rows)
+                active, into = block.clients, self.chain.models(rows, step.moving)
                 models = into
                 if own.offset is not None:
                     models = self.chain.models(torch.empty_like(rows))
+                elif own.moving is not None:
+                    models = self.chain.models(rows)
             losses.append(self.train(models, block, into, own))
         return torch.cat(losses), counts
 

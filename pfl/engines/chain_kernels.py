@@ -112,15 +112,19 @@ def backward(
     beta: float,
     alpha: float,
 ) -> None:
-    """Computes into <- beta into + alpha g; see `pfl.engines.chain.Models.backward`."""
+    """Computes into <- beta into + alpha g; see `pfl.engines.chain.Models.backward`.
+
+    Parameters that do not move are empty tensors in `into`, and their gradients are not computed.
+    """
     for k in range(len(layers.kinds) - layers.first):
         n = len(layers.kinds) - 1 - k
         kind, s, x, y = layers.kinds[n], layers.settings[n], values[n], values[n + 1]
         on = n > layers.first
         if kind == "linear":
             before = product(d, parameters[n][0]) if on else d
-            add_product(into[n][0], d.mT, x, beta, alpha)
-            if len(into[n]) > 1:
+            if into[n][0].numel() > 0:
+                add_product(into[n][0], d.mT, x, beta, alpha)
+            if len(into[n]) > 1 and into[n][1].numel() > 0:
                 bias = into[n][1]
                 ones = torch.ones([1, d.size(-2)], dtype=d.dtype, device=d.device)
                 left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
@@ -128,6 +132,7 @@ def backward(
             d = before
         elif kind == "convolution":
             sizes = [d.size(1)] if len(into[n]) > 1 else None
+            moving = [into[n][0].numel() > 0, len(into[n]) > 1 and into[n][-1].numel() > 0]
             before, g, of_bias = torch.ops.aten.convolution_backward(
                 d,
                 x,
@@ -139,9 +144,11 @@ def backward(
                 False,
                 [0, 0],
                 s[6],
-                [on, True, len(into[n]) > 1],
+                [on, moving[0], moving[1]],
             )
             for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (unknown to TorchScript)
+                if place.numel() == 0:
+                    continue
                 if beta == 0.0:
                     torch.mul(gradient, alpha, out=place)
                 else:
@@ -175,11 +182,13 @@ def train(
 ) -> Tensor:
     """Takes K steps; see `pfl.engines.chain.Models.train`.
 
-    `parameters` are views of w, and `into` of v; both are the same if the step has no offset.
+    `parameters` are views of w, and `into` of v; both are the same if the step has no offset. What
+    does not move is empty in `into` (`backward`).
     """
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
-    offset, scale, shift = step.offset, step.scale, step.shift
+    offset, scale, shift, part = step.offset, step.scale, step.shift, step.part
+    still = v.clone() if part is not None else v
     if layers.flat:
         inputs = inputs.flatten(1)
     # Done once for all batches: with small models every call costs time.
@@ -217,6 +226,8 @@ def train(
             v.add_(shift)
         if step.threshold > 0.0:
             v.copy_(torch.nn.functional.softshrink(v, step.threshold))
+        if part is not None and (step.decay > 0.0 or shift is not None or step.threshold > 0.0):
+            v.copy_(torch.where(part, v, still))
     losses = torch.stack(chosen).neg_().squeeze(-2)
     return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 

@@ -78,7 +78,12 @@ class DebugEngine(SequentialEngine):
             )
 
     def run_client(
-        self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
+        self,
+        c: int,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        moving: list[bool] | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Runs row c of a batch, and checks every value on the way.
 
@@ -93,7 +98,7 @@ class DebugEngine(SequentialEngine):
         hooks = [m.register_forward_hook(partial(self._check_output, n)) for n, m in leaves]
         try:
             with torch.autograd.set_detect_anomaly(True):
-                loss, parameters, pieces = super().run_client(c, w, batch, buffers)
+                loss, parameters, pieces = super().run_client(c, w, batch, buffers, moving)
         except DebugError:
             raise
         except Exception as error:

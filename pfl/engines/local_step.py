@@ -29,6 +29,9 @@ class Step(NamedTuple):
         threshold: The threshold of `pfl.proximal.soft_threshold`.
         scale: [C, 1], used only with an offset; None for one.
         decay: Weight decay at u, used only with an offset.
+        part: The values that move, bool [P], whole parameters; None for all. The others keep their
+            bits, whatever the other terms say.
+        moving: Whether each parameter is in the part; `Oracle.descend` works it out.
     """
 
     lr: float
@@ -38,6 +41,8 @@ class Step(NamedTuple):
     threshold: float = 0.0
     scale: Tensor | None = None
     decay: float = 0.0
+    part: Tensor | None = None
+    moving: list[bool] | None = None
 
     def rows(self, rows: slice) -> "Step":
         """Returns the same step for some rows of v."""
@@ -53,6 +58,11 @@ class Step(NamedTuple):
 
     def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
         """Applies decay, shift and threshold to v in place, after the gradient was subtracted."""
+        if self.part is not None and (self.decay > 0 or self.shift is not None or self.threshold):
+            moved = v.clone()
+            self._replace(part=None).apply_after_gradient(moved, u)
+            torch.where(self.part, moved, v, out=v)
+            return
         if self.decay > 0:
             v.sub_(u, alpha=self.lr * self.decay)
         if self.shift is not None:
@@ -76,6 +86,7 @@ class LocalOptimizer:
         lr: Learning rate.
         weight_decay: Adds weight_decay * w to the gradient.
         factory: A `torch.optim` optimizer, whose learning rate is set to `lr`; None for plain SGD.
+        part: The values that move, bool [P]; None for all. The others keep their bits.
 
     Raises:
         ConfigError: The optimizer mixes the entries of a tensor.
@@ -94,29 +105,39 @@ class LocalOptimizer:
         lr: float,
         weight_decay: float = 0.0,
         factory: OptimizerFactory | None = None,
+        part: Tensor | None = None,
     ) -> None:
-        self.w, self.lr, self.weight_decay = w, lr, weight_decay
+        self.w, self.lr, self.weight_decay, self.part = w, lr, weight_decay, part
+        self._moving = w if part is None else w[:, part]
         self._optimizer: Optimizer | None = None
         if factory is not None:
-            self._parameter = torch.nn.Parameter(w)  # shares the memory of w
+            self._parameter = torch.nn.Parameter(self._moving)  # shares its memory
             self._optimizer = check_elementwise(factory([self._parameter]))
             for group in self._optimizer.param_groups:
                 group["lr"] = lr
 
     def step(self, g: Tensor, active: int) -> None:
         """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
-        rows = self.w[:active]
+        if self.part is None:
+            self._step(g, active)
+            return
+        self._moving.copy_(self.w[:, self.part])  # others may have changed them
+        self._step(g[:, self.part], active)
+        self.w[:active, self.part] = self._moving[:active]
+
+    def _step(self, g: Tensor, active: int) -> None:
+        w = self._moving
         if self.weight_decay:
-            g = torch.add(g, self.w, alpha=self.weight_decay)
+            g = torch.add(g, w, alpha=self.weight_decay)
         if self._optimizer is None:
-            rows.sub_(g[:active], alpha=self.lr)
+            w[:active].sub_(g[:active], alpha=self.lr)
             return
         # Momentum would also move the rows whose client has no data left.
-        rest = self.w[active:].clone()
+        rest = w[active:].clone()
         self._parameter.grad = g
         with torch.enable_grad():  # some optimizers fail without
             self._optimizer.step()
-        self.w[active:] = rest
+        w[active:] = rest
 
 
 def check_elementwise(optimizer: Optimizer) -> Optimizer:

@@ -139,8 +139,10 @@ class Oracle:
         """Takes plain steps of v [C, P] in place, batch after batch; see `Engine.descend`.
 
         The result is that of `gradient` followed by the line of `Step`, but faster: an engine may
-        move the models without writing a gradient down.
+        move the models without writing a gradient down, and computes those of a step's part only.
         """
+        if step.part is not None:
+            step = step._replace(moving=self.space.moving(step.part))
         return self.engine.descend(v, blocks, step, buffers)
 
     # ---- evaluation ---------------------------------------------------------------------------

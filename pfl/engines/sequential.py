@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import compress
 
 import torch
 from torch import Tensor
@@ -41,18 +42,25 @@ class SequentialEngine(Engine):
 
         def move(c: int, places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
             if step.offset is not None:  # without an offset the parameters are views of the row
-                places = list(self.runner.space.split(v[c]).values())
-            if step.shrink != 1:
+                places = chosen(list(self.runner.space.split(v[c]).values()), step.moving)
+            if step.shrink != 1 and step.moving is None:
                 v[c].mul_(step.shrink)
             for place, piece in zip(places, pieces, strict=True):
+                if step.shrink != 1 and step.moving is not None:
+                    place.mul_(step.shrink)
                 place.sub_(piece, alpha=step.lr)
 
-        loss = self._each_client(u, batch, buffers, move)
+        loss = self._each_client(u, batch, buffers, move, step.moving)
         step.apply_after_gradient(v, u)
         return loss
 
     def _each_client(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None, consume: Consume
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        consume: Consume,
+        moving: list[bool] | None = None,
     ) -> Tensor:
         """Returns the losses [A]; `consume` gets each row, its parameters and their gradients."""
         runner, losses = self.runner, []
@@ -60,23 +68,37 @@ class SequentialEngine(Engine):
         with torch.enable_grad(), runner.precision(), randomness(w.device):
             for c in range(batch.clients):
                 own = None if buffers is None else buffers[c]
-                loss, parameters, pieces = self.run_client(c, w[c], batch, own)
+                loss, parameters, pieces = self.run_client(c, w[c], batch, own, moving)
                 with torch.no_grad():
                     consume(c, parameters, pieces)
                 losses.append(loss)
         return torch.stack(losses).to(w.dtype)
 
     def run_client(
-        self, c: int, w: Tensor, batch: Batch, buffers: Tensor | None
+        self,
+        c: int,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None,
+        moving: list[bool] | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        """Returns loss, parameters and gradients of row c of a batch, at the model w [P]."""
+        """Returns loss, parameters and gradients of row c of a batch, at the model w [P].
+
+        Only the `moving` parameters are returned and differentiated; None for all.
+        """
         runner, count = self.runner, batch.counts[c]
         if runner.is_stochastic:
             torch.manual_seed(batch.origin.seed(c))
-        network, parameters = runner.load(w, buffers, training=True)
+        network, loaded = runner.load(w, buffers, training=True)
+        parameters = chosen(loaded, moving)
         outputs = network(runner.laid_out(batch.inputs[c, :count]))
         loss = runner.per_sample(outputs, batch.targets[c, :count]).mean()
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:
             buffers.copy_(runner.buffers.read(network, buffers))
         return loss.detach(), parameters, pieces
+
+
+def chosen(parameters: Sequence[Tensor], moving: list[bool] | None) -> Sequence[Tensor]:
+    """Returns the parameters that move: all of them for None."""
+    return parameters if moving is None else list(compress(parameters, moving))

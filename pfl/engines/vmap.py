@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import compress
+
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch
+from pfl.engines.local_step import Step
+
+Parameters = dict[str, Tensor]
 
 
 class VmapEngine(Engine):
@@ -33,6 +38,32 @@ class VmapEngine(Engine):
                 w.detach(), batch.inputs, batch.targets, weights
             )
         return loss.detach(), g.detach()
+
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+        """Takes one plain step in place; where only a part moves, only its gradient is computed."""
+        if step.moving is None:
+            return super().take_step(v, batch, step, buffers)
+        runner, u = self.runner, step.gradient_point(v)
+        network, _ = runner.replica(training=True)
+        places, at = runner.space.split(v), runner.space.split(u.detach())
+        names = list(compress(at, step.moving))
+        chosen = {name: at.pop(name) for name in names}
+
+        def weighted(
+            chosen: Parameters, fixed: Parameters, inputs: Tensor, targets: Tensor, weights: Tensor
+        ) -> Tensor:
+            outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
+            return (runner.per_sample(outputs, targets) * weights).sum()
+
+        weights = batch.sample_weights(v.dtype)
+        with torch.enable_grad(), runner.precision():
+            g, loss = vmap(grad_and_value(weighted))(
+                chosen, at, batch.inputs, batch.targets, weights
+            )
+        for name in names:
+            places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)
+        step.apply_after_gradient(v, u)
+        return loss.detach()
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""

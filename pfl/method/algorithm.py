@@ -220,6 +220,7 @@ class FederatedAlgorithm(FederatedRun):
         offset: Tensor | None = None,
         prox: Callable[[Tensor, float], Tensor] | None = None,
         epochs: int | None = None,
+        part: Tensor | None = None,
         name: str = "train",
     ) -> Tensor:
         """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
@@ -238,6 +239,7 @@ class FederatedAlgorithm(FederatedRun):
             prox: A function of v [A, P] and the learning rate that is applied after each step,
                 such as one that lowers ranks.
             epochs: A number of epochs that replaces `local_epochs` and `local_steps`.
+            part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
             name: The key of the order of samples; the loss is logged as `<name>/loss`.
 
         Returns:
@@ -256,21 +258,22 @@ class FederatedAlgorithm(FederatedRun):
         if prox is None and self.optimizer_factory is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + prox_weight)
-            step = Step(lr, shrink, shift, offset, lr * l1)
+            step = Step(lr, shrink, shift, offset, lr * l1, part=part)
             self.run_local_steps(clients, v, step, schedule, name)
             return v
-        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory)
+        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
         for batch in clients.batches(schedule):
             at = v if offset is None else v + offset
             loss, g = self.oracle.gradient(at, batch, clients.buffers)
             if prox_weight or linear is not None:
                 g = g + prox_weight * v - drift
             optimizer.step(g, batch.clients)
-            rows = v[: batch.clients]
+            rows = moved = v[: batch.clients]
             if l1 > 0:
-                rows.copy_(soft_threshold(rows, lr * l1))
-            if prox:
-                rows.copy_(prox(rows, lr))
+                moved = soft_threshold(moved, lr * l1)
+            moved = prox(moved, lr) if prox else moved
+            if moved is not rows:
+                rows.copy_(moved if part is None else torch.where(part, moved, rows))
             self.log_loss(name, loss, batch.counts)
         return v
 

@@ -107,6 +107,17 @@ def alone(q: Quadratics, **_: Any) -> Models:
     return None, q.optima
 
 
+def partly_personal(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """FedPer and FedRep with the biases as the head: objectives are sums over the parameters, so a
+    bias goes to its client's optimum, and a weight where averaging takes it, whichever of them is
+    trained first."""
+    shared = averaging(q, lr=lr, local_steps=local_steps)[0]
+    assert shared is not None
+    models, weights = q.optima.copy(), int(np.prod(q.problem.shapes[0]))
+    models[:, :weights] = shared[:weights]
+    return None, models
+
+
 def low_rank_and_sparse(
     q: Quadratics,
     *,
@@ -224,6 +235,12 @@ def dense(x: Exchange) -> tuple[float, float]:
 def dense_and_control(x: Exchange) -> tuple[float, float]:
     """SCAFFOLD: a model and a control variate each way."""
     return 2 * x.size, 2 * x.size
+
+
+def body(x: Exchange) -> tuple[float, float]:
+    """The matrices down and up; the biases are personal and stay."""
+    floats = sum(int(np.prod(shape)) for shape in x.shapes if len(shape) > 1)
+    return floats, floats
 
 
 def nothing(x: Exchange) -> tuple[float, float]:

@@ -29,7 +29,9 @@ from pfl.algorithms import (
     FedCLUP,
     FederatedAlgorithm,
     FedPD,
+    FedPer,
     FedProx,
+    FedRep,
     FedSLR,
     LocalTrain,
 )
@@ -93,6 +95,8 @@ class Method:
         private: The client states that hold personal parameters and must never leave the
             client. Not those that the method sends by design, or that the server can work out from
             what it is sent.
+        trained_with_private: Whether what a client sends is trained together with its private
+            states, and so depends on them.
         arguments: The class's own, in all tests.
         settle: Further ones where the limit is looked for.
         rounds, accuracy: After how many rounds the limit is reached, and how closely.
@@ -108,6 +112,7 @@ class Method:
     limit: Callable[..., forms.Models]
     cost: forms.Cost
     private: tuple[str, ...] = ()
+    trained_with_private: bool = False
     arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
     rounds: int = 12
@@ -172,6 +177,25 @@ _LISTED = [
         limit=forms.alone,
         cost=forms.nothing,
         private=("w",),
+    ),
+    Method(
+        name="FedPer",
+        kind=FedPer,
+        limit=forms.partly_personal,
+        cost=forms.body,
+        private=("head",),
+        trained_with_private=True,
+        arguments={"personal": ["*bias"]},
+    ),
+    Method(
+        name="FedRep",
+        kind=FedRep,
+        limit=forms.partly_personal,
+        cost=forms.body,
+        private=("head",),
+        trained_with_private=True,
+        arguments={"personal": ["*bias"], "head_epochs": 3},
+        more_epochs=3,
     ),
     Method(
         name="FedSLR",

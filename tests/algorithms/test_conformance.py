@@ -11,7 +11,7 @@ import torch
 
 import pfl.algorithms
 from models import HalfSquaredError
-from pfl.algorithms import FederatedAlgorithm, FedSLR, LocalTrain
+from pfl.algorithms import FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.communication import Message
 from tests.algorithms import closed_forms as forms
@@ -327,12 +327,22 @@ def test_the_ledger_equals_the_closed_form(fit, method):
         assert costs - {(36, 36)}, "the closed form was not put to the test"
 
 
+def in_the_model(exchange, name):
+    """A client state at its places among the P values; 0 at the others."""
+    state = exchange.state[name]
+    if len(state) == exchange.size:
+        return state
+    model = np.zeros(exchange.size)
+    model[exchange.algorithm.personal_part.numpy()] = state
+    return model
+
+
 def leaks(wire, name):
     """Clients whose state `name` the server could work out: it, or the part of a layer, is a linear
     combination of what the client has sent and received so far."""
     actual = set()
     for at, last in enumerate(wire.exchanges):
-        size, private = last.size, last.state[name]
+        size, private = last.size, in_the_model(last, name)
         known = [
             vector
             for x in wire.exchanges[: at + 1]
@@ -366,13 +376,15 @@ class Disturb(pl.Callback):
 
 
 def assert_private(train, method):
-    """What is sent neither gives the private states away nor depends on them."""
+    """What is sent does not give the private states away, nor depends on them where it can."""
     wire, other = Wire(), Wire()
     train(method, 2, trace=[EVERYONE] * 2, callbacks=[wire])
     train(method, 2, trace=[EVERYONE] * 2, callbacks=[other, Disturb(method.private)])
     for name in method.private:
         assert all(exchange.state[name].any() for exchange in wire.exchanges)
         assert leaks(wire, name) == set()
+    if method.trained_with_private:
+        return
     for one, two in zip(wire.exchanges[len(SIZES) :], other.exchanges[len(SIZES) :], strict=True):
         assert not any((one.state[name] == two.state[name]).all() for name in method.private)
         assert one.sent.keys() == two.sent.keys()
@@ -408,8 +420,21 @@ class Head(LocalTrain):
         return {"head": Message(clients.state["w"] * self.space.mask(["2.weight"]), 64)}
 
 
-@pytest.mark.parametrize("kind", [Mixed, Fresh, Head])
+class Everything(FedPer):
+    """Says that it sends a body, and sends the head, too."""
+
+    def client_update(self, clients, w):
+        body = super().client_update(clients, w)
+        return Message(body.values + self.embedded(clients.state["head"]), body.nbytes)
+
+    def embedded(self, head):
+        v = head.new_zeros(len(head), self.space.size)
+        v[:, self.personal_part] = head
+        return v
+
+
+@pytest.mark.parametrize("kind", [Mixed, Fresh, Head, Everything])
 def test_a_leak_would_show(train, kind):
-    honest = METHODS["LocalTrain" if kind is Head else "FedSLR"]
+    honest = METHODS[{Head: "LocalTrain", Everything: "FedPer"}.get(kind, "FedSLR")]
     with pytest.raises(AssertionError):
         assert_private(train, dataclasses.replace(honest, kind=kind))

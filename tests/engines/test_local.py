@@ -125,3 +125,21 @@ def test_a_subclass_of_one_that_mixes_is_refused():
 def test_an_elementwise_optimizer_passes_the_check():
     optimizer = torch.optim.Adam([nn.Parameter(torch.zeros(1))])
     assert check_elementwise(optimizer) is optimizer
+
+
+@pytest.mark.parametrize("factory", [None, partial(torch.optim.SGD, lr=1.0, momentum=0.9)])
+def test_a_part_moves_as_if_it_were_the_model(factory):
+    """And follows what others do to it between two steps; the rest keeps its bits."""
+    rng = torch.Generator().manual_seed(0)
+    w, part = torch.randn(3, 5, generator=rng), torch.tensor([True, False, True, True, False])
+    start, alone = w.clone(), w[:, part]
+    settings = {"lr": 0.1, "weight_decay": 0.5, "factory": factory}
+    one, other = LocalOptimizer(w, part=part, **settings), LocalOptimizer(alone, **settings)
+    for active in (3, 2, 2):
+        g = torch.randn(3, 5, generator=rng)
+        one.step(g, active)
+        other.step(g[:, part], active)
+        w[:, part] += 1.0
+        alone += 1.0
+        assert torch.equal(w[:, part], alone)
+        assert torch.equal(w[:, ~part], start[:, ~part])

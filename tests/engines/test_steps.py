@@ -34,6 +34,11 @@ STEPS = {
     "scaled": lambda rows: Step(0.1, offset=rows(), scale=rows()[:, :1]),
     "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01, rows()[:, :1], 0.3),
 }
+PARTS = {"last": slice(-2, None), "first": slice(2), "biases": slice(1, None, 2)}
+TAKEN = [
+    *((step, None) for step in STEPS),
+    *((step, part) for step in ("descent", "weight decay", "everything") for part in PARTS),
+]
 
 
 class Functional(Engine):
@@ -56,13 +61,14 @@ def soft(x, threshold):
     return x.sign() * (x.abs() - threshold).clamp_min(0)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "part"), TAKEN)
 @pytest.mark.parametrize("loss", [default_loss, SOFT], ids=["cross entropy", "another"])
 @pytest.mark.parametrize("network", NETWORKS)
-def test_engines_take_the_step_of_the_formula(network, loss, step):
+def test_engines_take_the_step_of_the_formula(network, loss, step, part):
     """v <- soft(shrink v - lr (g(u) + decay u) + shift), u = scale v + offset, with autograd.
 
-    Five models, of which the last takes no step, and two batches of different width.
+    Five models, of which the last takes no step, and two batches of different width. Where a part
+    moves, the other parameters keep their bits.
     """
     torch.manual_seed(0)
     model = NETWORKS[network]().double()
@@ -72,6 +78,11 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
         return 0.1 * torch.randn(5, space.size, generator=rng, dtype=torch.float64)
 
     start, taken = space.vector.detach() + rows(), STEPS[step](rows)
+    moves = torch.full((space.size,), part is None)
+    if part is not None:
+        for layer in space.layers[PARTS[part]]:
+            moves[layer.span] = True
+        taken = taken._replace(part=moves)
     batches = []
     for counts in ([5, 5, 3, 1], [4, 2, 1]):
         inputs = torch.randn(len(counts), counts[0], 1, 16, 16, generator=rng, dtype=torch.float64)
@@ -90,7 +101,7 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
             (g,) = torch.autograd.grad(losses[-1], at)
             v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
             v += 0 if taken.shift is None else taken.shift[c]
-            expected[c] = soft(v, taken.threshold)
+            expected[c] = torch.where(moves, soft(v, taken.threshold), expected[c])
     for engine in ("sequential", "vmap", "auto", "debug", "own"):
         if engine == "vmap" and network == "LeNet5":
             continue  # convolutions: `auto` is the chain
@@ -104,6 +115,7 @@ def test_engines_take_the_step_of_the_formula(network, loss, step):
         torch.testing.assert_close(seen, torch.stack(losses), rtol=1e-11, atol=1e-12)
         assert counts == [n for batch in batches for n in batch.counts]
         assert torch.equal(v[4], start[4])
+        assert torch.equal(v[:, ~moves], start[:, ~moves])
         assert torch.equal(v == 0, expected == 0)  # the zeros of a sparse model are exact
 
 

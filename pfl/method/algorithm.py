@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, cast
 
@@ -12,27 +9,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pfl.clients import Clients, LocalSchedule
+from pfl.clients import Clients
 from pfl.communication import Message, dense
 from pfl.engines.base import EngineName
 from pfl.engines.local_step import (
-    LocalOptimizer,
     OptimizerFactory,
-    Step,
-    check_elementwise,
     check_server_step,
 )
-from pfl.errors import Diverged, require, require_one_of
+from pfl.errors import Diverged, require_one_of
+from pfl.method.local_training import LocalTraining
 from pfl.method.module import Network
 from pfl.method.round_totals import RoundTotals, not_finite
-from pfl.method.run import FederatedRun
-from pfl.proximal import soft_threshold
 
 Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
 """A group's weighted sums of messages by name, and each client's bytes down and up."""
 
 
-class FederatedAlgorithm(FederatedRun):
+class FederatedAlgorithm(LocalTraining):
     """A federated method: a subclass defines what a client does and what the server does.
 
     Subclasses write `client_update` and, where they differ from FedAvg, `server_update`,
@@ -100,20 +93,22 @@ class FederatedAlgorithm(FederatedRun):
         loss: nn.Module | None = None,
         engine: EngineName = "auto",
     ) -> None:
-        super().__init__(network, batch_size, buffers, loss, engine)
-        require("lr", lr, 0 < lr < math.inf, "positive and finite")
-        require("lr_decay", lr_decay, lr_decay > 0, "positive")
-        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
-        require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
+        super().__init__(
+            network,
+            lr,
+            lr_decay,
+            weight_decay,
+            local_epochs,
+            local_steps,
+            batch_size,
+            optimizer,
+            buffers,
+            loss,
+            engine,
+        )
         require_one_of("weighting", weighting, "samples", "uniform")
-        self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
-        self.local_epochs, self.local_steps = local_epochs, local_steps
         self.weighting = weighting
-        self.optimizer_factory = optimizer
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
-        if optimizer is not None:
-            check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
         check_server_step(self.server_optimizer_factory)
         self.participants = 0
         self._totals = RoundTotals(weighting, self.tables)
@@ -161,24 +156,6 @@ class FederatedAlgorithm(FederatedRun):
 
     # ---- what a method uses -------------------------------------------------------------------
 
-    @property
-    def local_schedule(self) -> LocalSchedule:
-        """The local steps that the method's arguments define, for `clients.batches`."""
-        return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps)
-
-    def learning_rate(self, round_index: int) -> float:
-        """Returns the local learning rate of a round (from 0)."""
-        return self.lr * self.lr_decay**round_index
-
-    def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the relative costs of a round for clients with these numbers of samples, [C].
-
-        The cost is the number of sample gradients.
-        """
-        if self.local_steps is None:
-            return sizes
-        return sizes / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
-
     def log_metric(self, name: str, value: float) -> None:
         """Adds a number to the round's row of metrics; it must be the same on every process.
 
@@ -197,113 +174,6 @@ class FederatedAlgorithm(FederatedRun):
         """
         rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
         self._totals.tables[table].append(dict(zip(columns, rows, strict=True)))
-
-    def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
-        """Counts the losses and sample gradients of one batch of a training loop.
-
-        Args:
-            name: The mean of the losses over samples is logged as `<name>/loss`.
-            loss: The losses of a batch's rows, [A].
-            counts: Number of samples of each row; they are counted in `train/samples`.
-        """
-        self._totals.losses.setdefault(name, []).append((loss, counts))
-
-    def local_sgd(
-        self,
-        clients: Clients,
-        start: Tensor,
-        *,
-        linear: Tensor | None = None,
-        prox_weight: float = 0.0,
-        prox_center: Tensor | float = 0.0,
-        l1: float = 0.0,
-        offset: Tensor | None = None,
-        prox: Callable[[Tensor, float], Tensor] | None = None,
-        epochs: int | None = None,
-        part: Tensor | None = None,
-        name: str = "train",
-    ) -> Tensor:
-        """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
-
-        The steps are v <- soft(v - lr (g + linear + prox_weight (v - prox_center)), lr l1), with g
-        a mini-batch's gradient at v + offset; or the method's `optimizer` takes that direction.
-
-        Args:
-            clients: The C clients that train.
-            start: The first v, [P] for all clients or [C, P].
-            linear: The vector of the linear term, [P] or [C, P].
-            prox_weight: The weight of the quadratic (proximal) term.
-            prox_center: The center of the proximal term, [P] or [C, P] or a number.
-            l1: The weight of the l1 norm.
-            offset: A part of the model that does not move, [P] or [C, P].
-            prox: A function of v [A, P] and the learning rate that is applied after each step,
-                such as one that lowers ranks.
-            epochs: A number of epochs that replaces `local_epochs` and `local_steps`.
-            part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
-            name: The key of the order of samples; the loss is logged as `<name>/loss`.
-
-        Returns:
-            v after the local steps, [C, P]. Clients without samples keep their start.
-        """
-        v = start.expand(len(clients), self.space.size).clone()
-        lr = self.learning_rate(clients.round)
-        schedule = replace(self.local_schedule, purpose=name)
-        if epochs is not None:
-            schedule = replace(schedule, epochs=epochs, steps=None)
-        offset = None if offset is None else offset.expand_as(v)
-        if not isinstance(prox_center, Tensor) and prox_center:
-            prox_center = torch.full_like(v, prox_center)
-        drift = prox_weight * prox_center if prox_weight else 0.0
-        drift = drift if linear is None else drift - linear
-        if prox is None and self.optimizer_factory is None:
-            shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
-            shrink = 1 - lr * (self.weight_decay + prox_weight)
-            step = Step(lr, shrink, shift, offset, lr * l1, part=part)
-            self.run_local_steps(clients, v, step, schedule, name)
-            return v
-        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
-        for batch in clients.batches(schedule):
-            at = v if offset is None else v + offset
-            loss, g = self.oracle.gradient(at, batch, clients.buffers)
-            if prox_weight or linear is not None:
-                g = g + prox_weight * v - drift
-            optimizer.step(g, batch.clients)
-            rows = moved = v[: batch.clients]
-            if l1 > 0:
-                moved = soft_threshold(moved, lr * l1)
-            moved = prox(moved, lr) if prox else moved
-            if moved is not rows:
-                rows.copy_(moved if part is None else torch.where(part, moved, rows))
-            self.log_loss(name, loss, batch.counts)
-        return v
-
-    def run_local_steps(
-        self, clients: Clients, v: Tensor, step: Step, schedule: LocalSchedule, name: str
-    ) -> None:
-        """Takes plain local steps of v [C, P] in place, in several threads if that is faster.
-
-        Args:
-            clients: The C clients that train.
-            v: What the steps change.
-            step: The line of one step.
-            schedule: How many steps each client takes.
-            name: The losses are logged as `<name>/loss`.
-        """
-        data = clients.data
-        free = data.in_memory and self.oracle.engine.releases_gil()
-        parts = self.threads.workers(len(clients)) if free else 1
-
-        def train_part(part: int) -> tuple[Tensor, list[int]]:
-            # Every second client and so on, since the first ones have more samples.
-            rows = slice(part, None, parts)
-            own = clients.rows(rows)
-            with torch.no_grad():
-                return self.oracle.descend(
-                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
-                )
-
-        for losses in self.threads.map(train_part, range(parts)):
-            self.log_loss(name, *losses)
 
     # ---- the round ----------------------------------------------------------------------------
 

@@ -1,15 +1,13 @@
 """The list of all methods for the tests that every one of them must pass.
 
-A new method gets one entry in `METHODS`: how it is made, where it ends on quadratics, what a round
-costs, and which of its client states must never leave the client. Then test_conformance.py and
-test_continued.py check it, and tests/test_strategy.py runs it in two processes.
+A new method gets an entry in entries_baselines.py: how it is made, where it ends on quadratics, what
+a round costs, and which of its client states must never leave the client. Then test_conformance.py
+and test_continued.py check it, and tests/distributed/test_strategy.py runs it in two processes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,23 +17,8 @@ from torch import nn
 
 from datamodules import Natural, SharedTest, TensorDataModule
 from pfl import Trainer
-from pfl.algorithms import (
-    GPGD,
-    LPGD,
-    SCAFFOLD,
-    FedACS,
-    FedAgg,
-    FedAvg,
-    FedCLUP,
-    FederatedAlgorithm,
-    FedPD,
-    FedPer,
-    FedProx,
-    FedRep,
-    FedSLR,
-    LocalTrain,
-)
-from tests.algorithms import closed_forms as forms
+from pfl.algorithms import FederatedAlgorithm
+from tests.algorithms import entries_baselines, entries_papers
 
 # ---- a small world ------------------------------------------------------------------------------
 
@@ -82,250 +65,7 @@ def normalized_network() -> nn.Module:
 
 # ---- methods ------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class Method:
-    """What the common tests must know of a method.
-
-    Attributes:
-        name: Of the entry; a class may have several.
-        kind: The class.
-        limit: limit(quadratics, **arguments): where it ends.
-        cost: Of a participant in a round.
-        private: The client states that hold personal parameters and must never leave the
-            client. Not those that the method sends by design, or that the server can work out from
-            what it is sent.
-        trained_with_private: Whether what a client sends is trained together with its private
-            states, and so depends on them.
-        arguments: The class's own, in all tests.
-        settle: Further ones where the limit is looked for.
-        rounds, accuracy: After how many rounds the limit is reached, and how closely.
-        problem: The problem whose limit is known, by number of clients.
-        everyone: Whether all clients must take part in every round.
-        timed: Whether the number of a round decides what it does, even with full gradients.
-        more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
-            `local_epochs`.
-    """
-
-    name: str
-    kind: type[FederatedAlgorithm]
-    limit: Callable[..., forms.Models]
-    cost: forms.Cost
-    private: tuple[str, ...] = ()
-    trained_with_private: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
-    rounds: int = 12
-    accuracy: float = 1e-7
-    problem: Callable[[int], forms.Quadratics] = forms.different
-    everyone: bool = False
-    timed: bool = False
-    more_epochs: int = 0
-
-    def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
-        """The algorithm."""
-        return self.kind(network, **self.arguments, **training)
-
-
-_COMPONENTS = {"proximal_step": 1.0, "low_rank_penalty": 3.0, "sparse_penalty": 0.02}
-_PERSONAL = {"lr": 0.4, "local_steps": 6, "personal_epochs": 4}
-_LISTED = [
-    Method(
-        name="FedAvg",
-        kind=FedAvg,
-        limit=forms.averaging,
-        cost=forms.dense,
-    ),
-    Method(
-        name="FedAvg, server Adam",  # ends where FedAvg ends
-        kind=FedAvg,
-        limit=forms.averaging,
-        cost=forms.dense,
-        arguments={
-            "server_optimizer": partial(torch.optim.Adam, lr=0.5, betas=(0.3, 0.5), eps=0.5)
-        },
-        rounds=45,
-    ),
-    Method(
-        name="FedProx",
-        kind=FedProx,
-        limit=forms.averaging,
-        cost=forms.dense,
-        arguments={"proximal_weight": 0.5},
-        rounds=24,
-    ),
-    Method(
-        name="SCAFFOLD",
-        kind=SCAFFOLD,
-        limit=forms.minimum,
-        cost=forms.dense_and_control,
-        settle={"lr": 0.2, "local_steps": 4},
-        rounds=30,
-    ),
-    Method(
-        name="SCAFFOLD, option I",
-        kind=SCAFFOLD,
-        limit=forms.minimum,
-        cost=forms.dense_and_control,
-        arguments={"option": "I"},
-        settle={"lr": 0.2, "local_steps": 4},
-        rounds=30,
-    ),
-    Method(
-        name="LocalTrain",
-        kind=LocalTrain,
-        limit=forms.alone,
-        cost=forms.nothing,
-        private=("w",),
-    ),
-    Method(
-        name="FedPer",
-        kind=FedPer,
-        limit=forms.partly_personal,
-        cost=forms.body,
-        private=("head",),
-        trained_with_private=True,
-        arguments={"personal": ["*bias"]},
-    ),
-    Method(
-        name="FedRep",
-        kind=FedRep,
-        limit=forms.partly_personal,
-        cost=forms.body,
-        private=("head",),
-        trained_with_private=True,
-        arguments={"personal": ["*bias"], "head_epochs": 3},
-        more_epochs=3,
-    ),
-    Method(
-        name="FedSLR",
-        kind=FedSLR,
-        limit=forms.low_rank_and_sparse,
-        cost=forms.factors_down,
-        private=("p",),
-        arguments=_COMPONENTS,
-        settle=_PERSONAL,
-        rounds=30,
-        accuracy=1e-6,
-    ),
-    Method(
-        name="FedSLR, all multipliers",
-        kind=FedSLR,
-        limit=forms.low_rank_and_sparse,
-        cost=forms.factors_down,
-        private=("p",),
-        arguments=_COMPONENTS | {"memory_efficient": False},
-        settle=_PERSONAL,
-        rounds=30,
-        accuracy=1e-6,
-    ),
-    Method(
-        name="FedSLR, S+LR",
-        kind=FedSLR,
-        limit=forms.low_rank_and_sparse,
-        cost=forms.sparse_down,
-        private=("p",),
-        arguments={
-            "proximal_step": 1.0,
-            "low_rank_penalty": 0.3,
-            "sparse_penalty": 0.3,
-            "global_component": "sparse",
-            "personal_component": "low_rank",
-        },
-        settle=_PERSONAL,
-        rounds=30,
-        accuracy=1e-6,
-    ),
-    Method(
-        name="LPGD",
-        kind=LPGD,
-        limit=forms.mean_of_low_rank,
-        cost=forms.factors_up,
-        arguments={"low_rank_penalty": 3.0},
-        settle={"lr": 0.6, "local_steps": 40},
-        rounds=2,
-    ),
-    Method(
-        name="GPGD",
-        kind=GPGD,
-        limit=forms.low_rank_of_mean,
-        cost=forms.factors_down,
-        arguments={"low_rank_penalty": 5.0},
-    ),
-    Method(
-        name="FedCLUP",
-        kind=FedCLUP,
-        limit=forms.held_together,
-        cost=forms.dense,
-        arguments={"penalty": 0.4},
-        rounds=22,
-    ),
-    Method(
-        name="FedPD",
-        kind=FedPD,
-        limit=forms.minimum,
-        cost=forms.dense,
-        rounds=32,
-        accuracy=1e-6,
-        everyone=True,
-    ),
-    Method(
-        name="FedPD, VR",
-        kind=FedPD,
-        limit=forms.minimum,
-        cost=forms.dense,
-        arguments={"variance_reduction": True, "refresh_period": 2, "inner_step": 0.5},
-        rounds=32,
-        accuracy=1e-6,
-        everyone=True,
-    ),
-    Method(
-        name="FedPD, skipping",
-        kind=FedPD,
-        limit=forms.minimum,
-        cost=forms.dense_or_skipped,
-        arguments={"skip_probability": 0.5},
-        rounds=22,
-        problem=forms.alike,
-        everyone=True,
-        timed=True,
-    ),
-    Method(
-        name="FedACS",
-        kind=FedACS,
-        limit=forms.collaboration,
-        cost=forms.dense,
-        settle={"lr": 0.3, "local_steps": 4},
-        problem=forms.pairs,
-    ),
-    Method(
-        name="FedACS, quantile 1",
-        kind=FedACS,
-        limit=forms.alone,
-        cost=forms.dense,
-        arguments={"quantile": 1.0, "candidates": "all"},
-    ),
-    Method(
-        name="FedAgg",
-        kind=FedAgg,
-        limit=forms.averaging,
-        cost=forms.gradients,
-        settle={"lr": 0.5, "local_epochs": 1, "rate_penalty": 1e-13},
-        rounds=35,
-        accuracy=1e-6,
-    ),
-    Method(
-        name="FedAgg, aggregated",
-        kind=FedAgg,
-        limit=forms.minimum,
-        cost=forms.gradients,
-        arguments={"dynamics": "aggregated"},
-        settle={"lr": 0.3, "local_epochs": 1, "rate_penalty": 1e-13},
-        rounds=40,
-        accuracy=1e-6,
-    ),
-]
-METHODS = {method.name: method for method in _LISTED}
+METHODS = {entry.name: entry for entry in [*entries_baselines.ENTRIES, *entries_papers.ENTRIES]}
 
 
 # ---- what a run leaves --------------------------------------------------------------------------

@@ -1,0 +1,256 @@
+"""Local steps of clients: their arguments, and the loops that take them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl.clients import Clients, LocalSchedule
+from pfl.engines.base import EngineName
+from pfl.engines.local_step import LocalOptimizer, OptimizerFactory, Step, check_elementwise
+from pfl.errors import require
+from pfl.method.module import Network
+from pfl.method.round_totals import RoundTotals
+from pfl.method.run import FederatedRun
+from pfl.proximal import soft_threshold
+
+ADAPT = "adapt"  # the name of the local steps of an evaluation, which are not counted
+
+
+class LocalTraining(FederatedRun):
+    """The part of a method that takes clients' local steps, in a round or in an evaluation.
+
+    The docstring of `FederatedAlgorithm` explains the arguments.
+    """
+
+    _totals: RoundTotals
+
+    def __init__(
+        self,
+        network: Network,
+        lr: float,
+        lr_decay: float,
+        weight_decay: float,
+        local_epochs: int,
+        local_steps: int | None,
+        batch_size: int | None,
+        optimizer: OptimizerFactory | None,
+        buffers: Literal["average", "local"],
+        loss: nn.Module | None,
+        engine: EngineName,
+    ) -> None:
+        super().__init__(network, batch_size, buffers, loss, engine)
+        require("lr", lr, 0 < lr < math.inf, "positive and finite")
+        require("lr_decay", lr_decay, lr_decay > 0, "positive")
+        require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
+        require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
+        require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
+        self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
+        self.local_epochs, self.local_steps = local_epochs, local_steps
+        self.optimizer_factory = optimizer
+        if optimizer is not None:
+            check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
+
+    @property
+    def local_schedule(self) -> LocalSchedule:
+        """The local steps that the method's arguments define, for `clients.batches`."""
+        return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps)
+
+    def learning_rate(self, round_index: int) -> float:
+        """Returns the local learning rate of a round (from 0)."""
+        return self.lr * self.lr_decay**round_index
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the relative costs of a round for clients with these numbers of samples, [C].
+
+        The cost is the number of sample gradients.
+        """
+        if self.local_steps is None:
+            return sizes
+        return sizes / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
+
+    def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
+        """Counts the losses and sample gradients of one batch of a training loop.
+
+        Args:
+            name: The mean of the losses over samples is logged as `<name>/loss`.
+            loss: The losses of a batch's rows, [A].
+            counts: Number of samples of each row; they are counted in `train/samples`.
+        """
+        if name != ADAPT:
+            self._totals.losses.setdefault(name, []).append((loss, counts))
+
+    def local_sgd(
+        self,
+        clients: Clients,
+        start: Tensor,
+        *,
+        linear: Tensor | None = None,
+        prox_weight: float = 0.0,
+        prox_center: Tensor | float = 0.0,
+        l1: float = 0.0,
+        offset: Tensor | None = None,
+        prox: Callable[[Tensor, float], Tensor] | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        lr: float | None = None,
+        part: Tensor | None = None,
+        name: str = "train",
+    ) -> Tensor:
+        """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
+
+        The steps are v <- soft(v - lr (g + linear + prox_weight (v - prox_center)), lr l1), with g
+        a mini-batch's gradient at v + offset; or the method's `optimizer` takes that direction.
+
+        Args:
+            clients: The C clients that train.
+            start: The first v, [P] for all clients or [C, P].
+            linear: The vector of the linear term, [P] or [C, P].
+            prox_weight: The weight of the quadratic (proximal) term.
+            prox_center: The center of the proximal term, [P] or [C, P] or a number.
+            l1: The weight of the l1 norm.
+            offset: A part of the model that does not move, [P] or [C, P].
+            prox: A function of v [A, P] and the learning rate that is applied after each step,
+                such as one that lowers ranks.
+            epochs: A number of epochs that replaces `local_epochs` and `local_steps`.
+            steps: A number of local steps that replaces all three.
+            lr: A learning rate that replaces the round's.
+            part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
+            name: The key of the order of samples; the loss is logged as `<name>/loss`.
+
+        Returns:
+            v after the local steps, [C, P]. Clients without samples keep their start.
+        """
+        v = start.expand(len(clients), self.space.size).clone()
+        lr = self.learning_rate(clients.round) if lr is None else lr
+        schedule = replace(self.local_schedule, purpose=name)
+        if epochs is not None or steps is not None:
+            schedule = replace(schedule, epochs=epochs or 1, steps=steps)
+        offset = None if offset is None else offset.expand_as(v)
+        if not isinstance(prox_center, Tensor) and prox_center:
+            prox_center = torch.full_like(v, prox_center)
+        drift = prox_weight * prox_center if prox_weight else 0.0
+        drift = drift if linear is None else drift - linear
+        if prox is None and self.optimizer_factory is None:
+            shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
+            shrink = 1 - lr * (self.weight_decay + prox_weight)
+            step = Step(lr, shrink, shift, offset, lr * l1, part=part)
+            self.run_local_steps(clients, v, step, schedule, name)
+            return v
+        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
+        for batch in clients.batches(schedule):
+            at = v if offset is None else v + offset
+            loss, g = self.oracle.gradient(at, batch, clients.buffers)
+            if prox_weight or linear is not None:
+                g = g + prox_weight * v - drift
+            optimizer.step(g, batch.clients)
+            rows = moved = v[: batch.clients]
+            if l1 > 0:
+                moved = soft_threshold(moved, lr * l1)
+            moved = prox(moved, lr) if prox else moved
+            if moved is not rows:
+                rows.copy_(moved if part is None else torch.where(part, moved, rows))
+            self.log_loss(name, loss, batch.counts)
+        return v
+
+    def run_local_steps(
+        self, clients: Clients, v: Tensor, step: Step, schedule: LocalSchedule, name: str
+    ) -> None:
+        """Takes plain local steps of v [C, P] in place, in several threads if that is faster.
+
+        Args:
+            clients: The C clients that train.
+            v: What the steps change.
+            step: The line of one step.
+            schedule: How many steps each client takes.
+            name: The losses are logged as `<name>/loss`.
+        """
+        data = clients.data
+        free = data.in_memory and self.oracle.engine.releases_gil()
+        parts = self.threads.workers(len(clients)) if free else 1
+
+        def train_part(part: int) -> tuple[Tensor, list[int]]:
+            # Every second client and so on, since the first ones have more samples.
+            rows = slice(part, None, parts)
+            own = clients.rows(rows)
+            with torch.no_grad():
+                return self.oracle.descend(
+                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
+                )
+
+        for losses in self.threads.map(train_part, range(parts)):
+            self.log_loss(name, *losses)
+
+    # ---- models for evaluation ----------------------------------------------------------------
+
+    def adapt(
+        self,
+        clients: Clients,
+        start: Tensor,
+        *,
+        steps: int | None = None,
+        epochs: int | None = None,
+        lr: float | None = None,
+        part: Tensor | None = None,
+    ) -> Tensor:
+        """Returns models that were trained on the clients' own training samples for an evaluation.
+
+        For `personalized`, of clients in any split. Nothing is logged, counted or kept: the client
+        states, the global model and the training that follows are as if the steps had not been
+        taken. The order of samples depends on the seed and the client, and on no round. The
+        running statistics of the adapted models replace `clients.buffers`.
+
+        Args:
+            clients: C clients.
+            start: The models before the steps, [P] or [C, P].
+            steps: A number of local steps; 0 returns the start.
+            epochs: A number of epochs, where `steps` is not given.
+            lr: The learning rate; None: that of the coming round.
+            part: The parameters that move, bool [P].
+
+        Returns:
+            The adapted models, [C, P]. Clients without training samples keep their start.
+        """
+        start = start.expand(len(clients), self.space.size)
+        if steps == 0:
+            return start
+        order = np.argsort(-clients.data.sizes("train", clients.ids), kind="stable")
+        rows = torch.from_numpy(order).to(start.device)
+        buffers = None if clients.buffers is None else clients.buffers[rows]
+        learners = Clients(
+            clients.ids[order], 0, clients.data, buffers=buffers, dtype=clients.dtype
+        )
+        lr = self.learning_rate(self.rounds) if lr is None else lr
+        v = self.local_sgd(
+            learners, start[rows], epochs=epochs, steps=steps, lr=lr, part=part, name=ADAPT
+        )
+        back = torch.empty_like(rows)
+        back[rows] = torch.arange(len(rows), device=rows.device)
+        if buffers is not None:
+            clients.buffers = buffers[back]
+        return v[back]
+
+    def adaptation_start(self, clients: Clients) -> Tensor:
+        """Returns each client's best model, from which fine-tuning in an evaluation begins, [C, P].
+
+        Here the personalized model, or the global one where the method has no other.
+        """
+        if self.has_personalized:
+            return self.personalized(clients)
+        return self.global_model.expand(len(clients), -1)
+
+    def newcomer(self, clients: Clients) -> Tensor:
+        """Returns the first models of clients that never trained, [C, P].
+
+        Here the global model, or the personalized one, with client states at their initial values,
+        where the method has no global model.
+        """
+        if self.has_global:
+            return self.global_model.expand(len(clients), -1)
+        return self.personalized(clients)

@@ -1,0 +1,56 @@
+"""What the tests of every method have to know about one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from pfl.algorithms import FederatedAlgorithm
+from tests.algorithms import closed_forms as forms
+
+
+@dataclass(frozen=True)
+class Method:
+    """What the common tests must know of a method.
+
+    Attributes:
+        name: Of the entry; a class may have several.
+        kind: The class.
+        limit: limit(quadratics, **arguments): where it ends.
+        cost: Of a participant in a round.
+        private: The client states that hold personal parameters and must never leave the
+            client. Not those that the method sends by design, or that the server can work out from
+            what it is sent.
+        trained_with_private: Whether what a client sends is trained together with its private
+            states, and so depends on them.
+        arguments: The class's own, in all tests.
+        settle: Further ones where the limit is looked for.
+        rounds, accuracy: After how many rounds the limit is reached, and how closely.
+        problem: The problem whose limit is known, by number of clients.
+        everyone: Whether all clients must take part in every round.
+        timed: Whether the number of a round decides what it does, even with full gradients.
+        more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
+            `local_epochs`.
+    """
+
+    name: str
+    kind: type[FederatedAlgorithm]
+    limit: Callable[..., forms.Models]
+    cost: forms.Cost
+    private: tuple[str, ...] = ()
+    trained_with_private: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
+    rounds: int = 12
+    accuracy: float = 1e-7
+    problem: Callable[[int], forms.Quadratics] = forms.different
+    everyone: bool = False
+    timed: bool = False
+    more_epochs: int = 0
+
+    def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
+        """The algorithm."""
+        return self.kind(network, **self.arguments, **training)

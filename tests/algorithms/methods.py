@@ -1,8 +1,9 @@
 """The list of all methods for the tests that every one of them must pass.
 
-A new method gets an entry in entries_baselines.py: how it is made, where it ends on quadratics, what
-a round costs, and which of its client states must never leave the client. Then test_conformance.py
-and test_continued.py check it, and tests/distributed/test_strategy.py runs it in two processes.
+A new method gets an entry in entries_baselines.py: how it is made, where it ends on quadratics,
+what a round costs, and which of its client states must never leave the client. Then
+test_conformance.py and test_continued.py check it, and tests/distributed/test_strategy.py runs it
+in two processes.
 """
 
 from __future__ import annotations

@@ -15,15 +15,22 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pfl.callbacks import run_files
 from pfl.callbacks.local_baseline import LocalBaseline
-from pfl.callbacks.run_result import ClientTable, best_round, compare, peak_memory, versions
+from pfl.callbacks.run_result import ClientTable, compare, peak_memory, versions
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.report import client_scores
+from pfl.report.results import best_round
 from pfl.report.table import summary_table
 from pfl.rounds.loop import FederatedLoop
+
+MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
 
 
 class RunRecorder(Callback):
     """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
+
+    Every client's scores in every evaluation are in `client_scores.bin` (see
+    `pfl.report.client_scores`), of runs with at most 10,000 clients.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run and after an error. A resumed run begins with the rows of the checkpoint,
@@ -97,6 +104,7 @@ class RunRecorder(Callback):
             self._rewrite_metrics()
         for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
             run_files.cut(self.folder / f"{table}.csv", len(self.rows))
+        client_scores.cut(self.folder, len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -131,12 +139,24 @@ class RunRecorder(Callback):
             with (self.folder / "metrics.csv").open("a", newline="") as file:
                 csv.DictWriter(file, self._names).writerow(row)
         self._write_tables(pl_module)
+        self._write_client_scores(pl_module)
 
     def _write_tables(self, algorithm: FederatedAlgorithm) -> None:
         if self._writes and self._rounds_in_tables < algorithm.rounds:
             for table, columns in algorithm.recorded.items():
                 run_files.append(self.folder / f"{table}.csv", algorithm.rounds, columns)
             self._rounds_in_tables = algorithm.rounds
+
+    def _write_client_scores(self, algorithm: FederatedAlgorithm) -> None:
+        """Keeps the scores of the round's evaluation, if the round was evaluated."""
+        scored = any(name.startswith("test/") for name in algorithm.row)
+        if scored and algorithm.evaluation and algorithm.num_clients <= MOST_CLIENTS:
+            scores = {
+                f"{split}_{kind}_{number}": values[number]
+                for (split, kind), values in algorithm.evaluation.scores.items()
+                for number in ("accuracy", "loss")
+            }
+            client_scores.append(self.folder, algorithm.rounds, scores)
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import math
 import platform
 import sys
 from dataclasses import dataclass
@@ -21,28 +20,6 @@ from pfl.rounds.evaluation import worst_tenth
 from pfl.rounds.loop import FederatedLoop
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
-
-
-def best_round(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Returns the row with the best validation score; None if no round was validated.
-
-    The score is the mean accuracy of the personalized models or, if there are none, of the global
-    model; for regression it is the loss. The first of equal rounds wins.
-
-    Args:
-        rows: The rows of `metrics.csv`.
-
-    Returns:
-        A copy of the row, with the name of the score as `selected_by`.
-    """
-    for number, sign in (("accuracy", 1), ("loss", -1)):
-        for kind in ("personalized", "global"):
-            name = f"val/{kind}/{number}"
-            have = [row for row in rows if name in row and not math.isnan(row[name])]
-            if have:
-                best = max(have, key=lambda row: sign * row[name])
-                return {"selected_by": name, **best}
-    return None
 
 
 @dataclass(frozen=True)

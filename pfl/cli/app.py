@@ -27,8 +27,9 @@ from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
 DESCRIPTION = (
-    "Personalized federated learning. One more subcommand, `reproduce`, runs and draws a figure "
-    "of a paper; `reproduce --list` names them."
+    "Personalized federated learning. Two more subcommands: `compare` runs several methods and "
+    "tells which of them differ by more than noise; `reproduce` runs and draws a figure of a paper "
+    "(`reproduce --list` names them)."
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
@@ -169,7 +170,10 @@ def _check_yaml(path: str) -> None:
         value = shorten(repr(content), 60)
         raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
     if {"common", "base"} & content.keys():
-        raise ConfigError(f"config: {path} is a figure or table of a paper; use `pfl reproduce`")
+        raise ConfigError(
+            f"config: {path} describes many runs; use `pfl compare`, or `pfl reproduce` for a "
+            f"figure or table of a paper"
+        )
     _check_groups(content)
 
 

@@ -42,6 +42,6 @@ def find_run(name: str) -> str:
         return name
     path = find(name)
     if path is None:
-        known = [key for key in names(shipped()) if not key.startswith("papers/")]
+        known = [key for key in names(shipped()) if not key.startswith(("papers/", "compare/"))]
         raise ConfigError(f"config: {name}: there is no such file{closest(name, known)}")
     return str(path)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 
 from pfl.cli.app import FederatedCLI
-from pfl.cli.messages import explain
+from pfl.cli.messages import explain, quiet
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 
@@ -21,8 +20,7 @@ def main(args: list[str] | None = None) -> int:
         The exit status: 2 for a mistake of the user, told in one line, 1 for a lost process, and
         128 plus its number for a signal.
     """
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    quiet()
     if args is None:
         args = sys.argv[1:]
         # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
@@ -33,6 +31,10 @@ def main(args: list[str] | None = None) -> int:
                 from pfl.cli.reproduce import command
 
                 command(args[1:])
+            elif args[:1] == ["compare"]:
+                from pfl.cli import compare
+
+                compare.command(args[1:])
             else:
                 FederatedCLI(args)
     except Ended as error:

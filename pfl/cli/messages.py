@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -186,3 +187,9 @@ def _parser(owner: str) -> ArgumentParser:
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
     return parser
+
+
+def quiet() -> None:
+    """Silences Lightning's remarks about the machine, for this process."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)

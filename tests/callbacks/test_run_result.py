@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from pfl.callbacks.run_result import best_round, compare, peak_memory, versions
+from pfl.callbacks.run_result import compare, peak_memory, versions
+from pfl.report.results import best_round
 from pfl.rounds.evaluation import worst_tenth
 
 NAN = float("nan")

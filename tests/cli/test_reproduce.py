@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import yaml
 
-from pfl.cli.figure_file import Job, known, merge, nest, read_figure
-from pfl.cli.reproduce import execute, rows_of
+from pfl.cli.figure_file import known, read_figure
+from pfl.cli.grid import Job, merge, nest
+from pfl.cli.jobs import execute, rows_of
 from tests import commands
 from tests.commands import ROOT, table
 

@@ -1,0 +1,296 @@
+"""`pfl compare`: runs methods on equal terms, and says which of them differ by more than noise."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from pfl.callbacks.run_files import run_folder_errors
+from pfl.cli import configs
+from pfl.cli.grid import Config, Grid, Job, load, read_grid
+from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
+from pfl.errors import ConfigError
+from pfl.report import comparison as tables
+from pfl.report.comparison import Comparison
+from pfl.report.results import BUDGETS, Run
+
+KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget")
+KINDS = {"grid": dict, "baseline": str, "budget": dict}
+SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonFile(Grid):
+    """The content of a comparison's file.
+
+    Attributes:
+        name: The name of the file.
+        title: What is compared.
+        baseline: The name of the run with which the others are compared.
+        budget: One of `BUDGETS` and its limit; None: whole runs.
+    """
+
+    name: str
+    title: str
+    baseline: str
+    budget: tuple[str, float] | None
+
+
+def read_comparison(path: Path) -> ComparisonFile:
+    """Reads the file of a comparison.
+
+    The file has `title`, `seeds`, `common`, `runs` and `grid` as in pfl/cli/grid.py, and
+
+        baseline: FedAvg           # with which the others are compared; the first run by default
+        budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
+
+    Raises:
+        ConfigError: The file has a mistake.
+    """
+    content = load(path, KEYS, KINDS)
+    grid = read_grid(str(path), content)
+    baseline = content.get("baseline", next(iter(grid.runs)))
+    if baseline not in grid.runs:
+        raise ConfigError(
+            f"{path}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
+        )
+    budget = content.get("budget")
+    return ComparisonFile(
+        **vars(grid),
+        name=path.stem,
+        title=str(content.get("title", path.stem)),
+        baseline=baseline,
+        budget=_budget(f"{path}: budget", budget) if budget is not None else None,
+    )
+
+
+def _budget(key: str, budget: Config) -> tuple[str, float]:
+    for name, limit in budget.items():
+        number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
+        if len(budget) == 1 and name in BUDGETS and number:
+            return name, float(limit)
+    raise ConfigError(f"{key}: {budget}; it must be one of {', '.join(BUDGETS)} and a number")
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def run(file: ComparisonFile, root: Path, workers: int, share: tuple[int, int]) -> list[Run] | None:
+    """Runs what has not been run, and returns all runs.
+
+    Args:
+        file: The comparison.
+        root: The folder of the runs.
+        workers: Number of processes.
+        share: (k, n): only the k-th of n shares of the runs, for n machines with one file system.
+
+    Returns:
+        The runs; None while other machines have not finished theirs.
+    """
+    jobs = file.jobs()
+    mine = jobs[share[0] - 1 :: share[1]]
+    bar = tqdm(total=len(mine), unit="run", disable=None)
+    for job, outcome in run_all(mine, root, workers=workers, checkpoints=True):
+        bar.write(f"{job}: {said(outcome)}")
+        bar.update()
+    bar.close()
+    outcomes = [outcome_of(root / job.folder) for job in jobs]
+    if missing := [str(job) for job, outcome in zip(jobs, outcomes, strict=True) if not outcome]:
+        print(f"{len(missing)} runs of other machines are missing, such as {missing[0]}")
+        return None
+    return [_read(job, root, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
+
+
+def _read(job: Job, root: Path, outcome: Config) -> Run:
+    diverged = outcome["status"] == "diverged"
+    return Run.read(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)
+
+
+def read_folders(folders: Sequence[Path]) -> list[Run]:
+    """Returns the runs in finished folders; runs that differ in their seed only are one method.
+
+    Their method is named after the algorithm, or after the folder if two configurations have the
+    same algorithm.
+    """
+    runs = [Run.read(folder.name, 0, folder) for folder in folders]
+    names = [run.summary["algorithm"] for run in runs]
+    keys = [(n, _configuration(folder)) for n, folder in zip(names, folders, strict=True)]
+    first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
+    labels = [
+        name if sum(key[0] == name for key in first) == 1 else first[key]
+        for name, key in zip(names, keys, strict=True)
+    ]
+    seeds = [run.summary["seed"] for run in runs]
+    if len(set(zip(labels, seeds, strict=True))) < len(runs):
+        raise ConfigError("compare: two of these runs have the same configuration and seed")
+    _check_partitions(runs)
+    return [
+        Run.read(label, seed, run.folder)
+        for label, seed, run in zip(labels, seeds, runs, strict=True)
+    ]
+
+
+def _configuration(folder: Path) -> str:
+    """Returns the configuration of a run without its name and seed."""
+    path = folder / "config.yaml"
+    text = path.read_text() if path.is_file() else str(folder)
+    return re.sub(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n", "", text)
+
+
+def _check_partitions(runs: Iterable[Run]) -> None:
+    """Refuses runs with the same seed that did not share a partition: nothing would be paired."""
+    hashes: dict[Any, tuple[str, Path]] = {}
+    for run in runs:
+        seed, found = run.summary["seed"], run.summary["partition_hash"]
+        known, folder = hashes.setdefault(seed, (found, run.folder))
+        if known != found:
+            raise ConfigError(
+                f"compare: {folder} and {run.folder} have the seed {seed} and other partitions; "
+                f"their clients cannot be compared"
+            )
+
+
+# ---- what comes out ------------------------------------------------------------------------------
+
+
+def write(comparisons: Sequence[Comparison], title: str, out: Path) -> list[Path]:
+    """Writes tables and figures, prints the tables, and returns the paths of the files."""
+    parts: dict[str, list[str]] = {"md": [f"# {title}\n"], "tex": []}
+    records: list[list[str]] = []
+    for comparison in comparisons:
+        both = [tables.score_table(comparison), tables.statistics_table(comparison)]
+        notes = " ".join(comparison.notes())
+        head = f"\n{comparison.title}\n" if len(comparisons) > 1 else ""
+        print(f"{head}\n{tables.text(both[0])}\n{tables.text(both[1])}\n{notes}")
+        parts["md"] += [f"## {comparison.title}\n", *map(tables.markdown, both), notes + "\n"]
+        parts["tex"] += [f"% {comparison.title}. {notes}", *map(tables.latex, both)]
+        for kind, cells in zip(("scores", "statistics"), both, strict=True):
+            records += [[comparison.title, kind, *row] for row in cells]
+    files = [out / f"comparison.{kind}" for kind in parts]
+    for path, content in zip(files, parts.values(), strict=True):
+        path.write_text("\n".join(content))
+    files.append(out / "comparison.csv")
+    with files[-1].open("w", newline="") as file:
+        csv.writer(file).writerows(records)
+    return files + _draw(comparisons, out)
+
+
+def _draw(comparisons: Sequence[Comparison], out: Path) -> list[Path]:
+    from pfl.report import comparison_figures as figures  # matplotlib takes long to import
+
+    drawn: dict[str, Any] = {"ranks": figures.rank_diagram(comparisons)}
+    for number, comparison in enumerate(comparisons, 1):
+        behind = f"-{number}" if len(comparisons) > 1 else ""
+        drawn[f"curves{behind}"] = figures.curves(comparison)
+        drawn[f"worst-tenth{behind}"] = figures.curves(comparison, "_worst10")
+        drawn[f"gains{behind}"] = figures.gains(comparison)
+        drawn[f"scatter{behind}"] = figures.scatter(comparison)
+    files = []
+    for name, figure in drawn.items():
+        for kind in ("png", "pdf") if figure is not None else ():
+            files.append(out / f"{name}.{kind}")
+            metadata = {"CreationDate": None} if kind == "pdf" else None
+            figure.savefig(files[-1], dpi=150, metadata=metadata)
+    return files
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"compare: {message}")
+
+
+def command(words: list[str]) -> None:
+    """Runs `compare FILE` or `compare FOLDER ...`.
+
+    Args:
+        words: The words behind `compare`.
+    """
+    parser = _Parser(
+        prog="pfl compare",
+        description="Run several methods with several seeds on the same partitions and cohorts, "
+        "and write tables, paired statistics and figures. Runs that were finished with the same "
+        "configuration and code are not repeated, and a killed run goes on where it was.",
+    )
+    parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
+    parser.add_argument("--out", type=Path, help="the folder of runs and results")
+    parser.add_argument("--jobs", type=int, help="runs at a time; default: as many as fit")
+    parser.add_argument("--share", default="1/1", help="k/n: the k-th of n shares, for n machines")
+    parser.add_argument("--baseline", help="the method with which the others are compared")
+    parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
+    given = parser.parse_args(words)
+    begun = time.monotonic()
+    budget = None
+    if given.budget is not None:
+        name, _, limit = given.budget.partition("=")
+        try:
+            budget = _budget("compare: --budget", {name: float(limit)})
+        except ValueError:
+            raise ConfigError(
+                f"compare: --budget: {given.budget}; it must be like bytes=2e6"
+            ) from None
+    folders = [Path(word) for word in given.what]
+    if all(folder.is_dir() for folder in folders):
+        runs: list[Run] | None = read_folders(folders)
+        title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
+    else:
+        file = read_comparison(_path(given.what))
+        title, baseline, budget = file.title, file.baseline, budget or file.budget
+        out = given.out or Path("runs/compare") / file.name
+        _make(out)
+        workers = given.jobs or side_by_side(len(file.jobs()))
+        runs = run(file, out, workers, _share(given.share))
+    if runs is None:
+        return
+    _make(out)
+    labels = list(dict.fromkeys(run.label for run in runs))
+    baseline = given.baseline or baseline or labels[0]
+    if baseline not in labels:
+        raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
+    files = write(_by_point(runs, baseline, budget, title), title, out)
+    print(f"\n{', '.join(map(str, files))} ({time.monotonic() - begun:.0f} s)")
+
+
+def _by_point(
+    runs: Sequence[Run], baseline: str, budget: tuple[str, float] | None, title: str
+) -> list[Comparison]:
+    """Returns a comparison for each point of the grid."""
+    points: dict[str, list[Run]] = {}
+    for one in runs:
+        points.setdefault(json.dumps(one.point, default=str), []).append(one)
+    return [
+        Comparison(here, baseline, budget, tables.described(here[0].point) or title)
+        for here in points.values()
+    ]
+
+
+def _path(words: Sequence[str]) -> Path:
+    path = configs.find(words[0]) if len(words) == 1 else None
+    if path is None:
+        raise ConfigError(
+            f"compare: {' '.join(words)}; it must be a YAML file, or folders of finished runs"
+        )
+    return path
+
+
+def _share(text: str) -> tuple[int, int]:
+    match = SHARE.match(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise ConfigError(f"compare: --share: {text}; it must be like 1/3, the first of three")
+    return int(match[1]), int(match[2])
+
+
+def _make(out: Path) -> None:
+    with run_folder_errors(out, "compare: --out"):
+        out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,195 @@
+"""The language of a file that describes many runs: configurations x a grid x seeds.
+
+    seeds: 3                  # repeats every run with the seeds 0, 1, 2; or a list of seeds
+    common: {...}             # a configuration of `fit`
+    runs:                     # by name, what a run changes in `common`
+      FedAvg: {model: {class_path: FedAvg}}
+      FedProx: {model: {class_path: FedProx, init_args: {proximal_weight: 1.0}}}
+    grid:                     # repeats every run with each of these values
+      data.init_args.heterogeneity: [0.5, 2.0]        # the axis `heterogeneity`
+      size: {small: {...}, large: {...}}              # named changes; under `runs` of a change,
+                                                      # by run, changes of that run only
+
+A change replaces single values; a change to another class replaces the class and all of its
+arguments. A key may be a dotted path.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pfl.errors import ConfigError
+
+Config = dict[str, Any]
+NAMES: dict[type, str] = {dict: "mapping", list: "list", str: "name"}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its name, its place in the grid, its seed and its configuration."""
+
+    run: str
+    axes: dict[str, Any]
+    seed: int
+    config: Config
+
+    def __str__(self) -> str:
+        return ", ".join([*self._place(), f"seed={self.seed}"])
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, relative to that of the figure."""
+        parts = (re.sub(r"[^\w.=+-]+", "-", part) for part in self._place())
+        return Path(*parts, f"seed{self.seed}")
+
+    def _place(self) -> list[str]:
+        return [self.run, *(f"{k}={v}" for k, v in self.axes.items())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The runs of a file.
+
+    Attributes:
+        seeds: The seeds of every run.
+        common: The configuration of `fit` that all runs change.
+        runs: What each run changes in it.
+        grid: For each axis of the grid, by value, what that value changes.
+    """
+
+    seeds: list[int]
+    common: Config
+    runs: dict[str, Config]
+    grid: dict[str, dict[str, Config]]
+
+    def jobs(self) -> list[Job]:
+        """Returns all runs, in the order of the file."""
+        points = list(itertools.product(*(values.items() for values in self.grid.values())))
+        return [self._job(*choice) for choice in itertools.product(self.runs, points, self.seeds)]
+
+    def _job(self, run: str, point: tuple[tuple[str, Config], ...], seed: int) -> Job:
+        config = merge(self.common, self.runs[run])
+        for _, change in point:
+            config = merge(config, {k: v for k, v in change.items() if k != "runs"})
+            config = merge(config, change["runs"].get(run, {}))
+        axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
+        return Job(run, axes, seed, {**config, "seed_everything": seed})
+
+
+def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config:
+    """Returns the checked content of a file, without dotted keys.
+
+    Args:
+        path: The file.
+        keys: The keys that the file may have.
+        kinds: The types of some of their values.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: it must have the keys {', '.join(keys)}")
+    if unknown := [key for key in content if key not in keys]:
+        raise ConfigError(f"{path}: there is no key {unknown[0]!r}; known are {', '.join(keys)}")
+    for key, kind in kinds.items():
+        value = content.get(key)
+        if value is not None and not isinstance(value, kind):
+            raise ConfigError(f"{path}: {key}: {value!r}; it must be a {NAMES[kind]}")
+    return normal(content)
+
+
+def normal(content: Config) -> Config:
+    """Returns the content with dotted keys taken apart, ready for `merge`."""
+    result = dict(content)
+    for key, take_apart in (("common", nest), ("runs", _each_run), ("full", normal)):
+        if isinstance(content.get(key), dict):
+            result[key] = take_apart(content[key])
+    return result
+
+
+def read_grid(name: str, content: Config) -> Grid:
+    """Returns the runs that the content of a file describes.
+
+    Args:
+        name: The name of the file, for errors.
+        content: The content without dotted keys.
+
+    Raises:
+        ConfigError: A key has a value that does not fit.
+    """
+    for key in ("common", "runs"):
+        if not isinstance(content.get(key), dict) or not content[key]:
+            raise ConfigError(f"{name}: {key}: {content.get(key)!r}; the file needs some")
+    seeds = content.get("seeds", 1)
+    try:
+        seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{name}: seeds: {seeds!r}; give their number, or a list") from None
+    grid = dict(_axis(name, *item) for item in (content.get("grid") or {}).items())
+    common, runs = content["common"], content["runs"]
+    named = {
+        run for values in grid.values() for change in values.values() for run in change["runs"]
+    }
+    if unknown := sorted(named - runs.keys()):
+        raise ConfigError(
+            f"{name}: grid: there is no run {unknown[0]!r}; known are {', '.join(runs)}"
+        )
+    return Grid(seeds=seeds, common=common, runs=runs, grid=grid)
+
+
+def _each_run(runs: Config) -> Config:
+    for name, change in runs.items():
+        _check_change(f"runs.{name}", change or {})
+    return {str(name): nest(change or {}) for name, change in runs.items()}
+
+
+def _check_change(where: str, change: Any) -> None:
+    if not isinstance(change, dict):
+        raise ConfigError(f"{where}: {change!r}; it must be keys and their values")
+
+
+def _axis(figure: str, key: str, values: Any) -> tuple[str, dict[Any, Config]]:
+    """Returns the name of an axis of the grid, and what each of its values changes."""
+    if isinstance(values, list) and values:
+        if any(isinstance(value, list | dict) for value in values):
+            raise ConfigError(
+                f"{figure}: grid.{key}: {values!r}; such values need names: give changes by name"
+            )
+        return key.rpartition(".")[2], {v: {**nest({key: v}), "runs": {}} for v in values}
+    if isinstance(values, dict) and values:
+        changes = {value: change or {} for value, change in values.items()}
+        for value, change in changes.items():
+            _check_change(f"{figure}: grid.{key}.{value}", change)
+            _check_change(f"{figure}: grid.{key}.{value}.runs", change.get("runs") or {})
+        return key, {
+            value: {**nest(change), "runs": _each_run(change.get("runs") or {})}
+            for value, change in changes.items()
+        }
+    raise ConfigError(f"{figure}: grid.{key}: {values!r}; it must be a list, or changes by name")
+
+
+def nest(content: Config) -> Config:
+    """Returns the content with dotted keys taken apart: {"a.b": 1} becomes {"a": {"b": 1}}."""
+    result: Config = {}
+    for key, value in content.items():
+        head, _, rest = str(key).partition(".")
+        value = nest({rest: value} if rest else value) if rest or isinstance(value, dict) else value
+        result[head] = merge(result[head], value) if head in result else value
+    return result
+
+
+def merge(base: Any, change: Any) -> Any:
+    """Returns `base` with the values of `change`; another class drops the arguments of `base`."""
+    if not (isinstance(base, dict) and isinstance(change, dict)):
+        return change
+    if "class_path" in base and change.get("class_path", base["class_path"]) != base["class_path"]:
+        return change
+    return {**base, **{k: merge(base[k], v) if k in base else v for k, v in change.items()}}

@@ -1,0 +1,216 @@
+"""Runs of a grid: one after another or side by side, each of them once."""
+
+from __future__ import annotations
+
+import csv
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import math
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import redirect_stdout
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from pfl.callbacks.run_files import run_folder_errors, write_json
+from pfl.callbacks.run_result import versions
+from pfl.cli.app import FederatedCLI
+from pfl.cli.grid import Config, Job, merge
+from pfl.cli.messages import explain, quiet
+from pfl.errors import ConfigError, Diverged
+
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
+PACKAGES = ("pfl", "models", "datamodules")
+RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
+
+
+# ---- one run -------------------------------------------------------------------------------------
+
+
+def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
+    """Runs a job in `root`, unless the same code has finished a run of the same configuration.
+
+    Args:
+        job: The run.
+        root: The folder of all runs.
+        checkpoints: Saves checkpoints, so that a run that was killed goes on where it was. They
+            are removed once the run has ended.
+
+    Returns:
+        `status` ("finished", or "diverged" if the models were no longer finite), `seconds` of the
+        run, `reused`, which is True for an earlier run, and else `again`, which is True if other
+        code has finished a run of the same configuration.
+    """
+    folder = root / job.folder
+    code = code_version(json.dumps(job.config))
+    identity = {"config": json.dumps(job.config), "code": code}
+    before = outcome_of(folder)
+    if identity.items() <= before.items():
+        return {**before, "reused": True}
+    with run_folder_errors(folder.parent, "--out"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    place = {"name": folder.name, "default_root_dir": str(folder.parent)}
+    settings = {**QUIET, "enable_checkpointing": checkpoints, **place}
+    text = yaml.safe_dump(
+        merge(job.config, {"trainer": settings}), sort_keys=False, allow_unicode=True
+    )
+    path, text = folder.with_name(f"{folder.name}.yaml"), f"# code {code}\n{text}"
+    last = folder / "checkpoints" / "last.ckpt"
+    interrupted = path.is_file() and path.read_text() == text and last.is_file()
+    begun = time.monotonic()
+    status = _fit(path, last) if interrupted else None
+    if status is None or not (folder / "summary.json").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # of another configuration or code
+        path.write_text(text)
+        status = _fit(path)
+    outcome = {**identity, "status": status, "seconds": time.monotonic() - begun}
+    folder.mkdir(exist_ok=True)  # there is none if the first round failed
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    write_json(folder / "outcome.json", outcome)
+    again = before.get("config") == identity["config"]
+    return {**outcome, "reused": False, "again": again}
+
+
+def said(outcome: Config) -> str:
+    """Returns in words what `execute` has done."""
+    again = " (again, since the code has changed)" if outcome.get("again") else ""
+    done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again}"
+    return done if outcome["status"] == "finished" else f"{done}, {outcome['status']}"
+
+
+def outcome_of(folder: Path) -> Config:
+    """Returns what `execute` has recorded in a run's folder; empty if the run has not ended."""
+    record = folder / "outcome.json"
+    return json.loads(record.read_text()) if record.is_file() else {}
+
+
+def _fit(config: Path, checkpoint: Path | None = None) -> str:
+    """Returns the status of a run of `fit`, whose output is dropped."""
+    words = ["fit", "--config", str(config)]
+    try:
+        with redirect_stdout(io.StringIO()):
+            FederatedCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
+    except Diverged:
+        return "diverged"
+    except Exception as error:
+        if line := explain(error):
+            raise ConfigError(f"{config}: {line}") from error
+        raise
+    return "finished"
+
+
+def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:
+    """Yields the rows of a run's `metrics.csv`, each with the run's place in the grid.
+
+    A diverged run has one more row, without values, for the round in which it diverged.
+    """
+    place = {"run": job.run, **job.axes, "seed": job.seed}
+    diverged = outcome["status"] == "diverged"
+    rounds = 0
+    path = root / job.folder / "metrics.csv"
+    if path.is_file():
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
+                rounds = int(float(row["round"]))
+                values = {key: float(value) for key, value in row.items() if value}
+                finite = {key: value for key, value in values.items() if math.isfinite(value)}
+                yield {**place, "diverged": 0, **finite}
+    if diverged:
+        yield {**place, "diverged": 1, "round": rounds + 1}
+
+
+@functools.cache
+def code_version(config: str = "") -> str:
+    """Returns a hash of the code that a run executes, 16 hexadecimal digits.
+
+    It covers the source files of this framework, the versions of the packages that could change a
+    result, and the files of the user's own classes.
+
+    Args:
+        config: The configuration as JSON; the classes outside of this framework that it names are
+            the user's own.
+    """
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    modules = {name.split(".")[0] for name in _class_paths(json.loads(config or "{}"))}
+    for module in sorted(modules - {*PACKAGES}):
+        spec = importlib.util.find_spec(module)
+        origin = Path(spec.origin) if spec and spec.origin else Path()
+        if Path.cwd() in origin.parents:
+            digest.update(origin.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _class_paths(config: Any) -> Iterator[str]:
+    """Yields the class paths with a module that a configuration names."""
+    values = config.values() if isinstance(config, dict) else config
+    if isinstance(config, dict) and "." in str(config.get("class_path", "")):
+        yield config["class_path"]
+    if isinstance(config, dict | list):
+        for value in values:
+            yield from _class_paths(value)
+
+
+# ---- all runs ------------------------------------------------------------------------------------
+
+
+def run_all(
+    jobs: Sequence[Job], root: Path, *, workers: int = 1, checkpoints: bool = False
+) -> Iterator[tuple[Job, Config]]:
+    """Runs jobs in `root` and yields each with its outcome when the job has ended.
+
+    Args:
+        jobs: The runs.
+        root: The folder of all runs.
+        workers: Number of processes. With 1, the runs take place in this process.
+        checkpoints: As in `execute`.
+    """
+    if workers == 1:
+        for job in jobs:
+            yield job, execute(job, root, checkpoints=checkpoints)
+        return
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (threads,)) as pool:
+        work = functools.partial(execute, root=root, checkpoints=checkpoints)
+        futures = {pool.submit(work, job): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _begin_worker(threads: int) -> None:
+    sys.path.append(os.getcwd())  # for classes of the user
+    torch.set_num_threads(threads)
+    quiet()
+
+
+def side_by_side(jobs: int) -> int:
+    """Returns how many runs fit on this machine at a time, by its cores and its free memory.
+
+    One if there is a GPU, whose memory the runs would share.
+    """
+    if torch.cuda.is_available():
+        return 1
+    room = jobs
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = free // RUN_MEMORY
+    return max(1, min(jobs, os.cpu_count() or 1, room))

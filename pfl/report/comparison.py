@@ -1,0 +1,255 @@
+"""The tables of a comparison of methods: scores, costs and paired statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pfl.report.results import Row, Run, kinds
+from pfl.report.statistics import Paired, holm, paired
+
+UNEQUAL = 0.01  # relative difference of budgets that a table points out
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several methods with the same seeds.
+
+    Attributes:
+        runs: All runs of one point of the grid.
+        baseline: The label of the method with which the others are compared.
+        budget: One of `pfl.report.results.BUDGETS` and its limit; None: whole runs.
+        title: What is compared.
+    """
+
+    runs: Sequence[Run]
+    baseline: str
+    budget: tuple[str, float] | None = None
+    title: str = ""
+    chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.chosen.update({id(run): run.selected(self.budget) for run in self.runs})
+
+    @property
+    def labels(self) -> list[str]:
+        """The methods, in the order of the runs."""
+        return list(dict.fromkeys(run.label for run in self.runs))
+
+    @property
+    def number(self) -> str:
+        """The score that counts: "accuracy", or "loss" for regression."""
+        return "accuracy" if kinds(self.runs, "accuracy") else "loss"
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether a larger score is better."""
+        return self.number == "accuracy"
+
+    def of(self, label: str) -> list[Run]:
+        """Returns the runs of a method."""
+        return [run for run in self.runs if run.label == label]
+
+    def main_kind(self, label: str) -> str | None:
+        """Returns the kind of model that counts for a method: personalized, or else global."""
+        have = kinds(self.of(label), self.number)
+        return next((kind for kind in ("personalized", "global") if kind in have), None)
+
+    def values(self, label: str, name: str) -> np.ndarray:
+        """Returns a number of each run of a method, in the round that counts; NaN where none."""
+        rows = [self.chosen[id(run)] for run in self.of(label)]
+        return np.array([float((row or {}).get(name, np.nan)) for row in rows])
+
+    def client_scores(self, run: Run) -> np.ndarray | None:
+        """Returns the clients' test scores [M] of the model that counts."""
+        row, kind = self.chosen[id(run)], self.main_kind(run.label)
+        if row is None or kind is None:
+            return None
+        return run.client_scores(row, f"test_{kind}_{self.number}")
+
+    # ---- statistics ---------------------------------------------------------------------------
+
+    def pairs(self, label: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the scores of a method and of the baseline, a pair for each client and seed."""
+        baseline = {run.seed: run for run in self.of(self.baseline)}
+        ours: list[np.ndarray] = []
+        theirs: list[np.ndarray] = []
+        for run in self.of(label):
+            a = self.client_scores(run)
+            b = self.client_scores(baseline[run.seed]) if run.seed in baseline else None
+            if a is not None and b is not None and len(a) == len(b):
+                ours.append(a)
+                theirs.append(b)
+        if not ours:
+            return np.empty(0), np.empty(0)
+        return np.concatenate(ours), np.concatenate(theirs)
+
+    def statistics(self) -> dict[str, tuple[Paired, float]]:
+        """Returns each method's comparison with the baseline, and Holm's corrected p-value."""
+        others = [label for label in self.labels if label != self.baseline]
+        results = {label: paired(*self.pairs(label), self.larger_is_better) for label in others}
+        corrected = holm([result.p for result in results.values()])
+        return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
+
+    def gained(self, label: str) -> float | None:
+        """Returns the share of clients, over all seeds, that score better than alone.
+
+        None if the runs have no local baseline (the callback `LocalBaseline`).
+        """
+        shares = [run.summary["gained"] for run in self.of(label) if "gained" in run.summary]
+        return float(np.mean(shares)) if shares else None
+
+    # ---- notes --------------------------------------------------------------------------------
+
+    def notes(self) -> list[str]:
+        """Returns what a reader of the table must know, in sentences."""
+        notes = [f"± is the standard deviation over {self._seeds()}."]
+        rows = [row for row in self.chosen.values() if row is not None]
+        if all("selected_by" in row for row in rows):
+            notes.append("The round that counts is the best one on validation data.")
+        elif any("selected_by" in row for row in rows):
+            notes.append(
+                "The round that counts is the best one on validation data where a run has some, "
+                "and otherwise the last one: the methods are not compared on equal terms."
+            )
+        else:
+            notes.append("There are no validation data: the last round counts.")
+        if self.budget:
+            notes.append(f"Runs are cut after {self.budget[1]:g} {self.budget[0]}.")
+        if lost := [f"{run.label}, seed {run.seed}" for run in self.runs if run.diverged]:
+            notes.append(f"Diverged, and left out: {'; '.join(lost)}.")
+        return notes + self._unequal()
+
+    def _seeds(self) -> str:
+        counts = sorted({len(self.of(label)) for label in self.labels})
+        return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+
+    def _unequal(self) -> list[str]:
+        """Returns a sentence for each budget that the methods did not share."""
+        notes = []
+        names = {"round": "rounds", "train/samples": "sample gradients"}
+        for column, what in names.items():
+            spent = {
+                label: np.mean([run.rows[-1].get(column, 0.0) for run in self.of(label)])
+                for label in self.labels
+                if all(run.rows for run in self.of(label))
+            }
+            if not spent or max(spent.values()) <= (1 + UNEQUAL) * min(spent.values()):
+                continue
+            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+            notes.append(
+                f"Unequal {what}: {least} had {spent[least]:,.0f}, {most} {spent[most]:,.0f}."
+            )
+        return notes
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+Cells = list[list[str]]
+
+
+def score_table(comparison: Comparison) -> Cells:
+    """Returns a header and a row for each method: scores, worst tenth, gain and costs."""
+    number = comparison.number
+    shown = kinds(comparison.runs, number)
+    head = ["method", *(kind.replace("/", ", k = ") for kind in shown), "worst 10%"]
+    gained = {label: comparison.gained(label) for label in comparison.labels}
+    if any(share is not None for share in gained.values()):
+        head.append("gained")
+    cells = [[*head, "MB up", "MB down", "parameters", "gradients", "seconds"]]
+    for label in comparison.labels:
+        row = [label]
+        for kind in shown:
+            row.append(_mean(comparison.values(label, f"test/{kind}/{number}")))
+        main = comparison.main_kind(label)
+        row.append(_mean(comparison.values(label, f"test/{main}/{number}_worst10")))
+        if "gained" in head:
+            share = gained[label]
+            row.append("–" if share is None else f"{share:.0%}")
+        cells.append(row + _costs(comparison, label))
+    return cells
+
+
+def statistics_table(comparison: Comparison) -> Cells:
+    """Returns a header and a row for each method that is compared with the baseline."""
+    cells = [
+        [
+            "method",
+            f"difference to {comparison.baseline}",
+            "95% interval",
+            "p (Holm)",
+            "wins",
+            "ties",
+            "losses",
+        ]
+    ]
+    for label, (result, p) in comparison.statistics().items():
+        if not result.pairs:
+            cells.append([label, *["–"] * 6])
+            continue
+        counts = (result.wins, result.ties, result.losses)
+        interval = f"[{result.low:+.4f}, {result.high:+.4f}]"
+        p_text = "–" if np.isnan(p) else f"{p:.2g}"
+        cells.append([label, f"{result.difference:+.4f}", interval, p_text, *map(str, counts)])
+    return cells
+
+
+def _mean(values: np.ndarray) -> str:
+    """Returns mean ± sample standard deviation; "–" where a run has no such number."""
+    if not len(values) or np.isnan(values).any():
+        return "–"
+    spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
+    return f"{values.mean():.4f}{spread}"
+
+
+def _costs(comparison: Comparison, label: str) -> list[str]:
+    """Returns the means of bytes, parameters, sample gradients and seconds of a method's runs."""
+    main = comparison.main_kind(label)
+    seconds = [run.summary.get("wall_seconds", np.nan) for run in comparison.of(label)]
+    columns = [
+        (comparison.values(label, "comm/uplink_bytes") / 1e6, 2),
+        (comparison.values(label, "comm/downlink_bytes") / 1e6, 2),
+        (comparison.values(label, f"parameters/{main}"), 0),
+        (comparison.values(label, "train/samples"), 0),
+        (np.array(seconds), 1),
+    ]
+    means = [(values.mean(), digits) for values, digits in columns]
+    return ["–" if np.isnan(mean) else f"{mean:,.{digits}f}" for mean, digits in means]
+
+
+def markdown(cells: Cells) -> str:
+    """Returns a table in Markdown."""
+    head, *rows = (f"| {' | '.join(row)} |" for row in cells)
+    return "\n".join([head, f"|{'---|' * len(cells[0])}", *rows]) + "\n"
+
+
+def text(cells: Cells) -> str:
+    """Returns a table for a terminal, with aligned columns."""
+    columns = [[row[i] for row in cells] for i in range(len(cells[0]))]
+    for number, column in enumerate(columns):
+        width = max(map(len, column))
+        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
+    head, *rows = ("  ".join(row) for row in zip(*columns, strict=True))
+    return "\n".join([head, "-" * len(head), *rows]) + "\n"
+
+
+def latex(cells: Cells) -> str:
+    """Returns a table in LaTeX, for the package booktabs."""
+    rows = [" & ".join(map(_escaped, row)) + r" \\" for row in cells]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}"
+    lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(cell: str) -> str:
+    for character in "&%_#$":
+        cell = cell.replace(character, f"\\{character}")
+    return cell.replace("±", r"$\pm$").replace("–", "--")
+
+
+def described(point: dict[str, Any]) -> str:
+    """Returns a point of the grid in words, such as "alpha 0.1, data digits"."""
+    return ", ".join(f"{axis} {value}" for axis, value in point.items())

@@ -1,0 +1,182 @@
+"""Figures of a comparison of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pfl.report.comparison import Comparison
+from pfl.report.curves import COLOURS, MARKERS, Panel, Row, draw
+from pfl.report.results import kinds
+from pfl.report.statistics import critical_difference, mean_ranks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NAMES = {"round": "rounds", "comm/bytes": "MB sent and received", "train/samples": "gradients"}
+UNITS = {"comm/bytes": 1e6}
+
+
+def curves(comparison: Comparison, suffix: str = "") -> Figure:
+    """Draws the score against rounds, bytes and gradients, with bands from the worst to best seed.
+
+    Args:
+        comparison: The runs.
+        suffix: "_worst10" draws the mean of the worst tenth of the clients.
+    """
+    number = comparison.number
+    table: list[Row] = []
+    for run in comparison.runs:
+        kind = comparison.main_kind(run.label)
+        for row in run.evaluated(comparison.budget):
+            entry = {"run": run.label, "seed": run.seed, "diverged": 0, "round": row["round"]}
+            sent = row.get("comm/uplink_bytes", 0) + row.get("comm/downlink_bytes", 0)
+            entry |= {"comm/bytes": sent, "train/samples": row.get("train/samples", 0)}
+            name = f"test/{kind}/{number}{suffix}"
+            table.append(entry | ({"score": row[name]} if name in row else {}))
+    label = f"test {number}" + (", worst tenth" if suffix else "")
+    runs = {name: name for name in comparison.labels}
+    panels = [
+        Panel(runs, {}, x=x, y=["score"], x_unit=UNITS.get(x, 1), xlabel=name, ylabel=label)
+        for x, name in NAMES.items()
+    ]
+    return draw(comparison.title, panels, table)
+
+
+def gains(comparison: Comparison) -> Figure | None:
+    """Draws the distribution of each client's gain over the baseline as violins.
+
+    A red line marks equality; a client below it is better off with the baseline. None if no run
+    has recorded scores of clients.
+    """
+    shown, differences = [], []
+    for label in comparison.labels:
+        ours, theirs = comparison.pairs(label)
+        gain = (ours - theirs) if comparison.larger_is_better else (theirs - ours)
+        gain = gain[~np.isnan(gain)]
+        if label != comparison.baseline and len(gain):
+            shown.append(label)
+            differences.append(gain)
+    if not shown:
+        return None
+    figure, axes = _figure(max(4.5, 1.2 * len(shown) + 1.5), 3.6)
+    parts = axes.violinplot(differences, showmeans=True, widths=0.8)
+    bodies: Any = parts["bodies"]
+    for number, body in enumerate(bodies):
+        body.set_facecolor(COLOURS[number % len(COLOURS)])
+        body.set_alpha(0.5)
+    axes.axhline(0, color="#D00000", linewidth=1.2)
+    axes.set_xticks(range(1, len(shown) + 1), shown, rotation=20 if len(shown) > 4 else 0)
+    axes.set(ylabel=f"gain over {comparison.baseline} ({comparison.number})")
+    axes.set_title(comparison.title)
+    axes.grid(alpha=0.3, axis="y")
+    return figure
+
+
+def scatter(comparison: Comparison) -> Figure | None:
+    """Draws each client's personalized score against that of the global model.
+
+    None if no method has both.
+    """
+    number = comparison.number
+    points = {}
+    for label in comparison.labels:
+        if {"global", "personalized"} <= set(kinds(comparison.of(label), number)):
+            pairs = []
+            for run in comparison.of(label):
+                row = comparison.chosen[id(run)]
+                names = [f"test_{kind}_{number}" for kind in ("global", "personalized")]
+                both = [run.client_scores(row, name) for name in names] if row else []
+                known = [scores for scores in both if scores is not None]
+                pairs += [np.stack(known)] if len(known) == 2 else []
+            if pairs:
+                points[label] = np.concatenate(pairs, axis=1)
+    if not points:
+        return None
+    figure, axes = _figure(4.6, 4.4)
+    for index, (label, (x, y)) in enumerate(points.items()):
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+        axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
+    ends = [
+        min(axes.get_xlim()[0], axes.get_ylim()[0]),
+        max(axes.get_xlim()[1], axes.get_ylim()[1]),
+    ]
+    axes.plot(ends, ends, color="#999999", linewidth=1, zorder=0)
+    axes.set(xlabel=f"global model, {number}", ylabel=f"personalized model, {number}")
+    axes.set_title(comparison.title)
+    axes.legend(fontsize="small")
+    return figure
+
+
+def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figure | None:
+    """Draws the mean ranks of the methods with Nemenyi's critical difference (Demšar 2006).
+
+    A block is a seed of a point of the grid; methods that a bar connects do not differ
+    significantly. None with fewer than three methods or two blocks.
+    """
+    labels, scores = _blocks(comparisons)
+    if len(labels) < 3 or len(scores) < 2:
+        return None
+    ranks = mean_ranks(scores, comparisons[0].larger_is_better)
+    width = critical_difference(len(labels), len(scores), alpha)
+    order = np.argsort(ranks, kind="stable")
+    half = -(-len(labels) // 2)
+    figure, axes = _figure(6.5, 1.3 + 0.3 * half)
+    axes.set_axis_off()
+    low, high, depth = 1, len(labels), half + 1.5
+    axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-depth, 2.2))
+    axes.plot([low, high], [0, 0], color="black", linewidth=1)
+    for tick in range(low, high + 1):
+        axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
+        axes.text(tick, 0.3, str(tick), ha="center", va="bottom", fontsize=8)
+    axes.plot([low, low + width], [1.5, 1.5], color="black", linewidth=2)
+    text = f"critical difference {width:.2f} ({len(scores)} blocks)"
+    axes.text(low + width + 0.1, 1.5, text, va="center", fontsize=8)
+    for place, method in enumerate(order):
+        left = place < half
+        y = -1.5 - (place if left else len(labels) - 1 - place) * 0.9
+        end = low - 0.05 * high if left else high + 0.05 * high
+        axes.plot([ranks[method], ranks[method], end], [0, y, y], color="#555555", linewidth=0.9)
+        name = f"{labels[method]} ({ranks[method]:.2f})"
+        axes.text(end, y, name, ha="right" if left else "left", va="center", fontsize=9)
+    axes.set_ylim(-1.5 - half * 0.9, 2.2)
+    for level, (first, last) in enumerate(_cliques(ranks[order], width)):
+        y = -0.3 - 0.25 * level
+        axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)
+    return figure
+
+
+def _blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
+    """Returns the methods that have all runs, and their mean scores [blocks, methods]."""
+    seeds = [sorted({run.seed for run in comparison.runs}) for comparison in comparisons]
+    columns = {}
+    for label in comparisons[0].labels:
+        column = []
+        for comparison, wanted in zip(comparisons, seeds, strict=True):
+            kind = comparison.main_kind(label)
+            values = comparison.values(label, f"test/{kind}/{comparison.number}")
+            by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
+            column += [by_seed.get(seed, np.nan) for seed in wanted]
+        if not np.isnan(column).any():
+            columns[label] = column
+    return list(columns), np.array(list(columns.values())).T
+
+
+def _cliques(ranks: np.ndarray, width: float) -> list[tuple[float, float]]:
+    """Returns the longest runs of sorted mean ranks whose ends are within the difference."""
+    found: list[tuple[int, int]] = []
+    for first in range(len(ranks)):
+        last = int(np.flatnonzero(ranks - ranks[first] <= width)[-1])
+        if last > first and not any(a <= first and last <= b for a, b in found):
+            found.append((first, last))
+    return [(float(ranks[a]), float(ranks[b])) for a, b in found]
+
+
+def _figure(width: float, height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure  # slow to import; pyplot would need a display
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, figure.subplots()

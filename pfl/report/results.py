@@ -1,0 +1,168 @@
+"""What runs have left in their folders, read for a comparison."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pfl.errors import ConfigError
+from pfl.report.client_scores import ClientScoresByRound
+
+Row = dict[str, Any]
+BUDGETS = {
+    "rounds": ("round",),
+    "bytes": ("comm/uplink_bytes", "comm/downlink_bytes"),
+    "gradients": ("train/samples",),
+}
+"""What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
+
+
+def best_round(rows: list[Row]) -> Row | None:
+    """Returns the row with the best validation score; None if no round was validated.
+
+    The score is the mean accuracy of the personalized models or, if there are none, of the global
+    model; for regression it is the loss. The first of equal rounds wins.
+
+    Args:
+        rows: The rows of `metrics.csv`.
+
+    Returns:
+        A copy of the row, with the name of the score as `selected_by`.
+    """
+    for number, sign in (("accuracy", 1), ("loss", -1)):
+        for kind in ("personalized", "global"):
+            name = f"val/{kind}/{number}"
+            have = [row for row in rows if name in row and not math.isnan(row[name])]
+            if have:
+                best = max(have, key=lambda row: sign * row[name])
+                return {"selected_by": name, **best}
+    return None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        label: The name of the method in the comparison.
+        seed: The seed of the run.
+        folder: The folder of the run.
+        point: The run's values on the axes of a grid.
+        rows: The rows of `metrics.csv`.
+        summary: The content of `summary.json`; empty if the run diverged in its first round.
+        scores: Every client's scores by round, if the run has recorded them.
+        diverged: Whether the models were no longer finite.
+    """
+
+    label: str
+    seed: int
+    folder: Path
+    point: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    summary: Row = field(default_factory=dict)
+    scores: ClientScoresByRound | None = None
+    diverged: bool = False
+
+    @classmethod
+    def read(cls, label: str, seed: int, folder: Path, **known: Any) -> Run:
+        """Returns the run in a folder.
+
+        Args:
+            label: The name of the method in the comparison.
+            seed: The seed of the run.
+            folder: The folder of the run.
+            known: `point` and `diverged`.
+
+        Raises:
+            ConfigError: The folder has no run that has ended.
+        """
+        summary = folder / "summary.json"
+        if not known.get("diverged") and not summary.is_file():
+            raise ConfigError(
+                f"compare: {folder} has no summary.json; it must be the folder of a run that has "
+                f"ended"
+            )
+        return cls(
+            label,
+            seed,
+            folder,
+            rows=_rows(folder / "metrics.csv"),
+            summary=json.loads(summary.read_text()) if summary.is_file() else {},
+            scores=ClientScoresByRound.read(folder),
+            **known,
+        )
+
+    def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
+        """Returns the rows of rounds with a test score that a budget allows.
+
+        Args:
+            budget: One of `BUDGETS` and the limit.
+        """
+        rows = [row for row in self.rows if any(name.startswith("test/") for name in row)]
+        if budget is None:
+            return rows
+        columns, limit = BUDGETS[budget[0]], budget[1]
+        return [row for row in rows if sum(row.get(name, 0.0) for name in columns) <= limit]
+
+    def selected(self, budget: tuple[str, float] | None = None) -> Row | None:
+        """Returns the row of the round that counts: the best by validation, else the last.
+
+        None if the run diverged, or has no evaluated round within the budget.
+        """
+        rows = self.evaluated(budget)
+        if self.diverged or not rows:
+            return None
+        return best_round(rows) or rows[-1]
+
+    def client_scores(self, row: Row, column: str) -> np.ndarray | None:
+        """Returns the clients' scores [M] in a round, such as `test_personalized_accuracy`.
+
+        None if the run has not recorded them.
+        """
+        if self.scores is not None:
+            return self.scores.of(int(row["round"]), column)
+        path = self.folder / "clients.csv"
+        if not path.is_file() or not self.rows or row["round"] != self.rows[-1]["round"]:
+            return None
+        with path.open(newline="") as file:
+            table = list(csv.DictReader(file))
+        if not table or column not in table[0]:
+            return None
+        return np.array([float(entry[column] or "nan") for entry in table])
+
+
+def kinds(runs: Sequence[Run], number: str) -> list[str]:
+    """Returns the kinds of model with a test score in some run, in the order of the tables.
+
+    Args:
+        runs: The runs.
+        number: "accuracy" or "loss".
+
+    Returns:
+        Of "global", "personalized", "finetuned/<steps>" and "unseen/<steps>" those that there are.
+    """
+    found = re.compile(rf"test/((?:\w+)(?:/\d+)?)/{number}$")
+    names = {name for run in runs for row in run.rows for name in row}
+    have = {match[1] for name in names if (match := found.match(name))}
+    order = ["global", "personalized", "finetuned", "unseen"]
+
+    def place(kind: str) -> tuple[int, int]:
+        name, _, steps = kind.partition("/")
+        return order.index(name) if name in order else len(order), int(steps or 0)
+
+    return sorted(have, key=place)
+
+
+def _rows(path: Path) -> list[Row]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]

@@ -1,0 +1,207 @@
+"""`pfl compare`: what runs, what is run again, and what comes out."""
+
+import csv
+import json
+import shutil
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+
+from pfl.cli import jobs
+from pfl.cli.compare import command, read_comparison
+from pfl.cli.main import main
+from tests.cli.configurations import SMALL
+
+RUNS = {
+    "FedAvg": {"model": {"class_path": "FedAvg"}},
+    "LocalTrain": {"model": {"class_path": "LocalTrain"}},
+}
+
+
+class FailsOnce(pl.Callback):
+    """Ends the run in a round, once: as if the process had been killed."""
+
+    def __init__(self, flag, rounds):
+        self.flag, self.rounds = flag, rounds
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        from pathlib import Path
+
+        if pl_module.rounds == self.rounds and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            raise RuntimeError("killed")
+
+
+def comparison(tmp_path, **changes):
+    """The path of a comparison of two methods and two seeds, two rounds each."""
+    common = {key: value for key, value in SMALL.items() if key != "seed_everything"}
+    common |= {"trainer": {"max_epochs": 2, "accelerator": "cpu"}}
+    common |= {"model": {"init_args": SMALL["model"]["init_args"]}}  # each run names its class
+    content = {"seeds": 2, "common": common, "runs": RUNS, **changes}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def compare(path, out, *words):
+    command([str(path), "--out", str(out), "--jobs", "1", *words])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The output folder of a comparison."""
+    folder = tmp_path_factory.mktemp("comparison")
+    compare(comparison(folder), folder / "out")
+    return folder / "out"
+
+
+def copy(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def test_tables_and_figures_are_written(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert {"comparison.md", "comparison.tex", "comparison.csv", "curves.png", "gains.pdf"} <= names
+    text = (finished / "comparison.md").read_text()
+    assert "| FedAvg |" in text and "difference to FedAvg" in text and "2 seeds" in text
+    with (finished / "comparison.csv").open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert [row[2] for row in rows if row[1] == "scores"] == ["method", "FedAvg", "LocalTrain"]
+
+
+def test_methods_share_partitions_and_cohorts(finished):
+    """Paired means: the same seed gives every method the same clients and the same training."""
+    for seed in (0, 1):
+        runs = [finished / name / f"seed{seed}" for name in RUNS]
+        hashes = [json.loads((r / "summary.json").read_text())["partition_hash"] for r in runs]
+        assert hashes[0] == hashes[1]
+        tables = [(r / "metrics.csv").read_text().splitlines() for r in runs]
+        samples = [[row["train/samples"] for row in csv.DictReader(table)] for table in tables]
+        assert samples[0] == samples[1]
+
+
+def test_finished_runs_are_not_repeated(finished, tmp_path, capsys):
+    compare(comparison(tmp_path), copy(finished, tmp_path))
+    assert capsys.readouterr().out.count("as before") == 4
+
+
+def test_other_code_runs_again_and_says_so(finished, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(jobs, "code_version", lambda config="": "other")
+    compare(comparison(tmp_path, seeds=1), copy(finished, tmp_path))
+    assert capsys.readouterr().out.count("the code has changed") == 2
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+    """Two rounds of four are over when the run ends; the rest gives the result of one run."""
+    fits = []
+    fit = jobs._fit
+    monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args[1:]) or fit(*args))
+
+    def run(flag):
+        callback = {"class_path": f"{__name__}.FailsOnce", "init_args": {"rounds": 2}}
+        callback["init_args"]["flag"] = str(tmp_path / "flag")
+        trainer = {"max_epochs": 4, "accelerator": "cpu", "callbacks": [callback]}
+        trainer["callbacks"] += [{"class_path": "RoundCheckpoint", "init_args": {}}]
+        trainer["callbacks"][1]["init_args"]["every_seconds"] = 0.0
+        path = comparison(tmp_path, seeds=1, runs={"FedAvg": RUNS["FedAvg"]})
+        content = yaml.safe_load(path.read_text())
+        content["common"]["trainer"] = trainer
+        path.write_text(yaml.safe_dump(content))
+        compare(path, tmp_path / flag)
+        return (tmp_path / flag / "FedAvg" / "seed0" / "metrics.csv").read_bytes()
+
+    with pytest.raises(RuntimeError, match="killed"):
+        run("out")
+    actual = run("out")
+    assert [bool(args and args[0]) for args in fits] == [False, True]  # from its checkpoint
+    assert actual == run("whole")
+    assert not (tmp_path / "out" / "FedAvg" / "seed0" / "checkpoints").exists()
+
+
+def test_shares_of_the_grid_make_a_whole(tmp_path, capsys):
+    path, out = comparison(tmp_path, seeds=1), tmp_path / "out"
+    compare(path, out, "--share", "1/2")
+    assert "1 runs of other machines are missing" in capsys.readouterr().out
+    assert not (out / "comparison.md").exists()
+    compare(path, out, "--share", "2/2")
+    assert (out / "comparison.md").exists()
+
+
+@pytest.mark.slow
+def test_side_by_side_gives_the_same(finished, tmp_path):
+    command([str(comparison(tmp_path)), "--out", str(tmp_path / "two"), "--jobs", "2"])
+    for path in finished.glob("*/*/metrics.csv"):
+        twin = tmp_path / "two" / path.relative_to(finished)
+        assert twin.read_bytes() == path.read_bytes()
+
+
+def test_folders_of_finished_runs(finished, tmp_path, capsys):
+    folders = [str(path) for path in sorted(finished.glob("*/seed?"))]
+    command([*folders, "--out", str(tmp_path / "out"), "--baseline", "LocalTrain"])
+    out = capsys.readouterr().out
+    assert "difference to LocalTrain" in out and "2 seeds" in out
+    expected = (finished / "comparison.csv").read_text().splitlines()[1]  # FedAvg's scores
+    assert expected.split(",", 2)[2] in (tmp_path / "out" / "comparison.csv").read_text()
+
+
+def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
+    path = comparison(
+        tmp_path, seeds=1, grid={"data.init_args.partition.init_args.alpha": [0.1, 9]}
+    )
+    compare(path, tmp_path / "out")
+    text = (tmp_path / "out" / "comparison.md").read_text()
+    assert "## alpha 0.1" in text and "## alpha 9" in text
+    assert (tmp_path / "out" / "curves-2.png").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"baseline": "FedPrix"}, ["baseline", "FedPrix", "FedAvg"]),
+        ({"budget": {"hours": 3}}, ["budget", "hours", "bytes"]),
+        ({"budget": {"bytes": -1}}, ["budget", "-1"]),
+        ({"runs": {}}, ["runs"]),
+        ({"panels": []}, ["panels", "baseline"]),
+    ],
+)
+def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
+    status = main(["compare", str(comparison(tmp_path, **changes)), "--out", str(tmp_path / "o")])
+    error = capsys.readouterr().err
+    assert status == 2 and error.count("\n") == 1
+    assert not [word for word in words if word not in error], error
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["nothing.yaml"], ["nothing.yaml", "folders"]),
+        (["FILE", "--share", "3/2"], ["--share", "3/2"]),
+        (["FILE", "--budget", "bytes"], ["--budget", "bytes"]),
+        (["FILE", "--jobs", "two"], ["--jobs", "two"]),
+        (["FOLDER"], ["summary.json"]),
+    ],
+)
+def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, capsys, words, expected):
+    replaced = {"FILE": str(comparison(tmp_path)), "FOLDER": str(tmp_path)}
+    words = [replaced.get(word, word) for word in words]
+    assert main(["compare", *words, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert not [word for word in expected if word not in error], error
+
+
+def test_runs_with_other_partitions_are_refused(finished, tmp_path, capsys):
+    out = copy(finished, tmp_path)
+    path = out / "FedAvg" / "seed0" / "summary.json"
+    path.write_text(path.read_text().replace('"partition_hash": "', '"partition_hash": "x'))
+    folders = [str(path) for path in sorted(out.glob("*/seed?"))]
+    assert main(["compare", *folders, "--out", str(tmp_path / "new")]) == 2
+    assert "other partitions" in capsys.readouterr().err
+
+
+def test_the_shipped_comparison_can_be_read():
+    from pfl.cli import configs
+
+    file = read_comparison(configs.find("compare/digits"))
+    assert len(file.jobs()) == 12 and file.baseline == "FedAvg"

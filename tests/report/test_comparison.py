@@ -1,0 +1,169 @@
+"""The tables of a comparison, of runs whose numbers are made up."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pfl.report import comparison as tables
+from pfl.report.client_scores import ClientScoresByRound
+from pfl.report.comparison import Comparison
+from pfl.report.comparison_figures import _cliques, curves, gains, rank_diagram, scatter
+from pfl.report.results import Run, kinds
+
+
+def run(label, seed, tests, validations=None, kind="global", clients=None, **more):
+    """A run with a test score, and perhaps a validation score, after each of its rounds."""
+    rows = []
+    for number, test in enumerate(tests, 1):
+        row = {"round": number, f"test/{kind}/accuracy": test, "train/samples": 10.0 * number}
+        row |= {f"test/{kind}/accuracy_worst10": test / 2}
+        row |= {"comm/uplink_bytes": 100.0 * number, "comm/downlink_bytes": 200.0 * number}
+        if validations:
+            row[f"val/{kind}/accuracy"] = validations[number - 1]
+        rows.append(row)
+    scores = None
+    if clients is not None:
+        values = np.asarray(clients, np.float32)[:, None]
+        column = [f"test_{kind}_accuracy"]
+        scores = ClientScoresByRound(np.arange(1, len(values) + 1), column, values)
+    summary = {"wall_seconds": 2.0, **more.pop("summary", {})}
+    return Run(label, seed, Path(), rows=rows, summary=summary, scores=scores, **more)
+
+
+def cell(cells, label, column):
+    """One cell of a table."""
+    row = next(row for row in cells if row[0] == label)
+    return row[cells[0].index(column)]
+
+
+def test_validation_chooses_the_round_and_not_the_test():
+    """The best test score, 0.9 in round 2, must not be seen: validation is best in round 3."""
+    comparison = Comparison([run("A", 0, [0.5, 0.9, 0.7], [0.1, 0.2, 0.3])], "A")
+    assert cell(tables.score_table(comparison), "A", "global") == "0.7000"
+    assert "best one on validation data" in " ".join(comparison.notes())
+
+
+def test_without_validation_the_last_round_counts_and_the_table_says_so():
+    comparison = Comparison([run("A", 0, [0.5, 0.9, 0.6])], "A")
+    assert cell(tables.score_table(comparison), "A", "global") == "0.6000"
+    assert "no validation data" in " ".join(comparison.notes())
+
+
+def test_one_method_without_validation_is_pointed_out():
+    runs = [run("A", 0, [0.5], [0.5]), run("B", 0, [0.5])]
+    assert "not compared on equal terms" in " ".join(Comparison(runs, "A").notes())
+
+
+@pytest.mark.parametrize(
+    "budget, expected",
+    [(("rounds", 2), 0.8), (("bytes", 599), 0.5), (("bytes", 600), 0.8), (("gradients", 29), 0.8)],
+)
+def test_a_budget_cuts_the_runs(budget, expected):
+    """A round costs 300 bytes and 10 gradients."""
+    comparison = Comparison([run("A", 0, [0.5, 0.8, 0.9], [0.5, 0.8, 0.9])], "A", budget)
+    assert cell(tables.score_table(comparison), "A", "global") == f"{expected:.4f}"
+
+
+def test_mean_and_sample_deviation_over_seeds():
+    """Of 0.5 and 0.7: mean 0.6, standard deviation sqrt(2 * 0.1^2 / (2 - 1)) = 0.1414."""
+    comparison = Comparison([run("A", 0, [0.5]), run("A", 1, [0.7])], "A")
+    cells = tables.score_table(comparison)
+    assert cell(cells, "A", "global") == "0.6000 ± 0.1414"
+    assert cell(cells, "A", "worst 10%") == "0.3000 ± 0.0707"
+    assert cell(cells, "A", "MB down") == "0.00" and cell(cells, "A", "gradients") == "10"
+    assert "over 2 seeds" in comparison.notes()[0]
+
+
+def test_pairs_are_clients_of_the_same_seed():
+    """The order of runs does not matter; the scores are those of the chosen round."""
+    runs = [
+        run("A", 0, [0.1, 0.2], clients=[[0, 0], [0.25, 0.5]]),
+        run("A", 1, [0.1, 0.2], clients=[[0, 0], [0.5, 0.75]]),
+        run("B", 1, [0.1, 0.2], clients=[[9, 9], [0.75, 0.75]]),
+        run("B", 0, [0.1, 0.2], clients=[[9, 9], [0.5, 0.25]]),
+    ]
+    comparison = Comparison(runs, "A")
+    ours, theirs = comparison.pairs("B")
+    assert sorted(zip(ours, theirs, strict=True)) == [
+        (0.25, 0.5),
+        (0.5, 0.25),
+        (0.75, 0.5),
+        (0.75, 0.75),
+    ]
+    (result, _) = comparison.statistics()["B"]
+    assert (result.wins, result.ties, result.losses) == (2, 1, 1)
+    assert result.difference == pytest.approx((-0.25 + 0.25 + 0.25 + 0) / 4)
+    assert cell(tables.statistics_table(comparison), "B", "wins") == "2"
+
+
+def test_a_method_without_scores_of_clients_gets_dashes():
+    cells = tables.statistics_table(Comparison([run("A", 0, [0.5]), run("B", 0, [0.5])], "A"))
+    assert cells[1] == ["B", *["–"] * 6]
+
+
+def test_unequal_budgets_are_pointed_out():
+    runs = [run("A", 0, [0.5]), run("B", 0, [0.5, 0.6])]
+    notes = " ".join(Comparison(runs, "A").notes())
+    assert "Unequal rounds: A had 1, B 2." in notes
+    assert "Unequal sample gradients: A had 10, B 20." in notes
+    assert "Unequal" not in " ".join(Comparison(runs[:1], "A").notes())
+
+
+def test_a_diverged_run_is_named_and_has_no_mean():
+    runs = [run("A", 0, [0.5]), run("A", 1, [0.5], diverged=True)]
+    comparison = Comparison(runs, "A")
+    assert cell(tables.score_table(comparison), "A", "global") == "–"
+    assert "Diverged, and left out: A, seed 1." in comparison.notes()
+
+
+def test_the_share_of_clients_that_gained_over_alone():
+    runs = [run("A", s, [0.5], summary={"gained": g}) for s, g in ((0, 0.5), (1, 0.25))]
+    cells = tables.score_table(Comparison([*runs, run("B", 0, [0.5])], "A"))
+    assert cell(cells, "A", "gained") == "38%"  # the mean, 37.5%
+    assert cell(cells, "B", "gained") == "–"
+
+
+def test_kinds_come_in_the_order_of_the_table():
+    names = ["unseen/0", "finetuned/10", "finetuned/5", "personalized", "global"]
+    runs = [run("A", 0, [0.5], kind=name) for name in names]
+    assert kinds(runs, "accuracy") == names[::-1]
+    head = tables.score_table(Comparison(runs[:3], "A"))[0]
+    assert head[1:4] == ["finetuned, k = 5", "finetuned, k = 10", "unseen, k = 0"]
+
+
+def test_formats():
+    cells = [["method", "a_b"], ["FedAvg", "50% ± 1"]]
+    assert tables.markdown(cells) == "| method | a_b |\n|---|---|\n| FedAvg | 50% ± 1 |\n"
+    assert tables.text(cells).splitlines()[2] == "FedAvg  50% ± 1"
+    latex = tables.latex(cells)
+    assert r"method & a\_b \\" in latex and r"FedAvg & 50\% $\pm$ 1 \\" in latex
+    assert r"\begin{tabular}{lr}" in latex and r"\bottomrule" in latex
+
+
+def test_cliques_are_the_longest_groups_within_the_difference():
+    ranks = np.array([1.0, 1.5, 2.4, 4.0])
+    assert _cliques(ranks, 1.0) == [(1.0, 1.5), (1.5, 2.4)]
+    assert _cliques(ranks, 1.4) == [(1.0, 2.4)]
+    assert _cliques(ranks, 0.1) == []
+
+
+def test_figures_show_what_there_is():
+    """Curves of every method; violins of the gains over the baseline; ranks of three methods."""
+    names, seeds = ("A", "B", "C"), (0, 1)
+    runs = [
+        run(name, seed, [0.5, 0.6 + 0.1 * place], clients=[[0.5, 0.5], [0.5, 0.7 + 0.1 * place]])
+        for place, name in enumerate(names)
+        for seed in seeds
+    ]
+    comparison = Comparison(runs, "A", title="Title")
+    axes = curves(comparison).axes
+    assert [line.get_label() for line in axes[0].lines] == list(names)
+    np.testing.assert_allclose(axes[1].lines[2].get_xdata(), [300e-6, 600e-6])  # MB
+    np.testing.assert_allclose(axes[2].lines[2].get_ydata(), [0.5, 0.8])
+    violins = gains(comparison).axes[0]
+    assert [label.get_text() for label in violins.get_xticklabels()] == ["B", "C"]
+    texts = [text.get_text() for text in rank_diagram([comparison]).axes[0].texts]
+    assert {"C (1.00)", "B (2.00)", "A (3.00)"} <= set(texts)
+    assert scatter(comparison) is None  # no method has both models
+    assert rank_diagram([Comparison(runs[:4], "A")]) is None  # two methods only

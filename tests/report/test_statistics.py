@@ -1,0 +1,68 @@
+"""Paired statistics against numbers worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from pfl.report.statistics import critical_difference, holm, mean_interval, mean_ranks, paired
+
+
+def test_wilcoxon_counts_signs_of_ranks():
+    """Five differences of one sign: of the 2^5 equally likely signs of the ranks, two are as
+    extreme (all positive, all negative), so that p = 2/32."""
+    baseline = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+    result = paired(baseline + np.array([0.01, 0.02, 0.03, 0.04, 0.05]), baseline)
+    assert result.p == pytest.approx(2 / 32)
+    assert (result.pairs, result.wins, result.ties, result.losses) == (5, 5, 0, 0)
+    assert result.difference == pytest.approx(0.03)
+
+
+def test_a_smaller_loss_is_a_win():
+    result = paired(np.array([0.1, 0.5, 0.3]), np.array([0.2, 0.5, 0.1]), larger_is_better=False)
+    assert (result.wins, result.ties, result.losses) == (1, 1, 1)
+    assert result.difference == pytest.approx(0.1 / 3)  # method - baseline, whatever is better
+
+
+def test_clients_without_a_score_are_no_pairs():
+    result = paired(np.array([1.0, np.nan, 0.5]), np.array([0.5, 0.5, np.nan]))
+    assert (result.pairs, result.wins) == (1, 1)
+
+
+def test_equal_scores_have_no_p_value():
+    result = paired(np.ones(4), np.ones(4))
+    assert math.isnan(result.p) and result.ties == 4
+    assert (result.low, result.high) == (0, 0)
+
+
+def test_the_interval_of_many_pairs_is_the_normal_one():
+    """The mean of n = 4,000 values is normal with s / sqrt(n): the 95% interval is 1.96 of these
+    to both sides. The percentile bootstrap's own noise is about 2% of the half width."""
+    values = np.random.default_rng(3).exponential(size=4000)
+    half = 1.96 * values.std() / math.sqrt(4000)
+    low, high = mean_interval(values)
+    assert low == pytest.approx(values.mean() - half, abs=0.06 * half)
+    assert high == pytest.approx(values.mean() + half, abs=0.06 * half)
+
+
+def test_holm_by_hand():
+    """Sorted p: 0.01, 0.03, 0.04 times 3, 2, 1 is 0.03, 0.06, 0.04; the last must not be below the
+    one before. NaN is no comparison: with it the factors would be 4, 3, 2."""
+    assert holm([0.01, 0.04, math.nan, 0.03])[:2] == pytest.approx([0.03, 0.06])
+    assert holm([0.01, 0.04, math.nan, 0.03])[3] == pytest.approx(0.06)
+    assert math.isnan(holm([0.01, 0.04, math.nan, 0.03])[2])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_ties_share_their_mean_rank():
+    scores = np.array([[0.9, 0.8, 0.8], [0.7, 0.9, 0.8]])  # ranks 1, 2.5, 2.5 and 3, 1, 2
+    np.testing.assert_allclose(mean_ranks(scores), [2, 1.75, 2.25])
+    np.testing.assert_allclose(mean_ranks(-scores, larger_is_better=False), [2, 1.75, 2.25])
+
+
+@pytest.mark.parametrize("methods, q", [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
+def test_the_critical_difference_has_the_published_quantiles(methods, q):
+    """q for α = 0.05 as in Table 5a of Demšar (JMLR 2006); CD = q sqrt(k (k + 1) / (6 N))."""
+    expected = q * math.sqrt(methods * (methods + 1) / (6 * 12))
+    assert critical_difference(methods, 12) == pytest.approx(expected, abs=1e-3)

@@ -1,33 +1,56 @@
 """Federated methods, one file each."""
 
+from pfl.algorithms.apfl import APFL
+from pfl.algorithms.ditto import Ditto
 from pfl.algorithms.fedacs import FedACS
 from pfl.algorithms.fedagg import FedAgg
+from pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from pfl.algorithms.fedavg import FedAvg
+from pfl.algorithms.fedbabu import FedBABU
+from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
+from pfl.algorithms.feddyn import FedDyn
+from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedper import FedPer
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.gpgd import GPGD
+from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
+from pfl.algorithms.per_fedavg import PerFedAvg
+from pfl.algorithms.pfedme import pFedMe
 from pfl.algorithms.scaffold import SCAFFOLD
 from pfl.method import FederatedAlgorithm
 
 __all__ = [
+    "APFL",
     "GPGD",
     "LPGD",
     "SCAFFOLD",
+    "Ditto",
     "FedACS",
+    "FedAMP",
+    "FedAdagrad",
+    "FedAdam",
     "FedAgg",
     "FedAvg",
+    "FedBABU",
+    "FedBN",
     "FedCLUP",
+    "FedDyn",
     "FedPD",
     "FedPer",
     "FedProx",
     "FedRep",
     "FedSLR",
+    "FedYogi",
     "FederatedAlgorithm",
+    "HeurFedAMP",
+    "LGFedAvg",
     "LocalTrain",
+    "PerFedAvg",
+    "pFedMe",
 ]

@@ -36,7 +36,7 @@ class FedRep(PartlyPersonal):
 
     Example:
         >>> from models import MLP
-        >>> method = FedRep(MLP(64, (8,)), personal=["head.*"], head_epochs=5)
+        >>> method = FedRep(MLP(64, (8,)), personal="head", head_epochs=5)
         >>> method.client_state_names
         ['head']
     """
@@ -48,10 +48,7 @@ class FedRep(PartlyPersonal):
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
-        steps_per_epoch = np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
-        steps = self.local_steps
-        epochs = self.local_epochs if steps is None else steps / steps_per_epoch
-        return sizes * (self.head_epochs + epochs)
+        return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Trains the head, then the body; keeps h_i and sends φ_i."""

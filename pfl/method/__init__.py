@@ -8,7 +8,7 @@ from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.module import Network
-from pfl.method.partly_personal import PartlyPersonal
+from pfl.method.partly_personal import Part, PartlyPersonal, select_part
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
@@ -21,6 +21,7 @@ __all__ = [
     "LocalSchedule",
     "Message",
     "Network",
+    "Part",
     "PartlyPersonal",
     "Step",
     "dense",
@@ -31,6 +32,7 @@ __all__ = [
     "nuclear_norm_prox",
     "require",
     "require_one_of",
+    "select_part",
     "singular_value_threshold",
     "soft_threshold",
     "sparse",

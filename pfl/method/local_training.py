@@ -71,9 +71,13 @@ class LocalTraining(FederatedRun):
 
         The cost is the number of sample gradients.
         """
+        return sizes * self.epochs_of(sizes)
+
+    def epochs_of(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns over how many epochs the method's local steps go, [C]; a part is a fraction."""
         if self.local_steps is None:
-            return sizes
-        return sizes / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
+            return np.full(len(sizes), float(self.local_epochs))
+        return self.local_steps / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
 
     def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
         """Counts the losses and sample gradients of one batch of a training loop.

@@ -2,17 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Message, masked
-from pfl.errors import require
+from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.module import Network
+from pfl.parameters import ParameterSpace
+
+Part: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool]
+"""A part of a network: "head", "body", shell patterns of names, or a function (name, module)."""
+
+
+def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument: str) -> Tensor:
+    """Returns a mask, bool [P], of a part of a network.
+
+    Args:
+        network: The network.
+        space: The map of the network's parameters.
+        part: "head", the parameters of the module `head` of the network or, where there is none,
+            of the last module that has parameters; "body", all other parameters; one or several
+            shell patterns of names; or a function of a parameter's name and of the module that
+            owns the parameter.
+        argument: The argument that the error names.
+
+    Raises:
+        ConfigError: A pattern matches no parameter, or the function chooses none.
+
+    Example:
+        >>> network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> mask = select_part(network, ParameterSpace(network), "head", "model.personal")
+        >>> int(mask.sum())  # 4 * 2 + 2
+        10
+    """
+    names = [layer.name for layer in space.layers]
+    if callable(part):
+        chosen = [n for n in names if part(n, network.get_submodule(n.rpartition(".")[0]))]
+        if not chosen:
+            raise ConfigError(f"{argument}: the function chooses none of {', '.join(names)}")
+    elif part in ("head", "body"):
+        last = "head." if any(n.startswith("head.") for n in names) else _module(names[-1])
+        chosen = [n for n in names if n.startswith(last) == (part == "head")]
+    else:
+        return space.mask([part] if isinstance(part, str) else list(part), argument)
+    mask = torch.zeros(space.size, dtype=torch.bool, device=space.vector.device)
+    for layer in space.layers:
+        mask[layer.span] = layer.name in chosen
+    return mask
+
+
+def _module(name: str) -> str:
+    """Returns the module of a parameter with a dot behind it, "2." of "2.weight"."""
+    return name.rpartition(".")[0] + "."
 
 
 class PartlyPersonal(FederatedAlgorithm):
@@ -27,14 +73,16 @@ class PartlyPersonal(FederatedAlgorithm):
     Cost: the body down, the body up. Client state: h_i (`head`).
 
     Args:
-        personal: Shell patterns of the names of the parameters that are personal.
+        personal: The parameters that are personal: "head", the last layer of the network that has
+            parameters; "body", all others; shell patterns of their names; or, from Python, a
+            function of a parameter's name and of the module that owns it.
 
     Attributes:
         personal_part: Which of the P values are personal, bool [P].
 
     Example:
         >>> from models import MLP
-        >>> method = PartlyPersonal(MLP(64, (8,)), personal=["head.*"])  # the head: 8 * 10 + 10
+        >>> method = PartlyPersonal(MLP(64, (8,)), personal="head")  # the head: 8 * 10 + 10
         >>> int(method.personal_part.sum()), method.download().nbytes // 4
         (90, 520)
     """
@@ -43,14 +91,11 @@ class PartlyPersonal(FederatedAlgorithm):
     has_personalized = True
     personal_part: Tensor
 
-    def __init__(
-        self, network: Network, *, personal: Sequence[str] = ("head.*",), **kwargs: Any
-    ) -> None:
+    def __init__(self, network: Network, *, personal: Part = "head", **kwargs: Any) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
-        patterns = [personal] if isinstance(personal, str) else list(personal)
-        part = self.space.mask(patterns, "model.personal")
+        part = select_part(network, self.space, personal, "model.personal")
         holds = bool(part.any()) and not bool(part.all())
-        require("personal", patterns, holds, "patterns of some of the parameters, and not of all")
+        require("personal", personal, holds, "some of the parameters, and not all")
         self.add_server_state("personal_part", part)
         self.add_client_state("head", lambda: self.global_model[self.personal_part])
 

@@ -82,6 +82,11 @@ class FederatedRun(FederatedModule):
         """Returns the ids of the clients that train in a round (from 0), ascending int64."""
         return self._loop.cohort(round_index)
 
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients in a round; with Bernoulli sampling the expected one."""
+        return self._loop.cohort_size
+
     def problem_constant(self, name: str) -> float | None:
         """Returns a constant of the clients' objectives, such as `smoothness`.
 

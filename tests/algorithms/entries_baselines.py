@@ -5,18 +5,42 @@ from __future__ import annotations
 from functools import partial
 
 import torch
+from torch import nn
 
 from pfl.algorithms import (
+    APFL,
     SCAFFOLD,
+    Ditto,
+    FedAdagrad,
+    FedAdam,
+    FedAMP,
     FedAvg,
+    FedBABU,
+    FedBN,
+    FedDyn,
     FedPer,
     FedProx,
     FedRep,
+    FedYogi,
+    HeurFedAMP,
+    LGFedAvg,
     LocalTrain,
+    PerFedAvg,
+    pFedMe,
 )
 from tests.algorithms import closed_forms as forms
+from tests.algorithms import closed_forms_baselines as more
 from tests.algorithms.entry import Method
 
+
+class BiasesAsNormalization(FedBN):
+    """FedBN on networks without normalization layers: the biases stand for them."""
+
+    def is_personal(self, name: str, module: nn.Module) -> bool:
+        return name.endswith("bias")
+
+
+_STEP = {"server_lr": 0.5, "tau": 0.5}  # of the server
 ENTRIES = [
     Method(
         name="FedAvg",
@@ -84,5 +108,127 @@ ENTRIES = [
         trained_with_private=True,
         arguments={"personal": ["*bias"], "head_epochs": 3},
         more_epochs=3,
+    ),
+    Method(
+        name="FedDyn",
+        kind=FedDyn,
+        limit=forms.minimum,
+        cost=forms.dense,
+        arguments={"alpha": 1.0},
+        settle={"lr": 0.3, "local_steps": 6},
+        rounds=40,
+    ),
+    Method(
+        name="Ditto",
+        kind=Ditto,
+        limit=more.held_to_average,
+        cost=forms.dense,
+        private=("v",),
+        arguments={"penalty": 0.5, "personal_epochs": 2},
+        rounds=24,
+    ),
+    Method(
+        name="FedAdagrad",
+        kind=FedAdagrad,
+        limit=forms.averaging,
+        cost=forms.dense,
+        arguments={"server_lr": 2.0, "tau": 1.0},
+        rounds=90,
+    ),
+    Method(
+        name="FedAdam",
+        kind=FedAdam,
+        limit=forms.averaging,
+        cost=forms.dense,
+        arguments=_STEP | {"betas": (0.3, 0.5)},
+        rounds=45,
+    ),
+    Method(
+        name="FedYogi",
+        kind=FedYogi,
+        limit=forms.averaging,
+        cost=forms.dense,
+        arguments={"server_lr": 1.0, "tau": 0.5, "betas": (0.3, 0.5)},
+        rounds=60,
+    ),
+    Method(
+        name="PerFedAvg, HF",
+        kind=PerFedAvg,
+        limit=more.meta_learned,
+        cost=forms.dense,
+        arguments={"alpha": 0.1},
+        rounds=30,
+    ),
+    Method(
+        name="PerFedAvg, FO",
+        kind=PerFedAvg,
+        limit=more.meta_learned,
+        cost=forms.dense,
+        arguments={"alpha": 0.1, "variant": "FO"},
+        rounds=30,
+    ),
+    Method(
+        name="APFL",
+        kind=APFL,
+        limit=more.mixture,
+        cost=forms.dense,
+        private=("v",),
+        arguments={"alpha": 0.7},
+        rounds=40,
+    ),
+    Method(
+        name="pFedMe",
+        kind=pFedMe,
+        limit=more.envelopes,
+        cost=forms.dense,
+        arguments={"penalty": 2.0, "personal_steps": 3, "personal_lr": 0.2},
+        rounds=30,
+    ),
+    Method(
+        name="LGFedAvg",
+        kind=LGFedAvg,
+        limit=more.local_weights,
+        cost=more.biases,
+        private=("head",),
+        trained_with_private=True,
+        arguments={"personal": ["*weight"]},
+    ),
+    Method(
+        name="FedBN",
+        kind=BiasesAsNormalization,
+        limit=forms.partly_personal,
+        cost=forms.body,
+        private=("head",),
+        trained_with_private=True,
+    ),
+    Method(
+        name="FedBABU",
+        kind=FedBABU,
+        limit=more.body_then_finetuned,
+        cost=forms.body,
+        arguments={"head": ["*bias"], "finetune_epochs": 2},
+        still=["*bias"],
+    ),
+    Method(
+        name="FedAMP",
+        kind=FedAMP,
+        limit=more.messages,
+        cost=forms.dense,
+        arguments={"alpha": 1e11, "sigma": 1e12, "penalty": 5e10, "alpha_decay": 1.0},
+        rounds=30,
+    ),
+    Method(
+        name="HeurFedAMP",
+        kind=HeurFedAMP,
+        limit=more.messages,
+        cost=forms.dense,
+        arguments={
+            "alpha": 1.0,
+            "sigma": 1e-12,
+            "penalty": 0.5,
+            "alpha_decay": 1.0,
+            "own_weight": 0.6,
+        },
+        rounds=30,
     ),
 ]

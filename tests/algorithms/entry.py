@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Method:
         timed: Whether the number of a round decides what it does, even with full gradients.
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
             `local_epochs`.
+        still: Patterns of the parameters that the global model never changes.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Method:
     everyone: bool = False
     timed: bool = False
     more_epochs: int = 0
+    still: Sequence[str] = ()
 
     def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
         """The algorithm."""

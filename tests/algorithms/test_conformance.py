@@ -40,7 +40,8 @@ def test_every_class_is_listed():
         for kind in vars(pfl.algorithms).values()
         if inspect.isclass(kind) and issubclass(kind, FederatedAlgorithm)
     }
-    assert {method.kind for method in METHODS.values()} == exported - {FederatedAlgorithm}
+    listed = {base for method in METHODS.values() for base in method.kind.__mro__}
+    assert exported <= listed
 
 
 @pytest.fixture
@@ -239,8 +240,9 @@ def test_a_frozen_parameter_never_moves(train, method):
     assert algorithm.space.size == 4 + 8 + 2
     assert all(len(exchange.received) == 14 for exchange in wire.exchanges)
     assert_booked(method, wire, snapshots)
+    moving = ~algorithm.space.mask(method.still).numpy()
     for model in models(algorithm):
-        assert model is None or not np.isclose(model, start).any()
+        assert model is None or not np.isclose(model, start)[..., moving].any()
 
 
 # ---- running statistics -------------------------------------------------------------------------

@@ -1,0 +1,103 @@
+"""APFL.
+
+Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", arXiv 2003.13461, 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+
+
+class APFL(FederatedAlgorithm):
+    """Personalized models that are mixtures of a local and the global model (Algorithm 1).
+
+    Each local step, with one mini-batch for both lines:
+    w_i <- w_i - η g_i(w_i), from the received w;
+    v_i <- v_i - η α_i g_i(v̄_i), with v̄_i = α_i v_i + (1 - α_i) w_i and the new w_i.
+    The server replaces w by the unweighted mean of the cohort's w_i.
+    Adaptive: in the first step of a round α_i <- clip(α_i - η <v_i - w_i, g_i(v̄_i)>, 0, 1).
+
+    Evaluated: the global model w, and α_i v_i + (1 - α_i) w. Shared: w; personal: v_i and α_i.
+    Cost: P values down, P up; 2 gradients in a local step. Client state: v_i, and α_i if it adapts.
+
+    Args:
+        alpha: α_i of all clients at the start. 0: the global model; 1: every client alone.
+        adaptive: Learns each client's α_i.
+
+    Note:
+        The derivative of f_i(v̄_i) with respect to α_i is <v_i - w_i, g_i(v̄_i)>, that with respect
+        to v_i is α_i g_i(v̄_i). The paper evaluates a mean over iterates; here the last ones
+        count. Its code adds a penalty to α_i's gradient, which the paper does not have.
+        `weight_decay` is a part of f_i.
+
+    Example:
+        >>> from models import MLP
+        >>> method = APFL(MLP(64, (8,)), alpha=0.5, adaptive=True)
+        >>> method.client_state_names
+        ['v', 'alpha']
+    """
+
+    has_personalized = True
+    personal_buffers = True
+
+    def __init__(
+        self, network: Network, *, alpha: float = 0.5, adaptive: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
+        if kwargs.get("optimizer") is not None:
+            raise ConfigError("model.optimizer: APFL takes plain local steps; leave it out")
+        self.alpha, self.adaptive = alpha, adaptive
+        self.add_client_state("v", lambda: self.global_model)
+        if adaptive:
+            self.add_client_state("alpha", lambda: self.global_model.new_full((1,), alpha))
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the models."""
+        return None
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round: twice those of FedAvg."""
+        return 2 * super().cost(sizes)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains w_i and v_i side by side and sends w_i."""
+        lr, decay = self.learning_rate(clients.round), self.weight_decay
+        shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
+        alpha = self._alpha(clients).clone()
+        buffers, personal = clients.buffers, clients.personal.buffers
+        for step, batch in enumerate(clients.batches(self.local_schedule)):
+            rows = slice(0, batch.clients)
+            loss, g = self.oracle.gradient(shared, batch, buffers)
+            shared[rows] -= lr * (g + decay * shared)[rows]
+            self.log_loss("train", loss, batch.counts)
+            mixed = alpha * own + (1 - alpha) * shared
+            loss, g = self.oracle.gradient(mixed, batch, personal)
+            self.log_loss("personal", loss, batch.counts)
+            g = (g + decay * mixed)[rows]
+            slope = ((own - shared)[rows] * g).sum(1, keepdim=True)  # of α_i
+            own[rows] -= lr * alpha[rows] * g
+            if self.adaptive and step == 0:
+                alpha[rows] = torch.clamp(alpha[rows] - lr * slope, 0.0, 1.0)
+        clients.state["v"] = own
+        if self.adaptive:
+            clients.state["alpha"] = alpha
+        return shared
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns α_i v_i + (1 - α_i) w."""
+        alpha = self._alpha(clients)
+        return alpha * clients.state["v"] + (1 - alpha) * self.global_model
+
+    def _alpha(self, clients: Clients) -> Tensor:
+        """Returns α_i, [C, 1]."""
+        if self.adaptive:
+            return clients.state["alpha"]
+        return self.global_model.new_full((len(clients), 1), self.alpha)

@@ -1,0 +1,77 @@
+"""Ditto.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pfl.method import Clients, FederatedAlgorithm, Network, require
+
+
+class Ditto(FederatedAlgorithm):
+    """FedAvg, and a personalized model that a penalty holds to the global one (Algorithm 1).
+
+    w_i <- w_i - η g_i(w_i), local steps from w^t;  w^{t+1} <- sum_S n_i w_i / sum_S n_i;
+    v_i <- v_i - η (g_i(v_i) + λ (v_i - w^t)), s epochs from the client's own last v_i.
+
+    Evaluated: the global model w, and v_i. Shared: w. Personal: v_i; it never influences w.
+    Cost: P values down, P up, as FedAvg. Client state: v_i.
+
+    Args:
+        penalty: λ. 0: every client alone; large: all clients share w.
+        personal_epochs: s, epochs of v_i in a round.
+
+    Note:
+        v_i is held to the received w^t, not to the client's own w_i. A client that never took part
+        has the initial model as v_i.
+
+    Example:
+        >>> from models import MLP
+        >>> method = Ditto(MLP(64, (8,)), penalty=0.1, personal_epochs=1)
+        >>> method.client_state_names
+        ['v']
+    """
+
+    has_personalized = True
+    personal_buffers = True
+
+    def __init__(
+        self, network: Network, *, penalty: float = 0.1, personal_epochs: int = 1, **kwargs: Any
+    ) -> None:
+        super().__init__(network, **kwargs)
+        require("penalty", penalty, penalty >= 0, "at least 0")
+        require("personal_epochs", personal_epochs, personal_epochs >= 1, "at least 1")
+        self.penalty, self.personal_epochs = penalty, personal_epochs
+        self.add_client_state("v", lambda: self.global_model)
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: λ holds v_i to FedAvg's model, not to the minimum over both."""
+        return None
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, those of v_i included."""
+        return sizes * (self.epochs_of(sizes) + self.personal_epochs)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains w_i as FedAvg does, and then v_i; sends w_i."""
+        sent = self.local_sgd(clients, w)
+        clients.state["v"] = self.local_sgd(
+            clients.personal,
+            clients.state["v"],
+            prox_weight=self.penalty,
+            prox_center=w,
+            epochs=self.personal_epochs,
+            name="personal",
+        )
+        return sent
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns v_i."""
+        return clients.state["v"]

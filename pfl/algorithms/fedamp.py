@@ -1,0 +1,171 @@
+"""FedAMP and HeurFedAMP.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
+Data", AAAI 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+
+
+class FedAMP(FederatedAlgorithm):
+    """Attentive message passing: clients with similar models pull each other (Algorithm 1).
+
+    ξ_ij = α_k A'(|w_i - w_j|^2) for j ≠ i, A(x) = 1 - exp(-x / σ);  ξ_ii = 1 - sum_j ξ_ij;
+    u_i = sum_j ξ_ij w_j;
+    w_i <- argmin f_i(w) + λ / (2 α_k) |w - u_i|^2, local steps from u_i.
+
+    Evaluated: w_i; there is no global model. Shared: nothing but u_i. Personal: w_i. Cost: P values
+    down (u_i), P up (w_i). Client state: w_i, of which the server has a copy. A newcomer has the
+    initial model.
+
+    Args:
+        alpha: α_1. The step of the message passing.
+        alpha_decay: α_k is multiplied by this factor...
+        decay_rounds: ...after so many rounds; the authors' runs have 0.1 and 30.
+        sigma: σ. (n - 1) α_1 / σ must be at most 1 for n clients in a round, or ξ_ii < 0.
+        penalty: λ.
+
+    Note:
+        The paper has all clients in every round; here the sums go over the round's cohort, with
+        each client's last model. In a well-known public implementation the proximal term has no
+        gradient and clients do not start at u_i, so that it trains every client alone.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedAMP(MLP(64, (8,)), alpha=1e4, sigma=1e6, penalty=1.0)
+        >>> method.client_state_names
+        ['w']
+    """
+
+    has_global = False
+    has_personalized = True
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        alpha: float = 1e4,
+        alpha_decay: float = 0.1,
+        decay_rounds: int = 30,
+        sigma: float = 1e6,
+        penalty: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        require("alpha", alpha, alpha > 0, "positive")
+        require("alpha_decay", alpha_decay, 0 < alpha_decay <= 1, "in (0, 1]")
+        require("decay_rounds", decay_rounds, decay_rounds >= 1, "at least 1")
+        require("sigma", sigma, sigma > 0, "positive")
+        require("penalty", penalty, penalty >= 0, "at least 0")
+        self.alpha, self.alpha_decay, self.decay_rounds = alpha, alpha_decay, decay_rounds
+        self.sigma, self.penalty = sigma, penalty
+        self.add_client_state("w", lambda: self.global_model)
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: FedAMP solves another problem."""
+        return None
+
+    def check_setup(self) -> None:
+        """Refuses weights that could give a client's own model a negative weight."""
+        others = max(0, self.cohort_size - 1)
+        if others * self.alpha > self.sigma:
+            raise ConfigError(
+                f"model.sigma: {self.sigma:g}; it must be at least {others * self.alpha:g}, "
+                f"model.alpha times the number of other clients in a round"
+            )
+
+    def alpha_of(self, round_index: int) -> float:
+        """Returns α_k of a round (from 0)."""
+        return self.alpha * self.alpha_decay ** (round_index // self.decay_rounds)
+
+    def weights(self, models: Tensor, alpha: float) -> Tensor:
+        """Returns ξ [n, n] of models [n, P]; its rows sum to one."""
+        squares = squared_distances(models)
+        xi = alpha / self.sigma * torch.exp(-squares / self.sigma)
+        xi.fill_diagonal_(0.0)
+        return xi + torch.diag(1 - xi.sum(1))
+
+    def begin_round(self, round_index: int) -> None:
+        """Forms every participant's u_i from the cohort's last models."""
+        self._cohort = self.cohort(round_index)
+        models = self.client_rows("w", self._cohort)
+        self._starts = self.weights(models, self.alpha_of(round_index)).to(models) @ models
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains from u_i, keeps w_i and sends it."""
+        rows = torch.from_numpy(np.searchsorted(self._cohort, clients.ids)).to(w.device)
+        u = self._starts[rows]
+        weight = self.penalty / self.alpha_of(clients.round)
+        v = self.local_sgd(clients, u, prox_weight=weight, prox_center=u)
+        clients.state["w"] = v
+        return v
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Does nothing: there is no global model."""
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns w_i."""
+        return clients.state["w"]
+
+
+class HeurFedAMP(FedAMP):
+    """FedAMP with weights from cosines, for networks whose distances say little (equation 8).
+
+    ξ_ij = (1 - ξ_ii) exp(σ cos(w_i, w_j)) / sum_{h ≠ i} exp(σ cos(w_i, w_h)) for j ≠ i.
+
+    Everything else is as in `FedAMP`.
+
+    Args:
+        own_weight: ξ_ii; null: 1/n for n clients in a round.
+        sigma: σ, the sharpness of the attention.
+
+    Example:
+        >>> from models import MLP
+        >>> method = HeurFedAMP(MLP(64, (8,)), own_weight=0.5)
+        >>> xi = method.weights(torch.eye(3, 610), alpha=1.0)
+        >>> xi[0].tolist()  # all others are equally far away
+        [0.5, 0.25, 0.25]
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        own_weight: float | None = None,
+        sigma: float = 25.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, sigma=sigma, **kwargs)
+        holds = own_weight is None or 0 <= own_weight <= 1
+        require("own_weight", own_weight, holds, "in [0, 1], or null")
+        self.own_weight = own_weight
+
+    def check_setup(self) -> None:
+        """Does nothing: the weights are never negative."""
+
+    def weights(self, models: Tensor, alpha: float) -> Tensor:
+        """Returns ξ [n, n] of models [n, P]; its rows sum to one."""
+        n = len(models)
+        if n < 2:
+            return torch.eye(n, dtype=torch.float64, device=models.device)
+        unit = torch.nn.functional.normalize(models.double(), dim=1)
+        scores = self.sigma * unit @ unit.T
+        scores.fill_diagonal_(-torch.inf)
+        own = 1 / n if self.own_weight is None else self.own_weight
+        xi = (1 - own) * torch.softmax(scores, dim=1)
+        return xi.fill_diagonal_(own)
+
+
+def squared_distances(models: Tensor) -> Tensor:
+    """Returns |w_i - w_j|^2 of all pairs of models [n, P], float64 [n, n]."""
+    rows = [(models - model).double().square().sum(1) for model in models]
+    return torch.stack(rows) if rows else models.new_zeros(0, 0, dtype=torch.float64)

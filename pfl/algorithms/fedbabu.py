@@ -1,0 +1,96 @@
+"""FedBABU.
+
+Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR
+2022.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    Part,
+    masked,
+    require,
+    require_one_of,
+    select_part,
+)
+
+
+class FedBABU(FederatedAlgorithm):
+    """Federated training of the body alone, under a random head that never moves (Algorithm 1).
+
+    φ_i <- φ_i - η g_φ(φ_i, h_0), local steps;  φ <- sum_S n_i φ_i / sum_S n_i;
+    h_0 is the network's initial head, the same for all clients and rounds.
+    For an evaluation every client fine-tunes (φ, h_0) on its own training samples.
+
+    Evaluated: the global model (φ, h_0), and the fine-tuned models. Shared: φ; personal: what
+    fine-tuning makes of it. Cost: the body down, the body up. No states. A newcomer fine-tunes the
+    global model like everyone; so does fine-tuning in an evaluation.
+
+    Args:
+        head: The part that does not move; see `PartlyPersonal` for its values.
+        finetune_epochs: Epochs of fine-tuning before the evaluation, with the rate of the round.
+        finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedBABU(MLP(64, (8,)), finetune_epochs=5)
+        >>> method.download().nbytes // 4  # the body, 64 * 8 + 8
+        520
+    """
+
+    has_personalized = True
+    head: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        head: Part = "head",
+        finetune_epochs: int = 5,
+        finetune_part: Literal["body", "head", "full"] = "full",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, server_optimizer=None, **kwargs)
+        require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
+        require_one_of("finetune_part", finetune_part, "body", "head", "full")
+        part = select_part(network, self.space, head, "model.head")
+        holds = bool(part.any()) and not bool(part.all())
+        require("head", head, holds, "some of the parameters, and not all")
+        self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
+        self.add_server_state("head", part)
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the models."""
+        return None
+
+    def download(self) -> Message:
+        """Returns a message of φ; every client has h_0."""
+        return masked(self.global_model, ~self.head)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        """Trains the body and sends it."""
+        return masked(self.local_sgd(clients, self.global_model, part=~self.head), ~self.head)
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Replaces φ by the clients' mean; the head keeps its bits."""
+        self.global_model.copy_(torch.where(self.head, self.global_model, mean["w"]))
+
+    def adaptation_start(self, clients: Clients) -> Tensor:
+        """Returns (φ, h_0)."""
+        return self.global_model.expand(len(clients), -1)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns the models after fine-tuning."""
+        parts = {"body": ~self.head, "head": self.head, "full": None}
+        part, epochs = parts[self.finetune_part], self.finetune_epochs
+        return self.adapt(clients, self.global_model, epochs=epochs, part=part)

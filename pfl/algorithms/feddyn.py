@@ -1,0 +1,66 @@
+"""FedDyn.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Based on Dynamic
+Regularization", ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl.method import Clients, FederatedAlgorithm, Network, require
+
+
+class FedDyn(FederatedAlgorithm):
+    """Local objectives with a dynamic regularizer, whose stationary points agree (Algorithm 1).
+
+    θ_i <- argmin f_i(θ) - <g_i, θ> + α/2 |θ - θ^t|^2, local steps from θ^t;
+    g_i <- g_i - α (θ_i - θ^t);  h <- h - α/m sum_S (θ_i - θ^t);
+    θ^{t+1} <- mean_S θ_i - h / α.
+
+    m is the number of all clients, S the cohort with an unweighted mean; g_i and h start at 0, so
+    that h is always the mean of all m g_i. A fixed point is a stationary point of mean f_i, however
+    many local steps clients take. With exact local solutions and all clients, FedDyn is FedPD with
+    η = 1/α, and FedSLR's first phase with η_g = 1/α and no penalty.
+    Evaluated: the global model θ. Cost: P values down, P up. Client state: g_i. Server state: h.
+
+    Args:
+        alpha: α, the weight of the proximal term.
+
+    Note:
+        A client without samples reports θ^t. The authors' code scales α by the clients' relative
+        numbers of samples, clips gradients and starts clients at the mean of their models; the
+        paper does none of these. Some public implementations leave out the proximal term or its
+        square; both change the fixed point.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedDyn(MLP(64, (8,)), alpha=0.1, local_epochs=2)
+        >>> method.client_state_names
+        ['g']
+    """
+
+    h: Tensor
+
+    def __init__(self, network: Network, *, alpha: float = 0.1, **kwargs: Any) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        require("alpha", alpha, alpha > 0, "positive")
+        self.alpha = alpha
+        self.add_client_state("g")
+        self.add_server_state("h", torch.zeros_like(self.global_model))
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Solves the regularized problem approximately, updates g_i and sends θ_i."""
+        g = clients.state["g"]
+        v = self.local_sgd(clients, w, linear=-g, prox_weight=self.alpha, prox_center=w)
+        clients.state["g"] = g - self.alpha * (v - w)
+        return v
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Updates h, and sets θ to the mean of the clients' models - h / α."""
+        share = self.participants / self.num_clients  # |S| / m
+        self.h -= self.alpha * share * (mean["w"] - self.global_model)
+        self.global_model.copy_(mean["w"] - self.h / self.alpha)

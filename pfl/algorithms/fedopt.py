@@ -1,0 +1,135 @@
+"""FedAdagrad, FedAdam and FedYogi.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Federated Optimization",
+ICLR 2021, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pfl.method import Clients, FederatedAlgorithm, Network, require
+
+
+class AdaptiveServer(FederatedAlgorithm):
+    """FedAvg's local training with an adaptive step of the server (Algorithm 2).
+
+    Δ <- mean_S (x_i - x);  m <- β_1 m + (1 - β_1) Δ;  v by the subclass;
+    x <- x + η m / (sqrt(v) + τ).
+
+    m starts at 0, v at τ^2, and there is no bias correction: all three differ from the optimizers
+    of `torch.optim`, which are the argument `server_optimizer` of `FedAvg`.
+    Evaluated: the global model x. Cost: P values down, P up. Server state: m and v.
+
+    Args:
+        server_lr: η; `lr` is the paper's η_l.
+        betas: β_1 and β_2.
+        tau: τ, the degree of adaptivity; smaller adapts more.
+    """
+
+    m: Tensor
+    v: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        server_lr: float = 0.01,
+        betas: tuple[float, float] = (0.9, 0.99),
+        tau: float = 1e-3,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, server_optimizer=None, **kwargs)
+        require("server_lr", server_lr, server_lr > 0, "positive")
+        require("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers in [0, 1)")
+        require("tau", tau, tau > 0, "positive")
+        self.server_lr, self.betas, self.tau = server_lr, tuple(betas), tau
+        self.add_server_state("m", torch.zeros_like(self.global_model))
+        self.add_server_state("v", torch.full_like(self.global_model, tau**2))
+
+    @abstractmethod
+    def second_moment(self, square: Tensor) -> Tensor:
+        """Returns the new v from Δ^2, [P]."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains as in FedAvg."""
+        return self.local_sgd(clients, w)
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Takes the adaptive step."""
+        delta = mean["w"] - self.global_model
+        self.m.mul_(self.betas[0]).add_(delta, alpha=1 - self.betas[0])
+        self.v.copy_(self.second_moment(delta.square()))
+        self.global_model.add_(self.m / (self.v.sqrt() + self.tau), alpha=self.server_lr)
+
+
+class FedAdagrad(AdaptiveServer):
+    """Adagrad on the server: v <- v + Δ^2. The paper's experiments have β_1 = 0, the default.
+
+    See `AdaptiveServer` for all lines, states and the cost.
+
+    Args:
+        server_lr: η; `lr` is the paper's η_l.
+        beta: β_1.
+        tau: τ, the degree of adaptivity.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedAdagrad(MLP(64, (8,)), server_lr=0.1)
+        >>> float(method.v[0])  # τ^2
+        9.999999974752427e-07
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        server_lr: float = 0.01,
+        beta: float = 0.0,
+        tau: float = 1e-3,
+        **kwargs: Any,
+    ) -> None:
+        require("beta", beta, 0 <= beta < 1, "in [0, 1)")
+        super().__init__(network, server_lr=server_lr, betas=(beta, 0.0), tau=tau, **kwargs)
+
+    def second_moment(self, square: Tensor) -> Tensor:
+        """Returns v + Δ^2."""
+        return self.v + square
+
+
+class FedAdam(AdaptiveServer):
+    """Adam on the server: v <- β_2 v + (1 - β_2) Δ^2.
+
+    See `AdaptiveServer` for all lines, arguments, states and the cost.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedAdam(MLP(64, (8,)), server_lr=0.01, betas=(0.9, 0.99), tau=1e-3)
+        >>> method.download().nbytes // 4  # P
+        610
+    """
+
+    def second_moment(self, square: Tensor) -> Tensor:
+        """Returns β_2 v + (1 - β_2) Δ^2."""
+        return self.betas[1] * self.v + (1 - self.betas[1]) * square
+
+
+class FedYogi(AdaptiveServer):
+    """Yogi on the server: v <- v - (1 - β_2) Δ^2 sign(v - Δ^2).
+
+    See `AdaptiveServer` for all lines, arguments, states and the cost.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedYogi(MLP(64, (8,)), server_lr=0.01)
+        >>> method.betas
+        (0.9, 0.99)
+    """
+
+    def second_moment(self, square: Tensor) -> Tensor:
+        """Returns v - (1 - β_2) Δ^2 sign(v - Δ^2)."""
+        return self.v - (1 - self.betas[1]) * square * torch.sign(self.v - square)

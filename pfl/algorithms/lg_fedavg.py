@@ -1,0 +1,45 @@
+"""LG-FedAvg.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locally, Act Globally:
+Federated Learning with Local and Global Representations", NeurIPS 2019 workshop, arXiv 2001.01523.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from pfl.method import Clients, Message, Network, Part, PartlyPersonal
+
+
+class LGFedAvg(PartlyPersonal):
+    """Local representations and a shared head, trained together (Algorithm 1).
+
+    (u_i, h) <- (u_i, h) - η g_i(u_i, h), local steps;  h <- sum_S n_i h_i / sum_S n_i.
+
+    FedPer with the parts exchanged: `personal` is the body u_i here.
+    Evaluated: (u_i, h) with the client's last u_i and the newest h. Cost: the head down, the head
+    up. Client state: u_i. A newcomer has the initial body.
+
+    Args:
+        personal: The local part, as in `PartlyPersonal`.
+
+    Note:
+        All bodies begin at the network's initial one. The authors' runs begin with a model that
+        FedAvg has trained, which is not in the algorithm; here a network with trained values does
+        the same.
+
+    Example:
+        >>> from models import MLP
+        >>> method = LGFedAvg(MLP(64, (8,)))
+        >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
+        90
+    """
+
+    def __init__(self, network: Network, *, personal: Part = "body", **kwargs: Any) -> None:
+        super().__init__(network, personal=personal, **kwargs)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        """Trains body and head together; keeps the body and sends the head."""
+        return self.keep_and_send(clients, self.local_sgd(clients, self.personalized(clients)))

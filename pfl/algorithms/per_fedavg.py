@@ -1,0 +1,125 @@
+"""Per-FedAvg.
+
+Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from pfl.method import (
+    Batch,
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    LocalSchedule,
+    Network,
+    require,
+    require_one_of,
+)
+
+
+class PerFedAvg(FederatedAlgorithm):
+    """A global model from which one local gradient step gives a good model (Algorithm 1).
+
+    min_w mean_i F_i(w) with F_i(w) = f_i(w - α ∇f_i(w)). A local step has three batches D1, D2, D3:
+    q <- g_i(w - α g_i(w; D1); D2);
+    FO: w <- w - β q;
+    HF: w <- w - β (q - α [g_i(w + δ q; D3) - g_i(w - δ q; D3)] / (2 δ)).
+    The server replaces w by the unweighted mean of the cohort.
+
+    HF's difference is the Hessian at w times q, so that the bracket of w's step is the gradient of
+    F_i; FO leaves the Hessian out, and ends elsewhere.
+    Evaluated: the global model w (before adaptation), and w - α g_i(w) on the client's own training
+    samples. Shared: w; personal: what the adaptation makes of it. Cost: P values down, P up; 2 (FO)
+    or 4 (HF) gradients in a local step. No states. Fine-tuning in an evaluation starts at w.
+
+    Args:
+        alpha: α, the rate of the adaptation; β is `lr`.
+        variant: "FO" (first order) or "HF" (Hessian-free).
+        delta: δ of HF's difference.
+        adaptation_steps: Steps of rate α before the evaluation; the paper has 1.
+
+    Note:
+        The paper draws D1, D2, D3 independently; here they are the mini-batches of three
+        independent orders of the samples. The adaptation for an evaluation takes mini-batches of
+        `batch_size`, too. `weight_decay` is a part of f_i. The statistics of BatchNorm are those of
+        the passes over D1.
+
+    Example:
+        >>> from models import MLP
+        >>> method = PerFedAvg(MLP(64, (8,)), alpha=0.01, lr=0.001, variant="HF")
+        >>> method.client_state_names
+        []
+    """
+
+    has_personalized = True
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        alpha: float = 0.01,
+        variant: Literal["FO", "HF"] = "HF",
+        delta: float = 1e-3,
+        adaptation_steps: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        require("alpha", alpha, alpha > 0, "positive")
+        require("delta", delta, delta > 0, "positive")
+        require("adaptation_steps", adaptation_steps, adaptation_steps >= 1, "at least 1")
+        require_one_of("variant", variant, "FO", "HF")
+        if kwargs.get("optimizer") is not None:
+            raise ConfigError("model.optimizer: PerFedAvg takes plain local steps; leave it out")
+        self.alpha, self.variant, self.delta = alpha, variant, delta
+        self.adaptation_steps = adaptation_steps
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the models."""
+        return None
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round: 2 or 4 times those of FedAvg."""
+        return super().cost(sizes) * (2 if self.variant == "FO" else 4)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Takes local steps of the meta-objective and sends the model."""
+        v, lr = w.repeat(len(clients), 1), self.learning_rate(clients.round)
+        schedules = [self._schedule(purpose) for purpose in ("inner", "outer", "hessian")]
+        for d1, d2, d3 in zip(*map(clients.batches, schedules), strict=True):
+            rows = slice(0, d1.clients)
+            inner = self._gradient(v, d1, clients.buffers, "train")
+            passing = None if clients.buffers is None else clients.buffers.clone()
+            q = self._gradient(v - self.alpha * inner, d2, passing, "outer")
+            step = q
+            if self.variant == "HF":
+                ahead = self._gradient(v + self.delta * q, d3, passing, "hessian")
+                behind = self._gradient(v - self.delta * q, d3, passing, "hessian")
+                step = q - self.alpha * (ahead - behind) / (2 * self.delta)
+            v[rows] -= lr * step[rows]
+        return v
+
+    def adaptation_start(self, clients: Clients) -> Tensor:
+        """Returns w."""
+        return self.global_model.expand(len(clients), -1)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns w - α g_i(w), of the client's own training samples."""
+        return self.adapt(clients, self.global_model, steps=self.adaptation_steps, lr=self.alpha)
+
+    def _schedule(self, purpose: str) -> LocalSchedule:
+        return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps, purpose)
+
+    def _gradient(self, v: Tensor, batch: Batch, buffers: Tensor | None, name: str) -> Tensor:
+        """Returns g_i(v), [C, P], with weight decay; 0 for clients that have finished."""
+        loss, g = self.oracle.gradient(v, batch, buffers)
+        self.log_loss(name, loss, batch.counts)
+        if self.weight_decay:
+            g[: batch.clients] += self.weight_decay * v[: batch.clients]
+        return g

@@ -1,0 +1,107 @@
+"""pFedMe.
+
+T Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+
+
+class pFedMe(FederatedAlgorithm):
+    """Personalized models at the proximal points of a global model (Algorithm 1).
+
+    min_w mean_i F_i(w) with the Moreau envelopes F_i(w) = min_θ f_i(θ) + λ/2 |θ - w|^2.
+    Each local step, with one mini-batch: θ_i <- K steps of rate η_p on f_i(θ) + λ/2 |θ - w_i|^2,
+    from w_i;  w_i <- w_i - η λ (w_i - θ_i).
+    The server sets w <- (1 - β) w + β mean_S w_i.
+
+    Evaluated: the global model w, and θ_i of the client's last local step. Shared: w; personal:
+    θ_i. Cost: P values down, P up; K gradients in a local step. Client state: θ_i, for the
+    evaluation only.
+
+    Args:
+        penalty: λ.
+        personal_steps: K.
+        personal_lr: η_p; η is `lr`. η λ must be at most 1, or w_i moves beyond θ_i.
+        server_mixture: β.
+
+    Note:
+        In the authors' code all clients train in every round and the server averages the cohort's
+        models only; θ_i starts where the last local step left it; and the inner gradient has
+        another 0.001 θ. Here only the cohort trains, and θ_i starts at w_i, the envelope's
+        centre. `weight_decay` is a part of f_i. The statistics of BatchNorm that belong to w_i are
+        those of the first of the K passes, which is at w_i; the other passes move θ_i's.
+
+    Example:
+        >>> from models import MLP
+        >>> method = pFedMe(MLP(64, (8,)), penalty=15.0, lr=0.005, personal_lr=0.09)
+        >>> method.client_state_names
+        ['theta']
+    """
+
+    has_personalized = True
+    personal_buffers = True
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        penalty: float = 15.0,
+        personal_steps: int = 5,
+        personal_lr: float = 0.09,
+        server_mixture: float = 1.0,
+        lr: float = 0.005,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, lr=lr, weighting="uniform", server_optimizer=None, **kwargs)
+        require("penalty", penalty, penalty > 0, "positive")
+        require("personal_steps", personal_steps, personal_steps >= 1, "at least 1")
+        require("personal_lr", personal_lr, personal_lr > 0, "positive")
+        require("server_mixture", server_mixture, server_mixture > 0, "positive")
+        require("lr", lr, lr * penalty <= 1, f"at most 1 / penalty, {1 / penalty:.4g}")
+        if kwargs.get("optimizer") is not None:
+            raise ConfigError("model.optimizer: pFedMe takes plain local steps; leave it out")
+        self.penalty, self.server_mixture = penalty, server_mixture
+        self.personal_steps, self.personal_lr = personal_steps, personal_lr
+        self.add_client_state("theta", lambda: self.global_model)
+
+    @property
+    def personalization_penalty(self) -> float:
+        """λ, since the minimum over w and all θ_i is that of the envelopes."""
+        return self.penalty
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round: K times those of FedAvg."""
+        return self.personal_steps * super().cost(sizes)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Follows the envelope's gradient λ (w_i - θ_i), keeps θ_i and sends w_i."""
+        v, theta = w.repeat(len(clients), 1), clients.state["theta"].clone()
+        lr, decay = self.learning_rate(clients.round), self.weight_decay
+        personal = clients.personal.buffers
+        for batch in clients.batches(self.local_schedule):
+            rows = slice(0, batch.clients)
+            theta[rows] = v[rows]
+            for step in range(self.personal_steps):
+                buffers = clients.buffers if step == 0 else personal
+                loss, g = self.oracle.gradient(theta, batch, buffers)
+                g = g + decay * theta + self.penalty * (theta - v)
+                theta[rows] -= self.personal_lr * g[rows]
+                self.log_loss("train", loss, batch.counts)
+            v[rows] -= lr * self.penalty * (v - theta)[rows]
+        clients.state["theta"] = theta
+        return v
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Sets w <- (1 - β) w + β mean_S w_i."""
+        self.global_model.lerp_(mean["w"], self.server_mixture)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns θ_i."""
+        return clients.state["theta"]

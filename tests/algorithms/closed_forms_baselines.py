@@ -1,0 +1,121 @@
+"""Where the baselines end on quadratics, and what their rounds cost; see closed_forms.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tests.algorithms.closed_forms import Exchange, Models, Quadratics, averaging, mean_of
+
+START = 0.3  # all values of the first model
+
+
+def weights_of(q: Quadratics) -> np.ndarray:
+    """Which of the P values are weights and not biases."""
+    return np.arange(q.optima.shape[1]) < int(np.prod(q.problem.shapes[0]))
+
+
+def held_to_average(q: Quadratics, *, penalty: float, **settings: Any) -> Models:
+    """Ditto: w is FedAvg's; h_i (v_i - A_i) + λ (v_i - w) = 0."""
+    w = averaging(q, **settings)[0]
+    assert w is not None
+    return w, (q.curvatures * q.optima + penalty * w) / (q.curvatures + penalty)
+
+
+def meta_learned(
+    q: Quadratics, *, lr: float, local_steps: int, alpha: float, variant: str = "HF", **_: Any
+) -> Models:
+    """Per-FedAvg. After adaptation A_i is (1 - α h_i) as far away. So the gradient of
+    F_i = h_i/2 (1 - α h_i)^2 (w - A_i)^2 is k_i (w - A_i) with k_i = h_i (1 - α h_i)^2; FO leaves
+    the Hessian's factor out, k_i = h_i (1 - α h_i). K steps take the share c_i = 1 - (1 - η k_i)^K of
+    the way, and in the limit the moves, with equal weights, cancel."""
+    left = 1 - alpha * q.curvatures
+    k = q.curvatures * left ** (2 if variant == "HF" else 1)
+    w = mean_of(1 - (1 - lr * k) ** local_steps, q)
+    return w, q.optima + left * (w - q.optima)
+
+
+def mixture(q: Quadratics, *, lr: float, local_steps: int, alpha: float, **_: Any) -> Models:
+    """APFL. w is the unweighted FedAvg's. In a round w_i,k - A_i = r^k y with r = 1 - η h_i and
+    y = w - A_i; with x = v_i - A_i and s = 1 - η α^2 h_i a step is
+    x <- s x - η α h_i (1 - α) (w_i,k+1 - A_i). A whole round gives x again: x (1 - s^K) = -η α (1 - α) h_i y sum_k s^(K-1-k) r^(k+1)."""
+    h, steps = q.curvatures, np.arange(local_steps)
+    r, s = 1 - lr * h, 1 - lr * alpha**2 * h
+    w = mean_of(1 - r**local_steps, q)
+    pulls = sum(s ** (local_steps - 1 - k) * r ** (k + 1) for k in steps)
+    x = -lr * alpha * (1 - alpha) * h * (w - q.optima) * pulls / (1 - s**local_steps)
+    return w, alpha * (q.optima + x) + (1 - alpha) * w
+
+
+def envelopes(
+    q: Quadratics,
+    *,
+    lr: float,
+    local_steps: int,
+    penalty: float,
+    personal_steps: int,
+    personal_lr: float,
+    **_: Any,
+) -> Models:
+    """pFedMe. K inner steps take θ from w the share c = 1 - (1 - η_p (h + λ))^K of the way to the
+    proximal point, h (A - w) / (h + λ) away: w moves by η k (A - w) with k = λ c h / (h + λ). Local
+    steps leave the share (1 - η k)^R of the distance; in the limit the moves cancel. θ_i is that of
+    the last local step, which begins at A + (1 - η k)^(R - 1) (w - A)."""
+    h = q.curvatures
+    solved = (1 - (1 - personal_lr * (h + penalty)) ** personal_steps) * h / (h + penalty)
+    left = 1 - lr * penalty * solved
+    w = mean_of(1 - left**local_steps, q)
+    last = q.optima + left ** (local_steps - 1) * (w - q.optima)
+    return w, last + solved * (q.optima - last)
+
+
+def local_weights(q: Quadratics, **settings: Any) -> Models:
+    """LG-FedAvg with the weights as the body: these go to the clients' optima, the biases where
+    averaging takes them."""
+    shared = averaging(q, **settings)[0]
+    assert shared is not None
+    return None, np.where(weights_of(q), q.optima, shared)
+
+
+def body_then_finetuned(
+    q: Quadratics, *, lr: float, local_steps: int, finetune_epochs: int, **_: Any
+) -> Models:
+    """FedBABU with the biases as the head: the weights go where averaging takes them, the biases
+    stay. Then an epoch of full gradients is a step, which leaves 1 - η h_i of the distance."""
+    shared = averaging(q, lr=lr, local_steps=local_steps)[0]
+    assert shared is not None
+    w = np.where(weights_of(q), shared, START)
+    return w, q.optima + (1 - lr * q.curvatures) ** finetune_epochs * (w - q.optima)
+
+
+def messages(
+    q: Quadratics,
+    *,
+    lr: float,
+    local_steps: int,
+    penalty: float,
+    alpha: float,
+    sigma: float,
+    own_weight: float | None = None,
+    **_: Any,
+) -> Models:
+    """FedAMP with σ so large that all ξ_ij = α / σ =: ξ; HeurFedAMP with σ so small that all are
+    (1 - ξ_ii) / (n - 1). Local steps take w_i from u_i = (1 - n ξ) w_i + ξ sum_j w_j the share
+    m = (1 - (1 - η (h + ρ))^K) h / (h + ρ), with ρ = λ / α, of the way to A_i. With S = sum_j w_j:
+    w_i (1 - (1 - m)(1 - n ξ)) = m A_i + (1 - m) ξ S, which summed over i gives S."""
+    n, rho = len(q.optima), penalty / alpha
+    if n == 1:
+        return None, q.optima
+    xi = alpha / sigma if own_weight is None else (1 - own_weight) / (n - 1)
+    held = q.curvatures + rho
+    m = (1 - (1 - lr * held) ** local_steps) * q.curvatures / held
+    own = 1 - (1 - m) * (1 - n * xi)
+    total = (m * q.optima / own).sum(0) / (1 - ((1 - m) * xi / own).sum(0))
+    return None, (m * q.optima + (1 - m) * xi * total) / own
+
+
+def biases(x: Exchange) -> tuple[float, float]:
+    """The biases down and up; the matrices stay."""
+    floats = sum(shape[0] for shape in x.shapes if len(shape) == 1)
+    return floats, floats

@@ -28,8 +28,8 @@ def meta_learned(
 ) -> Models:
     """Per-FedAvg. After adaptation A_i is (1 - α h_i) as far away. So the gradient of
     F_i = h_i/2 (1 - α h_i)^2 (w - A_i)^2 is k_i (w - A_i) with k_i = h_i (1 - α h_i)^2; FO leaves
-    the Hessian's factor out, k_i = h_i (1 - α h_i). K steps take the share c_i = 1 - (1 - η k_i)^K of
-    the way, and in the limit the moves, with equal weights, cancel."""
+    the Hessian's factor out, k_i = h_i (1 - α h_i). K steps take the share
+    c_i = 1 - (1 - η k_i)^K of the way, and in the limit the moves, with equal weights, cancel."""
     left = 1 - alpha * q.curvatures
     k = q.curvatures * left ** (2 if variant == "HF" else 1)
     w = mean_of(1 - (1 - lr * k) ** local_steps, q)
@@ -39,7 +39,8 @@ def meta_learned(
 def mixture(q: Quadratics, *, lr: float, local_steps: int, alpha: float, **_: Any) -> Models:
     """APFL. w is the unweighted FedAvg's. In a round w_i,k - A_i = r^k y with r = 1 - η h_i and
     y = w - A_i; with x = v_i - A_i and s = 1 - η α^2 h_i a step is
-    x <- s x - η α h_i (1 - α) (w_i,k+1 - A_i). A whole round gives x again: x (1 - s^K) = -η α (1 - α) h_i y sum_k s^(K-1-k) r^(k+1)."""
+    x <- s x - η α h_i (1 - α) (w_i,k+1 - A_i). A whole round gives x again:
+    x (1 - s^K) = -η α (1 - α) h_i y sum_k s^(K-1-k) r^(k+1)."""
     h, steps = q.curvatures, np.arange(local_steps)
     r, s = 1 - lr * h, 1 - lr * alpha**2 * h
     w = mean_of(1 - r**local_steps, q)

@@ -197,7 +197,7 @@ def test_a_pattern_that_selects_nothing_is_refused(kind, patterns):
 @pytest.mark.parametrize("patterns", [[], ["*"], ["body.*", "head.*"]])
 @pytest.mark.parametrize("kind", [FedRep, FedPer])
 def test_a_part_that_is_nothing_or_everything_is_refused(kind, patterns):
-    with refused(f"model.personal: {patterns}; it must be patterns of some", "not of all"):
+    with refused(f"model.personal: {patterns}; it must be some of the", "and not all"):
         kind(MLP(64, (8,)), personal=patterns)
 
 
@@ -229,7 +229,7 @@ def test_every_network_trains(fit, name):
     torch.manual_seed(0)
     network = build()
     if name in ONE_PARAMETER:
-        with refused("model.personal", "not of all"):
+        with refused("model.personal", "and not all"):
             FedRep(network)
         return
     inputs = torch.rand(6, *shape)

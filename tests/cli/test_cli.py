@@ -25,8 +25,9 @@ def parsed(monkeypatch):
     return lambda *args: FederatedCLI(["fit", *map(str, args)])
 
 
-# The files of the papers are grids of runs, which test_recipes.py builds.
-CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if "papers" not in p.parts]
+# The files of papers and comparisons are grids of runs: test_recipes.py and test_compare.py.
+GRIDS = {"papers", "compare"}
+CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if not GRIDS & {*p.parts}]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))

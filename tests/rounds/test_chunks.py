@@ -87,14 +87,14 @@ def test_nobody_is_dealt_more_than_fit_at_once():
 
 
 def test_a_round_costs_as_many_sample_gradients_as_it_takes():
-    """Epochs: proportional to the samples; steps: to the mean batch, 15 of 30 in batches of 20."""
+    """Epochs times samples; steps times the mean batch, which is 15 of 30 in batches of 20."""
     sizes = np.array([0, 5, 20, 30, 1000])
     network = torch.nn.Linear(1, 1)
-    assert FedAvg(network, local_epochs=3).cost(sizes).tolist() == sizes.tolist()
+    assert FedAvg(network, local_epochs=3).cost(sizes).tolist() == (3 * sizes).tolist()
     steps = FedAvg(network, local_steps=7, batch_size=20).cost(sizes)
-    assert steps.tolist() == [0, 5, 20, 15, 20]
+    assert steps.tolist() == [7 * batch for batch in (0, 5, 20, 15, 20)]
     full = FedAvg(network, local_steps=7, batch_size=None).cost(sizes)
-    assert full.tolist() == sizes.tolist()
+    assert full.tolist() == (7 * sizes).tolist()
 
 
 def test_the_cost_decides_the_process_and_the_size_decides_the_order():

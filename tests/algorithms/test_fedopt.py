@@ -1,6 +1,7 @@
 """FedAdagrad, FedAdam and FedYogi against a slow NumPy loop and the optimizers of `torch.optim`."""
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.algorithms.traced import (
 from tests.problems import History, Steps
 from tests.refusal import refused
 
-SERVER = dict(server_lr=0.3, tau=0.05)
+SERVER: dict[str, Any] = dict(server_lr=0.3, tau=0.05)
 BETAS = (0.6, 0.7)
 METHODS = {
     "Adagrad": partial(FedAdagrad, beta=BETAS[0], **SERVER),

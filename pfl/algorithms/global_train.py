@@ -23,10 +23,10 @@ class GlobalTrain(FederatedAlgorithm):
     Cost: nothing is sent. No client state, no server state beside w.
 
     Note:
-        A single client, with id 0, owns all samples while it trains, so that `participants` is 1.
-        The steps follow one another, and one process takes them: more devices or clients at once
-        make nothing faster. BatchNorm's running statistics are those of this training. The
-        optimizer starts anew in every round.
+        FedCLUP's paper calls FedAvg GlobalTrain; this is another method. A single client, with id
+        0, owns all samples while it trains, so that `participants` is 1. The steps follow one
+        another, and one process takes them: more devices make nothing faster. BatchNorm's running
+        statistics are those of this training. The optimizer starts anew in every round.
 
     Example:
         >>> from models import MLP

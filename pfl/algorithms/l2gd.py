@@ -47,9 +47,9 @@ class L2GD(FederatedAlgorithm):
     Note:
         `batch_size: null` is Algorithm 1, with full gradients; with mini-batches of a client's own
         samples it is the paper's L2SGD without variance reduction. `local_epochs` and `local_steps`
-        are refused. Averaging steps before the first local step are left out, since all x_i are
-        still the same. The paper has no default values. The code of Ditto's authors has a method
-        named L2SGD that draws no coins and is another one: it takes local steps on
+        must keep their defaults. Averaging steps before the first local step are left out, since
+        all x_i are still the same. The paper has no default values. The code of Ditto's authors has
+        a method named L2SGD that is another one: it draws no coins, and takes local steps on
         f_i(x_i) + λ/2 |x_i - w|^2, as `FedCLUP` does.
 
     Example:
@@ -71,11 +71,11 @@ class L2GD(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
-        p, drawn = averaging_probability, "left out: L2GD draws the number of local steps"
+        p, drawn = averaging_probability, "the default, as L2GD draws the number of local steps"
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("averaging_probability", p, 0 < p < 1, "above 0 and below 1")
-        require("local_epochs", self.local_epochs, self.local_epochs == 1, drawn)
-        require("local_steps", self.local_steps, self.local_steps is None, drawn)
+        require("local_epochs", self.local_epochs, self.local_epochs == 1, f"1, {drawn}")
+        require("local_steps", self.local_steps, self.local_steps is None, f"null, {drawn}")
         if kwargs.get("optimizer") is not None:
             raise ConfigError("model.optimizer: L2GD takes plain local steps; leave it out")
         largest = p / (self.lr * (1 - p))
@@ -112,10 +112,14 @@ class L2GD(FederatedAlgorithm):
         p = self.averaging_probability
         return self.learning_rate(round_index) * self.penalty * (1 - p) / p
 
+    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
+        """Takes K local steps where no number is given, as in a run's local baseline."""
+        kwargs.setdefault("steps", self.runs(clients.round)[0])
+        return super().local_sgd(clients, start, **kwargs)
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Takes the averaging steps of the last round and the local steps of this one."""
-        start, (steps, _) = self._averaged(clients, w), self.runs(clients.round)
-        clients.state["x"] = x = self.local_sgd(clients, start, steps=steps)
+        clients.state["x"] = x = self.local_sgd(clients, self._averaged(clients, w))
         return x
 
     def server_update(self, mean: dict[str, Tensor]) -> None:

@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from pfl.algorithms import L2GD, FedAvg, LocalTrain
+from pfl.callbacks import LocalBaseline
 from tests.algorithms import closed_forms as forms
 from tests.algorithms import reference_clup_pd as reference
+from tests.algorithms.methods import small_network, small_world
 from tests.algorithms.traced import (
     ALL,
     FULL,
@@ -220,6 +222,17 @@ def test_without_penalty_every_client_is_alone(fit, problem, batch_size):
     np.testing.assert_allclose(history["w"][-1], expected.mean(0), rtol=0, atol=1e-13)
 
 
+def test_the_local_baseline_takes_the_same_local_steps(fit):
+    """It is `LocalTrain` with as many steps: the test losses are the same."""
+    settings = dict(lr=0.1, batch_size=2, loss=LOSS)
+    baseline = LocalBaseline()
+    fit(Given(small_network(), **settings), small_world(), 3, callbacks=[baseline])
+    local = LocalTrain(small_network(), local_steps=3, **settings)
+    fit(local, small_world(), 3)
+    expected = local.row["test/personalized/loss"]
+    assert baseline.scores["loss"].mean() == pytest.approx(expected, rel=1e-12)
+
+
 def test_a_run_of_averaging_steps_takes_one_communication(fit, problem):
     """P values of 8 bytes each way and round, however many steps a run has; a newcomer gets x̄."""
     algorithm = fit(L2GD(problem.network(START), **COINS, **FULL), problem, ROUNDS)
@@ -239,8 +252,8 @@ def test_a_run_of_averaging_steps_takes_one_communication(fit, problem):
         ("penalty", -0.1, "at least 0"),
         ("averaging_probability", 0.0, "above 0 and below 1"),
         ("averaging_probability", 1.0, "above 0 and below 1"),
-        ("local_steps", 5, "draws the number of local steps"),
-        ("local_epochs", 2, "draws the number of local steps"),
+        ("local_steps", 5, "null, the default, as L2GD draws the number of local steps"),
+        ("local_epochs", 2, "1, the default, as L2GD draws the number of local steps"),
         ("optimizer", torch.optim.Adam, "plain local steps"),
         ("penalty", 2.6, "at most p / (lr (1 - p)) = 2.5"),  # 0.2 / (0.1 * 0.8)
     ],

@@ -46,7 +46,7 @@ class ClientData:
         self._stored: dict[str, Tensor] = {}
 
     @cached_property
-    def pooled(self) -> ClientData:
+    def as_one_client(self) -> ClientData:
         """The same samples, with all clients' training samples owned by one client, whose id is 0.
 
         The samples are not copied.

@@ -206,7 +206,7 @@ class FederatedAlgorithm(LocalTraining):
         Returns no client instead of any other chunk.
         """
         here = np.isin(self.cohort(clients.round)[:1], clients.ids)
-        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=clients.data.pooled)
+        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=clients.data.as_one_client)
 
     def _train(self, clients: Clients) -> None:
         """Trains a chunk of clients in groups, and keeps their states and messages."""

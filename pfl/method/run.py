@@ -59,12 +59,17 @@ class FederatedRun(FederatedModule):
 
     @property
     def num_clients(self) -> int:
-        """M, the number of clients in the population."""
-        return self._loop.num_clients
+        """M, the number of clients that train: all but those of `loop.unseen`."""
+        return len(self.population)
+
+    @property
+    def population(self) -> np.ndarray:
+        """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
+        return self._loop.population
 
     @property
     def client_sizes(self) -> np.ndarray:
-        """Number of training samples of every client, int64 [M]."""
+        """Number of training samples of every client by id, int64; `[self.population]` is [M]."""
         return self._loop.datamodule.client_sizes
 
     @property
@@ -131,12 +136,12 @@ class FederatedRun(FederatedModule):
     # ---- client states of all processes -------------------------------------------------------
 
     def iter_clients(self, split: Literal["train", "val", "test"] = "train") -> Iterator[Clients]:
-        """Yields this process's share of all clients in chunks, with their states.
+        """Yields this process's share of the M clients in chunks, with their states.
 
         A number that is added up over the chunks must be added up over processes as well, with
         `sum_over_processes`.
         """
-        loop, everyone = self._loop, np.arange(self.num_clients)
+        loop, everyone = self._loop, self.population
         count = -(-len(everyone) // loop.chunk_size)
         for ids in loop.chunks(everyone, split, count, owned=True):
             clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
@@ -164,7 +169,7 @@ class FederatedRun(FederatedModule):
 
         Every process must call it.
         """
-        seen = torch.zeros(self.num_clients, device=self.device)
+        seen = torch.zeros(self._loop.num_clients, device=self.device)
         seen[torch.from_numpy(self.store.seen(name))] = 1
         return np.flatnonzero(sum_over_processes(seen).cpu().numpy())
 
@@ -174,7 +179,7 @@ class FederatedRun(FederatedModule):
         A client that never took part counts with the initial value. Every process must call it.
         """
         seen, chunk_size = self.store.seen(name), self._loop.chunk_size
-        owned = len(range(self.trainer.global_rank, self.num_clients, self.trainer.world_size))
+        owned = int((self.population % self.trainer.world_size == self.trainer.global_rank).sum())
         total = (owned - len(seen)) * self.store.initial(name).to(self.device)
         for ids in np.split(seen, range(chunk_size, len(seen), chunk_size)):
             total += self.store.read(name, ids, self.device).sum(0)
@@ -201,7 +206,7 @@ class FederatedRun(FederatedModule):
 
     def on_validation_epoch_start(self) -> None:
         """Starts an evaluation pass; `evaluation` keeps the previous scores until it finishes."""
-        clients, device = self.num_clients, self.device
+        clients, device = self._loop.num_clients, self.device
         if self._pass is None or (self._pass.num_clients, self._pass.device) != (clients, device):
             self._pass = Evaluation(clients, device)
         self._pass.begin()
@@ -276,7 +281,7 @@ class FederatedRun(FederatedModule):
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
             return self.ledger
-        ledger = Ledger(self.num_clients)
+        ledger = Ledger(self._loop.num_clients)
         ledger.load_state_dict(*gather(self.ledger.state_dict()))
         return ledger
 

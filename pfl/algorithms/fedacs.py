@@ -47,7 +47,9 @@ class FedACS(FederatedAlgorithm):
         comparison as printed it is not where δ = 1, and 0/0 follows, as at the common start);
         negative similarities count 0; δ = -∞ would be FedAMP, not ∞; the quantile interpolates
         linearly over all n^2 entries, the diagonal included. A model of norm 0 has similarity 0
-        with every model.
+        with every model. A client that fails after its training (`loop.dropout`) has sent its model
+        in that round; with "all" the server goes on with what it sent in the last round that it
+        finished.
 
     Example:
         >>> from models import MLP
@@ -58,6 +60,7 @@ class FedACS(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    sends_first = True
     tables = ("collaboration",)
 
     def __init__(

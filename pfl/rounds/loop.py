@@ -40,6 +40,11 @@ class FederatedLoop(LightningDataModule):
         unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,
             which is drawn once, or a list of client ids, or the path of a JSON file with such a
             list. They are in no cohort, and `clients_per_round: null` means all others.
+        dropout: Clients of the cohort that fail after their training, so that their messages never
+            arrive: the probability of each, or a list of client ids for each round, or the path of
+            a JSON file with such lists (docs/participation.md).
+        stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
+        straggler_work: The share of their local steps that stragglers take, rounded up.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. It changes speed and memory, never results.
         state_memory: GiB of this machine's memory, a GPU's included, that client states may take
@@ -70,6 +75,9 @@ class FederatedLoop(LightningDataModule):
         sampling: Sampling = "uniform",
         trace: str | Sequence[Sequence[int]] | None = None,
         unseen: float | str | Sequence[int] | None = None,
+        dropout: float | str | Sequence[Sequence[int]] = 0.0,
+        stragglers: float | str | Sequence[Sequence[int]] = 0.0,
+        straggler_work: float = 0.5,
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -92,6 +100,9 @@ class FederatedLoop(LightningDataModule):
             sampling,
             trace,
             unseen,
+            dropout,
+            stragglers,
+            straggler_work,
         )
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
@@ -203,7 +214,15 @@ class FederatedLoop(LightningDataModule):
         """
         return self.participation.cohort(round_index)
 
-    def chunks(self, ids: np.ndarray, split: str, count: int, *, owned: bool) -> list[np.ndarray]:
+    def chunks(
+        self,
+        ids: np.ndarray,
+        split: str,
+        count: int,
+        *,
+        owned: bool,
+        work: np.ndarray | float = 1.0,
+    ) -> list[np.ndarray]:
         """Returns this process's share of some clients in chunks, largest clients first.
 
         Args:
@@ -212,6 +231,7 @@ class FederatedLoop(LightningDataModule):
             count: Number of chunks; superfluous chunks are empty and come last.
             owned: True: a client belongs to the process id % world_size, which has the rows of its
                 states. False: clients are assigned by cost, so that processes finish together.
+            work: A factor on the cost of each client, [C] or a number for all.
         """
         rank, world = self._rank()
         sizes = self._split_sizes(split)[ids]
@@ -221,7 +241,8 @@ class FederatedLoop(LightningDataModule):
             mine = mine[mine % world == rank]
         elif world > 1:
             limit = max(count * self.chunk_size, -(-len(ids) // world))
-            mine = mine[assign_clients(self.cost(sizes[order]), world, limit) == rank]
+            costs = (self.cost(sizes) * work)[order]
+            mine = mine[assign_clients(costs, world, limit) == rank]
         needed = min(count, max(1, -(-len(mine) // self.chunk_size)))
         return np.array_split(mine, needed) + [mine[:0]] * (count - needed)
 
@@ -282,7 +303,8 @@ class ChunkLoader:
             ids = loop.cohort(round_index) if split == "train" else np.arange(loop.num_clients)
             data = loop.client_data(trainer.strategy.root_device)
             owned = loop.stateful or split != "train"
-            chunks = loop.chunks(ids, split, count, owned=owned)
+            work = loop.participation.work(round_index, ids) if split == "train" else 1.0
+            chunks = loop.chunks(ids, split, count, owned=owned, work=work)
             for number, chunk in enumerate(chunks):
                 if loop.store is not None and number + 1 < count:
                     loop.store.prefetch(chunks[number + 1])

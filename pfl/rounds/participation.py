@@ -1,27 +1,80 @@
-"""Who takes part in a run: the cohort of each round, and the clients that never train."""
+"""Who takes part in a run: cohorts, clients that never train, drop-outs and stragglers."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import torch
 
 from datamodules import FederatedDataModule
 from datamodules.errors import require
-from datamodules.randomness import generator
+from datamodules.randomness import fold, generator
+from pfl.clients import Clients
 from pfl.errors import ConfigError
+from pfl.randomness import key
 
 Sampling = Literal["uniform", "bernoulli", "weighted"]
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 
 
+@dataclass(frozen=True)
+class Some:
+    """Some clients of every round: a share of them, or those of a trace.
+
+    Attributes:
+        name: The argument of the loop, which is also the purpose of the draws.
+        rule: The probability of each client, drawn by (seed, round, client); or client ids for
+            each round.
+
+    Example:
+        >>> Some("dropout", [[], [2, 7]]).mask(0, 1, np.array([1, 2, 3]))
+        array([False,  True, False])
+    """
+
+    name: str
+    rule: float | Rounds
+
+    @classmethod
+    def read(cls, name: str, rule: float | str | Rounds) -> Some:
+        """Returns the clients of an argument, which may be the path of a JSON file."""
+        if not isinstance(rule, float | int):
+            return cls(name, _read_rounds(name, rule))
+        expected = "a share of at least 0 and below 1, or lists of client ids"
+        require(f"loop.{name}", rule, 0 <= rule < 1 and rule is not False, expected)
+        return cls(name, float(rule))
+
+    def __bool__(self) -> bool:
+        return bool(self.rule if isinstance(self.rule, float) else any(map(len, self.rule)))
+
+    def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns which of the clients `ids` belong to them in a round, bool [C]."""
+        if not isinstance(self.rule, float):
+            return np.isin(ids, np.asarray(self.rule[round_index], np.int64))
+        keys = torch.full((len(ids),), key(seed, self.name, round_index))
+        bits = fold(keys, torch.from_numpy(ids)).numpy().view(np.uint64)
+        return (bits >> np.uint64(11)) * 2.0**-53 < self.rule  # 53 bits: uniform in [0, 1)
+
+    def check(self, total: int, rounds: int | None) -> None:
+        """Refuses a trace that does not fit `total` clients and the rounds of the run."""
+        if not isinstance(self.rule, float):
+            _check_rounds(self.name, self.rule, total, rounds)
+
+    def describe(self) -> str:
+        """Returns in words whom the rule means."""
+        if isinstance(self.rule, float):
+            return f"each client with probability {self.rule:g}"
+        return "each client of a trace"
+
+
 class Participation:
-    """Who trains in a round: functions of (seed, round).
+    """Who trains in a round, who fails and who is slow: functions of (seed, round, client).
 
     The docstring of `FederatedLoop` explains the arguments.
 
@@ -43,6 +96,9 @@ class Participation:
         sampling: Sampling = "uniform",
         trace: str | Rounds | None = None,
         unseen: float | str | Sequence[int] | None = None,
+        dropout: float | str | Rounds = 0.0,
+        stragglers: float | str | Rounds = 0.0,
+        straggler_work: float = 0.5,
     ) -> None:
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
@@ -55,8 +111,12 @@ class Participation:
             f"a whole number from 1 to {datamodule.num_clients} (data.num_clients), or null for "
             f"everyone",
         )
-        self.trace: Rounds | None = _read_rounds("trace", trace)
+        self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
         self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
+        self.dropout = Some.read("dropout", dropout)
+        self.stragglers = Some.read("stragglers", stragglers)
+        self.straggler_work = straggler_work
+        require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
 
     # ---- the population -----------------------------------------------------------------------
 
@@ -105,6 +165,31 @@ class Participation:
             weights = sizes / sizes.sum()
         return population[np.sort(rng.choice(total, size, replace=False, p=weights))]
 
+    # ---- failures -----------------------------------------------------------------------------
+
+    def work(self, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns the share of its local steps that each of these clients takes, float64 [C]."""
+        slow = self.stragglers.mask(self.seed, round_index, ids)
+        return np.where(slow, self.straggler_work, 1.0)
+
+    def parts(self, clients: Clients) -> list[tuple[Clients, bool]]:
+        """Splits a chunk of a cohort into clients that work equally much and fail alike.
+
+        Returns:
+            Each part, and whether the messages of its clients arrive. The first part may be empty.
+        """
+        if not (self.dropout or self.stragglers):
+            return [(clients, True)]
+        work = self.work(clients.round, clients.ids)
+        fails = self.dropout.mask(self.seed, clients.round, clients.ids)
+        parts = []
+        for arrives in (True, False):
+            for share in (1.0, self.straggler_work):
+                rows = np.flatnonzero((work == share) & (fails != arrives))
+                if len(rows) or not parts:
+                    parts.append((replace(clients.rows(rows), work=share), arrives))
+        return parts
+
     # ---- checks and words ---------------------------------------------------------------------
 
     def check(self, rounds: int | None) -> None:
@@ -132,6 +217,8 @@ class Participation:
                 f"loop.clients_per_round: {count}; weighted sampling draws clients with samples, "
                 f"and only {able} have some"
             )
+        for some in (self.dropout, self.stragglers):
+            some.check(everyone, rounds)
         if self.trace is not None:
             _check_rounds("trace", self.trace, everyone, rounds)
             for number, cohort in enumerate(self.trace):
@@ -151,7 +238,7 @@ class Participation:
         require("loop.unseen", self.unseen, len(self.population) > 0, expected)
 
     def require_all_clients(self, method: str) -> None:
-        """Raises a ConfigError if a round that is not empty has some of the clients only."""
+        """Raises a ConfigError if a round that is not empty may have some of the clients only."""
         total, key, sizes = len(self.population), "clients_per_round", [self.cohort_size]
         if self.trace is not None:
             key, sizes = "trace", [len(cohort) for cohort in self.trace]
@@ -159,6 +246,12 @@ class Participation:
             raise ConfigError(
                 f"loop.{key}: {some[0]}; {method} needs all {total} clients in every round, use "
                 f"null"
+            )
+        if self.dropout:
+            rule = self.dropout.rule if isinstance(self.dropout.rule, float) else "a trace"
+            raise ConfigError(
+                f"loop.dropout: {rule}; {method} needs the messages of all {total} clients in "
+                f"every round, use 0"
             )
 
     def describe(self) -> str:
@@ -172,11 +265,20 @@ class Participation:
         if unseen := len(self.unseen_clients):
             total = self.datamodule.num_clients
             who += f"; {unseen} of the {total} clients never train"
+        if self.dropout:
+            who += f"; {self.dropout.describe()} fails after its training"
+        if self.stragglers:
+            work = f"{self.straggler_work:g} of its local steps"
+            who += f"; {self.stragglers.describe()} takes only {work}"
         return who
 
 
 def _whole(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
 
 
 def _check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None:
@@ -200,28 +302,26 @@ def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> N
         _check_ids(f"loop.{name}", ids, total, f"round {number} has ")
 
 
-def _read_rounds(name: str, trace: str | Rounds | None) -> Rounds | None:
+def _read_rounds(name: str, trace: str | Rounds) -> Rounds:
     """Returns a trace, which may be the path of a JSON file."""
-    if not isinstance(trace, str):
-        return trace
-    rounds = _read_json(f"loop.{name}", trace)
-    if not (isinstance(rounds, list) and all(isinstance(r, list) for r in rounds)):
+    rounds = _read_json(f"loop.{name}", trace) if isinstance(trace, str) else trace
+    if not (_is_list(rounds) and all(map(_is_list, rounds))):
         raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
     return rounds
 
 
 def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence[int] | None:
     """Returns a share or a list of client ids, which may be the path of a JSON file."""
-    if isinstance(unseen, str):
-        ids = _read_json("loop.unseen", unseen)
-        if not isinstance(ids, list):
-            raise ConfigError(f"loop.unseen: {unseen} must hold a list of client ids")
-        return ids
+    if unseen is None:
+        return None
     if isinstance(unseen, float | int):
         expected = "a share of the clients between 0 and 1, a list of their ids, or null for none"
         require("loop.unseen", unseen, 0 < unseen < 1, expected)
         return float(unseen)
-    return unseen
+    ids = _read_json("loop.unseen", unseen) if isinstance(unseen, str) else unseen
+    if not _is_list(ids):
+        raise ConfigError(f"loop.unseen: {unseen} must hold a list of client ids")
+    return ids
 
 
 def _read_json(key: str, path: str) -> Any:

@@ -25,8 +25,8 @@ Rounds: TypeAlias = Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)
-class Some:
-    """Some clients of every round: a share of them, or those of a trace.
+class Affected:
+    """The clients to which something happens in a round: a share, or those of a trace.
 
     Attributes:
         name: The argument of the loop, which is also the purpose of the draws.
@@ -34,7 +34,7 @@ class Some:
             each round.
 
     Example:
-        >>> Some("dropout", [[], [2, 7]]).mask(0, 1, np.array([1, 2, 3]))
+        >>> Affected("dropout", [[], [2, 7]]).mask(0, 1, np.array([1, 2, 3]))
         array([False,  True, False])
     """
 
@@ -42,7 +42,7 @@ class Some:
     rule: float | Rounds
 
     @classmethod
-    def read(cls, name: str, rule: float | str | Rounds) -> Some:
+    def read(cls, name: str, rule: float | str | Rounds) -> Affected:
         """Returns the clients of an argument, which may be the path of a JSON file."""
         if not isinstance(rule, float | int):
             return cls(name, _read_rounds(name, rule))
@@ -113,8 +113,8 @@ class Participation:
         )
         self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
         self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
-        self.dropout = Some.read("dropout", dropout)
-        self.stragglers = Some.read("stragglers", stragglers)
+        self.dropout = Affected.read("dropout", dropout)
+        self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
         require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
 
@@ -182,7 +182,7 @@ class Participation:
             return [(clients, True)]
         work = self.work(clients.round, clients.ids)
         fails = self.dropout.mask(self.seed, clients.round, clients.ids)
-        parts = []
+        parts: list[tuple[Clients, bool]] = []
         for arrives in (True, False):
             for share in (1.0, self.straggler_work):
                 rows = np.flatnonzero((work == share) & (fails != arrives))

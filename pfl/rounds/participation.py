@@ -55,6 +55,8 @@ class Affected:
 
     def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
         """Returns which of the clients `ids` belong to them in a round, bool [C]."""
+        if not self:
+            return np.zeros(len(ids), bool)
         if not isinstance(self.rule, float):
             return np.isin(ids, np.asarray(self.rule[round_index], np.int64))
         keys = torch.full((len(ids),), key(seed, self.name, round_index))

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Natural, SharedTest, TensorDataModule
-from models import HalfSquaredError
+from datamodules import LeastSquares, Natural, SharedTest, TensorDataModule
+from models import HalfSquaredError, LinearRegression
 from pfl import FederatedLoop
 from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP, FedProx, LocalTrain
-from pfl.callbacks import LocalBaseline
+from pfl.callbacks import LocalBaseline, Optimality
 from tests.algorithms.methods import (
     BATCHES,
     EVERY_METHOD,
@@ -35,11 +35,16 @@ LOST = [[1], [], [0, 3], [2, 3]]  # client 3 is not in the last cohort
 LEFT = [[0, 2], [1, 2, 3], [], [0, 1]]
 
 # The server computes what these clients receive from the last models of the whole cohort.
-FROM_THE_COHORT = {name for name in METHODS if name.startswith(("FedACS", "FedAMP", "HeurFedAMP"))}
-TOLERANT = {name: m for name, m in METHODS.items() if not m.everyone}
+FROM_THE_COHORT = {
+    name
+    for name, method in METHODS.items()
+    if "self.cohort(" in inspect.getsource(method.kind.begin_round)
+}
+# Methods that train on pooled samples have no clients that could fail or be slow.
+FEDERATED = {n: m for n, m in METHODS.items() if not getattr(m.kind, "pooled", False)}
 # With stateless and stateful clients, several loops, tables, and sparse messages.
 SEVERAL = ("FedAvg", "SCAFFOLD, option I", "FedSLR", "FedAgg", "FedACS")
-EXACT = {name: m for name, m in TOLERANT.items() if name not in FROM_THE_COHORT}
+EXACT = {n: m for n, m in FEDERATED.items() if not m.everyone and n not in FROM_THE_COHORT}
 
 
 def cases(methods):
@@ -114,7 +119,12 @@ def test_the_ledger_has_what_failed_clients_received_and_computed(train, method)
     assert "dropped" not in other
 
 
-def test_only_fedacs_sends_before_it_trains():
+def test_which_methods_are_special():
+    assert {METHODS[name].kind.__name__ for name in FROM_THE_COHORT} == {
+        "FedACS",
+        "FedAMP",
+        "HeurFedAMP",
+    }
     assert {m.kind.__name__ for m in METHODS.values() if m.kind.sends_first} == {"FedACS"}
 
 
@@ -166,13 +176,14 @@ def test_methods_that_need_everyone_refuse_drop_outs(train, method):
 
 def loops(kind, epochs):
     """A number of epochs for every loop of a method."""
-    own = inspect.signature(kind).parameters.keys() & {"head_epochs", "personal_epochs"}
+    own = (name for name in inspect.signature(kind).parameters if name.endswith("_epochs"))
     return dict.fromkeys(["local_epochs", *own], epochs)
 
 
-@cases({name: m for name, m in METHODS.items() if not name.startswith("FedAgg")})
+@cases({n: m for n, m in FEDERATED.items() if not n.startswith(("FedAgg", "L2GD"))})
 def test_half_of_the_steps_are_half_of_the_epochs(train, method):
-    """With full gradients an epoch is a step. FedAgg sets rates for the number of its epochs."""
+    """With full gradients an epoch is a step. FedAgg's rates depend on the number of epochs, and
+    L2GD draws its steps."""
 
     def run(epochs, **loop):
         settings = FULL | loops(method.kind, epochs)
@@ -412,3 +423,13 @@ def test_the_local_baseline_is_local_training_with_the_same_failures(fit):
     own = method.evaluation.scores["test", "personalized"]["loss"]
     np.testing.assert_allclose(scores[0], own, rtol=0, atol=1e-12)
     np.testing.assert_allclose(scores[1], own, rtol=0, atol=1e-12)
+
+
+# ---- distances to a solution ---------------------------------------------------------------------
+
+
+def test_the_solution_for_all_clients_is_no_measure_for_some(fit):
+    data = LeastSquares(4, 12, 3)
+    method = FedAvg(LinearRegression(3), batch_size=None, loss=HalfSquaredError())
+    with refused("loop.unseen: 2 clients", "Optimality", "all clients"):
+        fit(method, data, 1, callbacks=[Optimality()], unseen=[0, 3])

@@ -31,6 +31,8 @@ class FedACS(FederatedAlgorithm):
     u_i = sum_j a_ij w_j / sum_j a_ij goes down, and local SGD from u_i gives the new w_i.
 
     The personalized model is w_i; there is no global model. Cost: up P, down P. Client state: w_i.
+    A newcomer trains a first local model from the initial one, and gets the u_i of that model
+    and the models of its candidates, those of the last round's cohort or of "all".
     The mean number of partners is logged as `collaborators`, and the weights a_ij / sum_j a_ij go
     to `collaboration.csv` (`CollaborationMap` draws them).
 
@@ -47,7 +49,9 @@ class FedACS(FederatedAlgorithm):
         comparison as printed it is not where δ = 1, and 0/0 follows, as at the common start);
         negative similarities count 0; δ = -∞ would be FedAMP, not ∞; the quantile interpolates
         linearly over all n^2 entries, the diagonal included. A model of norm 0 has similarity 0
-        with every model.
+        with every model. A client that fails after its training (`loop.dropout`) has sent its model
+        in that round; with "all" the server goes on with what it sent in the last round that it
+        finished.
 
     Example:
         >>> from models import MLP
@@ -58,6 +62,7 @@ class FedACS(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    sends_first = True
     tables = ("collaboration",)
 
     def __init__(
@@ -126,6 +131,23 @@ class FedACS(FederatedAlgorithm):
     def personalized(self, clients: Clients) -> Tensor:
         """Returns w_i."""
         return clients.state["w"]
+
+    def begin_evaluation(self) -> None:
+        """Collects the models among which clients that never trained find partners."""
+        if len(self.unseen_clients):
+            seen = self.seen_clients("w")
+            last = self.cohort(self.rounds - 1) if self.rounds else seen
+            ids = seen if self.candidates == "all" else np.intersect1d(seen, last)
+            self._known = self.client_rows("w", ids)
+
+    def newcomer(self, clients: Clients) -> Tensor:
+        """Returns u_i of a first local model."""
+        first = self.adapt(clients, self.global_model)
+        return torch.stack([self._mixed(torch.cat([self._known, own[None]])) for own in first])
+
+    def _mixed(self, models: Tensor) -> Tensor:
+        """Returns the last client's u_i from the models [n, P]."""
+        return attention(cosine(models), self.quantile)[-1].to(models) @ models
 
 
 def cosine(w: Tensor) -> Tensor:

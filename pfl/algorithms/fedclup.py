@@ -212,7 +212,7 @@ class FedCLUP(FederatedAlgorithm):
     def _corollary1(self) -> float:
         """Returns λ of Corollary 1: the lower bound for similar clients, else the upper bound."""
         L, mu, R = (self._constant(name, "penalty: corollary1") for name in CONSTANTS)
-        sizes = self.client_sizes
+        sizes = self.client_sizes[self.population]
         n, total, noise = float(sizes.mean()), float(sizes.sum()), self.noise**2
         if n * R**2 > 1:
             return noise / (n * mu * R**2)
@@ -226,7 +226,7 @@ class FedCLUP(FederatedAlgorithm):
         for clients in self.iter_clients("train"):
             distance += (clients.state["w"] - self.global_model).norm(dim=1).sum()
         R = float(sum_over_processes(distance)) / self.num_clients
-        n = self.client_sizes.mean()
+        n = self.client_sizes[self.population].mean()
         if R == 0:  # all models are still the same, and the rule has no value
             return self.personalization_penalty
         return 5 / (n * R**2) if n * R**2 >= 1 else 5 / (n**0.5 * R)

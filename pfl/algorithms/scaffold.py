@@ -46,9 +46,9 @@ class SCAFFOLD(FederatedAlgorithm):
     Note:
         K and η_l are the client's own number of local steps and the round's decayed rate.
         `weight_decay` is a part of g_i, in line 12 as well. The pass of option I takes the
-        gradient in mini-batches of `batch_size`, and changes no running statistics. A client
-        without samples keeps its c_i; it counts in the mean over S, with y_i = x. In the first
-        round c = 0 is counted as sent, too.
+        gradient in mini-batches of `batch_size`, which stragglers finish as well, and changes no
+        running statistics. A client without samples keeps its c_i; it counts in the mean over S,
+        with y_i = x. In the first round c = 0 is counted as sent, too.
 
     Example:
         >>> from models import MLP
@@ -87,7 +87,7 @@ class SCAFFOLD(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Takes corrected local steps from x = w, and sends the changes of x and c_i."""
         c_i, c, lr = clients.state["c_i"], self.c, self.learning_rate(clients.round)
-        steps = torch.from_numpy(self.local_schedule.steps_of(clients.sizes)).to(w)[:, None]  # K
+        steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K
         received = None if clients.buffers is None else clients.buffers.clone()
         y = self.local_sgd(clients, w, linear=c - c_i)
         if self.option == "I":
@@ -109,7 +109,8 @@ class SCAFFOLD(FederatedAlgorithm):
         models = x.repeat(len(clients), 1)
         total = self.weight_decay * models
         sizes = torch.from_numpy(clients.sizes).to(x)[:, None]
-        for batch in clients.batches(LocalSchedule(self.batch_size, purpose="control")):
+        schedule = LocalSchedule(self.batch_size, purpose="control", complete=True)
+        for batch in clients.batches(schedule):
             loss, g = self.oracle.gradient(models, batch, buffers)
             rows = slice(0, batch.clients)
             total[rows] += g[rows] * (batch.sizes[:, None] / sizes[rows])

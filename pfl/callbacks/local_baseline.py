@@ -110,12 +110,14 @@ def train_local_baseline(
 
     for round_index in range(rounds):
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
-            for clients, w in algorithm.in_groups(chunk, train, len(chunk)):
-                store.write("w", clients.ids, w)
-                if clients.buffers is not None:
-                    store.write("buffers", clients.ids, clients.buffers)
+            kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
+            for part in kept:
+                for clients, w in algorithm.in_groups(part, train, len(chunk)):
+                    store.write("w", clients.ids, w)
+                    if clients.buffers is not None:
+                        store.write("buffers", clients.ids, clients.buffers)
     metric = ClientScores(loop.num_clients).to(algorithm.device)
-    for chunk in chunks(np.arange(loop.num_clients), rounds, "test"):
+    for chunk in chunks(loop.population, rounds, "test"):
         for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
             for scores in parts:
                 metric.update(*scores)

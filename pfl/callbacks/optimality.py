@@ -67,6 +67,12 @@ class Optimality(Callback):
                 f"true models of {type(data).__name__} have {truth.shape[1]}; "
                 f"choose the network in the description of the data module"
             )
+        unseen = trainer.datamodule.unseen_clients  # type: ignore[attr-defined]
+        if len(unseen) and (truth is not None or hasattr(data, "solve")):
+            raise ConfigError(
+                f"loop.unseen: {len(unseen)} clients; Optimality measures distances to the "
+                f"solution for all clients, use null"
+            )
         self._solved_penalty = self._solution = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

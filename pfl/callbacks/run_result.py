@@ -30,11 +30,13 @@ class ClientTable:
         data: The data module of the clients.
         scores: Scores of the last evaluation and of the local baseline, [M], by column.
         ledger: The bytes that the clients sent and received.
+        unseen: The ids of the clients that never train.
     """
 
     data: FederatedDataModule
     scores: dict[str, np.ndarray]
     ledger: Ledger
+    unseen: np.ndarray
 
     @classmethod
     def of(
@@ -60,7 +62,7 @@ class ClientTable:
             for name, values in by_name.items()
             for number in ("accuracy", "loss")
         }
-        return cls(loop.datamodule, scores, algorithm.client_bytes())
+        return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
         """Returns id, sample counts, label counts, scores and bytes of a range of clients."""
@@ -71,6 +73,8 @@ class ClientTable:
         if data.has_labels:
             counts = data.label_counts(clients=clients)
             columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
+        if len(self.unseen):
+            columns["unseen"] = np.isin(ids, self.unseen).astype(int)
         columns |= {name: values[clients] for name, values in self.scores.items()}
         received, sent = self.ledger.of(ids)
         return columns | {"uplink_bytes": sent, "downlink_bytes": received}

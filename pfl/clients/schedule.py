@@ -20,6 +20,8 @@ class LocalSchedule:
         steps: A number of steps that replaces `epochs`, over as many epochs as the steps take.
         purpose: A key of the shuffles: two loops of one round with different purposes see their
             samples in different orders.
+        complete: True: stragglers take all of these steps, too. It is meant for a pass that
+            measures something over all samples, such as a full gradient, and trains nothing.
 
     Example:
         A client with 10 samples has batches of 4, 4 and 2 samples in each epoch:
@@ -35,6 +37,7 @@ class LocalSchedule:
     epochs: int = 1
     steps: int | None = None
     purpose: str = "train"
+    complete: bool = False
 
     def steps_of(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the local steps of clients with `sizes` samples, int64 [C]; 0 for size 0."""

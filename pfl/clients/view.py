@@ -7,7 +7,7 @@ import math
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,17 +44,20 @@ class ClientData:
         self.splits = datamodule.partition
         self.samples = datamodule.samples.to(device)
         self._stored: dict[str, Tensor] = {}
+        self._pooled: ClientData | None = None
 
-    @cached_property
-    def as_one_client(self) -> ClientData:
-        """The same samples, with all clients' training samples owned by one client, whose id is 0.
+    def as_one_client(self, ids: np.ndarray) -> ClientData:
+        """Returns these samples with those of the clients `ids` owned by one client, whose id is 0.
 
         The samples are not copied.
         """
-        pooled, indices = copy.copy(self), self.splits.train.flat
-        train = Ragged.from_sizes(indices, np.array([len(indices)]))
-        pooled.splits, pooled._stored = replace(self.splits, train=train), {}
-        return pooled
+        if self._pooled is None:
+            pooled, own = copy.copy(self), self.splits.train
+            indices = own.flat if len(ids) == len(own.sizes) else own.of(ids)
+            train = Ragged.from_sizes(indices, np.array([len(indices)]))
+            pooled.splits, pooled._stored = replace(self.splits, train=train), {}
+            self._pooled = pooled
+        return self._pooled
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """Returns how many samples of a split each of these clients owns, int64 [C]."""
@@ -129,6 +132,7 @@ class Clients:
         buffers: The statistics of the model that is sent, [C, number of changing buffer values];
             None if the network has no such buffers.
         dtype: The dtype of the models.
+        work: The share of their local steps that these clients take, below 1 for stragglers.
 
     Example:
         >>> import numpy as np
@@ -153,6 +157,7 @@ class Clients:
     state: dict[str, Tensor] = field(default_factory=dict)
     buffers: Tensor | None = None
     dtype: torch.dtype = torch.float32
+    work: float = 1.0
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -182,19 +187,33 @@ class Clients:
         begins = range(0, max(1, len(self)), size)
         return [self.rows(slice(begin, begin + size)) for begin in begins]
 
-    def rows(self, rows: slice) -> Clients:
-        """Returns some of the clients; their state and buffers are views."""
-        state = {name: values[rows] for name, values in self.state.items()}
-        buffers = None if self.buffers is None else self.buffers[rows]
+    def rows(self, rows: slice | np.ndarray) -> Clients:
+        """Returns some of the clients; their state and buffers are views if `rows` is a slice."""
+        places = rows if isinstance(rows, slice) else torch.from_numpy(rows)
+        state = {name: values[places] for name, values in self.state.items()}
+        buffers = None if self.buffers is None else self.buffers[places]
         return replace(self, ids=self.ids[rows], state=state, buffers=buffers)
+
+    def steps_of(self, schedule: LocalSchedule) -> np.ndarray:
+        """Returns how many local steps of a schedule each client takes, int64 [C].
+
+        A straggler takes the share `work` of its steps, rounded up. A client without samples takes
+        none.
+        """
+        steps = schedule.steps_of(self.sizes)
+        if self.work == 1 or schedule.complete:
+            return steps
+        # Rounded first: 0.07 * 100 is a little more than 7, and must not become 8.
+        return np.ceil(np.round(self.work * steps, 9)).astype(np.int64)
 
     def step_blocks(self, schedule: LocalSchedule) -> Iterator[StepBlock]:
         """Yields every client's mini-batches, some local steps of all clients at a time.
 
         Each epoch of a client is a fresh shuffle, a function of (seed, purpose, round, client,
         epoch). A client whose steps are used up leaves; the remaining clients are the first rows.
+        Stragglers take the first ones of their steps.
         """
-        sizes, steps = self.sizes, schedule.steps_of(self.sizes)
+        sizes, steps = self.sizes, self.steps_of(schedule)
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
         if not steps.any():
             return

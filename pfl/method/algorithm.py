@@ -58,7 +58,8 @@ class FederatedAlgorithm(LocalTraining):
             round, epoch and step in every error (docs/add-a-method.md).
 
     Attributes:
-        participants: Number of clients that took part in the round; set before `server_update`.
+        participants: Number of clients whose messages arrived in the round; set before
+            `server_update`.
 
     Example:
         FedAvg whose clients stop after two steps, whatever the arguments say:
@@ -80,9 +81,11 @@ class FederatedAlgorithm(LocalTraining):
     pooled: ClassVar[bool] = False
     """True if one model is trained on the training samples of all clients, and nothing is sent.
 
-    In every round `client_update` then gets a single client, which owns all these samples; the
-    cohort does not matter, unless it is empty.
+    In every round `client_update` then gets a single client, which owns the samples of all clients
+    that train; the cohort does not matter, unless it is empty, and nobody fails or is slow.
     """
+    sends_first: ClassVar[bool] = False
+    """True if clients send before they train, so that a client that fails has sent its message."""
 
     def __init__(
         self,
@@ -192,11 +195,7 @@ class FederatedAlgorithm(LocalTraining):
                 self._totals = RoundTotals(self.weighting, self.tables)
                 self.begin_round(clients.round)
                 self._message = self.download()
-            if self.pooled:
-                clients = self._pool(clients)
-            # A first chunk without clients runs as well: it gives the shapes of the sums.
-            if len(clients) or not self._totals.sums:
-                self._train(clients)
+            self._train(self._pool(clients) if self.pooled else clients)
             if clients.last:
                 self._finish_round()
 
@@ -206,17 +205,32 @@ class FederatedAlgorithm(LocalTraining):
         Returns no client instead of any other chunk.
         """
         here = np.isin(self.cohort(clients.round)[:1], clients.ids)
-        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=clients.data.as_one_client)
+        pool = clients.data.as_one_client(self.population)
+        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=pool)
 
     def _train(self, clients: Clients) -> None:
-        """Trains a chunk of clients in groups, and keeps their states and messages."""
+        """Trains a chunk of clients, and keeps the states and messages of those that report."""
         if self.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
             self.load_state(clients)
+        whole = [(clients, True)]  # a pool does not fail
+        for part, arrives in whole if self.pooled else self._loop.participation.parts(clients):
+            if not arrives:
+                kept, self._totals = self._totals, RoundTotals(self.weighting, self.tables)
+                self._train_part(part, arrives)
+                kept.add_lost(self._totals)
+                self._totals = kept
+            # A first chunk without clients runs as well: it gives the shapes of the sums.
+            elif len(part) or not self._totals.sums:
+                self._train_part(part, arrives)
+
+    def _train_part(self, clients: Clients, arrives: bool) -> None:
+        """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
         size = self.oracle.engine.group_size(len(clients), self.threads.count)
         for group, (sums, down, up) in self.in_groups(clients, self._train_group, size):
-            for name in self.store.names:
-                self.store.write(name, group.ids, group.state[name])
-            nbytes = self.ledger.add(group.ids, down, up)
+            if arrives:
+                for name in self.store.names:
+                    self.store.write(name, group.ids, group.state[name])
+            nbytes = self.ledger.add(group.ids, down, up if arrives or self.sends_first else 0)
             self._totals.add(sums, [group.sizes.sum(), len(group), *nbytes])
 
     def _train_group(self, clients: Clients) -> Sent:
@@ -247,7 +261,7 @@ class FederatedAlgorithm(LocalTraining):
         """Adds everything up over processes, updates the global model and logs the round's row."""
         totals = self._totals
         totals.reduce()
-        _, clients, down, up = totals.counts.tolist()
+        _, clients, down, up, dropped, _ = totals.counts.tolist()
         self.participants = int(clients)
         mean = totals.means()
         self._require_none("the client state", totals.not_finite)
@@ -274,6 +288,7 @@ class FederatedAlgorithm(LocalTraining):
             "comm/uplink_bytes": self.bytes_up,
             "comm/downlink_bytes": self.bytes_down,
             "participants": self.participants,
+            **({"dropped": int(dropped)} if self._loop.participation.dropout else {}),
             **totals.metrics,
         }
         self._log_row(self.row)

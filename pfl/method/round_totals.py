@@ -24,7 +24,8 @@ class RoundTotals:
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
-        counts: Numbers of samples and clients, bytes down and bytes up, float64 [4].
+        counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
+            messages were lost, their number and their sample gradients; float64 [6].
         metrics: Numbers for the round's row of metrics, by name.
         losses: By name, losses [A] of a batch's rows and the rows' numbers of samples.
         tables: By name, chunks of rows as arrays by column.
@@ -43,7 +44,7 @@ class RoundTotals:
     def __init__(self, weighting: str, tables: Iterable[str] = ()) -> None:
         self.weighting = weighting
         self.sums: dict[str, Tensor] = {}
-        self.counts = np.zeros(4)
+        self.counts = np.zeros(6)
         self.metrics: dict[str, float] = {}
         self.losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
         self.tables: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in tables}
@@ -71,13 +72,23 @@ class RoundTotals:
         return sums
 
     def add(self, sums: Mapping[str, Tensor], counts: Sequence[float]) -> None:
-        """Adds a group's weighted sums and its `counts` (see the class) to the totals."""
+        """Adds a group's weighted sums and the first four of its `counts` to the totals."""
         for name, total in sums.items():
             if name in self.sums:
                 self.sums[name] += total  # in place: new memory costs more than the sum
             else:
                 self.sums[name] = total
-        self.counts += counts
+        self.counts[:4] += counts
+
+    def add_lost(self, lost: RoundTotals) -> None:
+        """Adds clients whose messages were lost: their number, bytes and sample gradients.
+
+        Args:
+            lost: What such clients, and no others, have added up.
+        """
+        _, clients, down, up, *_ = lost.counts
+        gradients = sum(sum(counts) for logged in lost.losses.values() for _, counts in logged)
+        self.counts += [0, 0, down, up, clients, gradients]
 
     def check_states(self, states: Mapping[str, Tensor]) -> None:
         """Notes the range of each client state's rows, which `reduce` requires to be finite."""
@@ -122,7 +133,7 @@ class RoundTotals:
     @property
     def samples(self) -> float:
         """Number of sample gradients that the clients of all processes took; after `reduce`."""
-        return sum(float(count) for _, count in self._loss_sums.values())
+        return float(self.counts[5]) + sum(float(count) for _, count in self._loss_sums.values())
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`."""

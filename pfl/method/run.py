@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from pfl.errors import ConfigError
 from pfl.method.checkpoint import check, restore, save
 from pfl.method.module import FederatedModule
 from pfl.method.scoring import Evaluation, predictions
+
+if TYPE_CHECKING:
+    from pfl.method.local_training import LocalTraining
 
 
 class FederatedRun(FederatedModule):
@@ -47,6 +50,12 @@ class FederatedRun(FederatedModule):
         `require_exact_states`.
         """
 
+    def begin_evaluation(self) -> None:
+        """Computes what the server needs before an evaluation; here nothing.
+
+        Every process calls it, so that sums over processes are possible here.
+        """
+
     def after_evaluation(self, row: dict[str, float]) -> None:
         """Acts on the scores of a scheduled evaluation during `fit`; here nothing.
 
@@ -59,12 +68,22 @@ class FederatedRun(FederatedModule):
 
     @property
     def num_clients(self) -> int:
-        """M, the number of clients in the population."""
-        return self._loop.num_clients
+        """M, the number of clients that train: all but those of `loop.unseen`."""
+        return len(self.population)
+
+    @property
+    def population(self) -> np.ndarray:
+        """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
+        return self._loop.population
+
+    @property
+    def unseen_clients(self) -> np.ndarray:
+        """The ids of the clients that never train (`loop.unseen`), ascending int64."""
+        return self._loop.unseen_clients
 
     @property
     def client_sizes(self) -> np.ndarray:
-        """Number of training samples of every client, int64 [M]."""
+        """Number of training samples of every client by id, int64; `[self.population]` is [M]."""
         return self._loop.datamodule.client_sizes
 
     @property
@@ -131,12 +150,12 @@ class FederatedRun(FederatedModule):
     # ---- client states of all processes -------------------------------------------------------
 
     def iter_clients(self, split: Literal["train", "val", "test"] = "train") -> Iterator[Clients]:
-        """Yields this process's share of all clients in chunks, with their states.
+        """Yields this process's share of the M clients in chunks, with their states.
 
         A number that is added up over the chunks must be added up over processes as well, with
         `sum_over_processes`.
         """
-        loop, everyone = self._loop, np.arange(self.num_clients)
+        loop, everyone = self._loop, self.population
         count = -(-len(everyone) // loop.chunk_size)
         for ids in loop.chunks(everyone, split, count, owned=True):
             clients = Clients(ids, self.rounds, loop.client_data(self.device), split)
@@ -164,7 +183,7 @@ class FederatedRun(FederatedModule):
 
         Every process must call it.
         """
-        seen = torch.zeros(self.num_clients, device=self.device)
+        seen = torch.zeros(self._loop.num_clients, device=self.device)
         seen[torch.from_numpy(self.store.seen(name))] = 1
         return np.flatnonzero(sum_over_processes(seen).cpu().numpy())
 
@@ -174,7 +193,7 @@ class FederatedRun(FederatedModule):
         A client that never took part counts with the initial value. Every process must call it.
         """
         seen, chunk_size = self.store.seen(name), self._loop.chunk_size
-        owned = len(range(self.trainer.global_rank, self.num_clients, self.trainer.world_size))
+        owned = int((self.population % self.trainer.world_size == self.trainer.global_rank).sum())
         total = (owned - len(seen)) * self.store.initial(name).to(self.device)
         for ids in np.split(seen, range(chunk_size, len(seen), chunk_size)):
             total += self.store.read(name, ids, self.device).sum(0)
@@ -201,10 +220,11 @@ class FederatedRun(FederatedModule):
 
     def on_validation_epoch_start(self) -> None:
         """Starts an evaluation pass; `evaluation` keeps the previous scores until it finishes."""
-        clients, device = self.num_clients, self.device
-        if self._pass is None or (self._pass.num_clients, self._pass.device) != (clients, device):
-            self._pass = Evaluation(clients, device)
+        loop = self._loop
+        if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
+            self._pass = Evaluation(loop, self.device)
         self._pass.begin()
+        self.begin_evaluation()
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
         """Computes the global and personalized scores of a chunk of clients."""
@@ -212,7 +232,7 @@ class FederatedRun(FederatedModule):
         with self.in_full_precision():
             if self.store.slow and self.device.type == "cpu":  # the whole chunk was read ahead
                 self.load_state(clients)
-            self._pass.update(self, clients)
+            self._pass.update(cast("LocalTraining", self), clients)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the scores, once all clients have theirs."""
@@ -276,7 +296,7 @@ class FederatedRun(FederatedModule):
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
             return self.ledger
-        ledger = Ledger(self.num_clients)
+        ledger = Ledger(self._loop.num_clients)
         ledger.load_state_dict(*gather(self.ledger.state_dict()))
         return ledger
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,6 +17,10 @@ from pfl.engines.threads import GROUP_FLOATS
 from pfl.method.module import FederatedModule
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
 
+if TYPE_CHECKING:
+    from pfl.method.local_training import LocalTraining
+    from pfl.rounds.loop import FederatedLoop
+
 POOL = 4096  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 
@@ -22,17 +28,21 @@ POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 class Evaluation:
     """Passes over all clients that collect the scores of each split and kind of model.
 
+    The kinds are "global" and "personalized", and after k steps of fine-tuning "finetuned/<k>" of
+    clients that train, "unseen/<k>" of clients that never train.
+
     Args:
-        num_clients: The population, M.
+        loop: The loop, which says who never trains and how models are fine-tuned.
         device: The device of the sums.
 
     Attributes:
         scores: What `ClientScores.compute` returned at the end of the last complete pass, by
-            (split, "global" or "personalized").
+            (split, kind).
     """
 
-    def __init__(self, num_clients: int, device: torch.device) -> None:
-        self.num_clients, self.device = num_clients, device
+    def __init__(self, loop: FederatedLoop, device: torch.device) -> None:
+        self.loop, self.device = loop, device
+        self.finetuning, self.unseen = loop.finetuning, loop.unseen_clients
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
@@ -51,8 +61,12 @@ class Evaluation:
         self._global_numbers: int | None = None
         self._shared: dict[str, Tensor] = {}
 
-    def update(self, algorithm: FederatedModule, clients: Clients) -> None:
+    def update(self, algorithm: LocalTraining, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
+        newcomers = clients
+        if len(self.unseen):
+            new = np.isin(clients.ids, self.unseen)
+            newcomers, clients = (clients.rows(np.flatnonzero(rows)) for rows in (new, ~new))
         if algorithm.has_global:
             self._global_numbers = algorithm.parameters_global()
             if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
@@ -61,6 +75,10 @@ class Evaluation:
                 self._score_global(self._metric(clients.split, "global"), algorithm, clients)
         if algorithm.has_personalized:
             self._score_own("personalized", algorithm, clients)
+        if self.finetuning.steps:
+            self._score_adapted("finetuned", self.finetuning.steps, algorithm, clients)
+        if len(self.unseen):
+            self._score_adapted("unseen", self.finetuning.for_unseen, algorithm, newcomers)
 
     def finish(self) -> dict[str, float]:
         """Returns all reported numbers, named `<split>/<kind>/<number>`.
@@ -83,7 +101,7 @@ class Evaluation:
         if (split, kind) not in self._metrics:
             metric = self._used.pop((split, kind), None)
             if metric is None:
-                metric = ClientScores(self.num_clients).to(self.device)
+                metric = ClientScores(self.loop.num_clients).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
             self._metrics[split, kind] = metric
@@ -112,6 +130,35 @@ class Evaluation:
             self._numbers += numbers
             for part in parts:
                 metric.update(*part)
+
+    def _score_adapted(
+        self, kind: str, steps: Sequence[int], algorithm: LocalTraining, clients: Clients
+    ) -> None:
+        """Scores the models after numbers of local steps, always from the same start."""
+        metrics = {k: self._metric(clients.split, f"{kind}/{k}") for k in steps}
+        if not len(clients):  # every process has the same kinds of scores
+            return
+        begin = algorithm.newcomer if kind == "unseen" else algorithm.adaptation_start
+
+        def score(group: Clients) -> dict[int, list[Scores]]:
+            with algorithm.in_full_precision():
+                if not group.state:
+                    algorithm.load_state(group)
+                with algorithm.oracle.guard(group, algorithm.shared_tensors):
+                    start = begin(group)
+                group = _with_buffers_of("personalized", algorithm, group)
+                scores = {}
+                for k in steps:
+                    adapted = replace(group)  # with running statistics of their own
+                    v = algorithm.adapt(adapted, start, steps=k, lr=self.finetuning.lr)
+                    scores[k] = list(row_scores(algorithm.oracle, adapted, v))
+                return scores
+
+        size = _clients_at_once(algorithm, clients)
+        for _, scores in algorithm.in_groups(clients, score, size, "evaluation"):
+            for k, parts in scores.items():
+                for part in parts:
+                    metrics[k].update(*part)
 
     def _score_global(
         self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
@@ -185,15 +232,19 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
         `personalized` if the algorithm has such a model.
     """
     columns: dict[str, list[np.ndarray]] = {}
-    w = {"global": algorithm.global_model.expand(len(clients), -1)} if algorithm.has_global else {}
+    w, own = {}, {}
+    if algorithm.has_global:
+        w["global"], own["global"] = algorithm.global_model.expand(len(clients), -1), clients
     if algorithm.has_personalized:
-        w["personalized"] = algorithm.personalized(clients)
+        adapted = replace(clients)  # with running statistics that `personalized` may replace
+        w["personalized"] = algorithm.personalized(adapted)
+        own["personalized"] = _with_buffers_of("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype)
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
         values["target"] = targets.cpu().numpy()
         for kind, models in w.items():
-            outputs, all_buffers = [], _with_buffers_of(kind, algorithm, clients).buffers
+            outputs, all_buffers = [], own[kind].buffers
             for c in np.unique(owners):
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)

@@ -13,18 +13,27 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pfl.report.results import tested_kinds
+
 COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
+ADAPTED = {"finetuned": "#009E73", "unseen": "#CC79A7"}
 
 
 def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Figure:
     """Returns a figure of three panels: label counts, score by round, score by client.
 
+    A fourth panel has the score by steps of fine-tuning, if there was any.
+
     Args:
         rows: The rows of `metrics.csv`.
         columns: The columns of `clients.csv`, by name.
     """
-    figure = Figure(figsize=(13, 3.8), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    curves = adaptation_curves(rows)
+    count = 4 if any(len(points) > 1 for points in curves.values()) else 3
+    figure = Figure(figsize=(1 + 4 * count, 3.8), layout="constrained")
+    left, middle, right, *more = figure.subplots(1, count)
+    if more:
+        draw_adaptation(more[0], curves, score_name(rows))
     labels = [name for name in columns if name.startswith("label_")]
     if labels:
         draw_partition(left, np.stack([columns[name] for name in labels], 1))
@@ -109,6 +118,38 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
         ylabel=f"test {number}",
         title="Each client",
     )
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Returns the mean test scores of the last evaluation by numbers of steps of fine-tuning.
+
+    Args:
+        rows: The rows of `metrics.csv`.
+
+    Returns:
+        Pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
+    """
+    number = score_name(rows)
+    curves: dict[str, list[tuple[int, float]]] = {}
+    tested = [row for row in rows if any(name.startswith("test/") for name in row)]
+    last = tested[-1] if tested else {}
+    for kind in tested_kinds(last, number):
+        name, _, steps = kind.partition("/")
+        if steps:
+            curves.setdefault(name, []).append((int(steps), last[f"test/{kind}/{number}"]))
+    return curves
+
+
+def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], number: str) -> None:
+    """Draws the mean test score by steps of fine-tuning (`adaptation_curves`)."""
+    labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
+    for name, points in curves.items():
+        label, style = labels[name]
+        axes.plot(*zip(*points, strict=True), style, color=ADAPTED[name], label=label)
+    axes.set(xlabel="local steps of fine-tuning", ylabel=f"test {number}", title="Fine-tuning")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -140,17 +140,21 @@ class Run:
 
 
 def kinds(runs: Sequence[Run], number: str) -> list[str]:
-    """Returns the kinds of model with a test score in some run, in the order of the tables.
+    """Returns the kinds of model with a test score in some run; see `tested_kinds`."""
+    return tested_kinds({name for run in runs for row in run.rows for name in row}, number)
+
+
+def tested_kinds(names: Iterable[str], number: str) -> list[str]:
+    """Returns the kinds of model with a test score, in the order of the tables.
 
     Args:
-        runs: The runs.
+        names: Names of metrics.
         number: "accuracy" or "loss".
 
     Returns:
         Of "global", "personalized", "finetuned/<steps>" and "unseen/<steps>" those that there are.
     """
     found = re.compile(rf"test/((?:\w+)(?:/\d+)?)/{number}$")
-    names = {name for run in runs for row in run.rows for name in row}
     have = {match[1] for name in names if (match := found.match(name))}
     order = ["global", "personalized", "finetuned", "unseen"]
 

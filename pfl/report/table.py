@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-ROWS = (("global", "test/global/"), ("personalized", "test/personalized/"), ("local", "local/"))
+from pfl.report.results import tested_kinds
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -32,12 +32,19 @@ def summary_table(summary: dict[str, Any]) -> str:
 def _scores(summary: dict[str, Any], number: str) -> list[str]:
     """Returns a header and one row for each kind of tested model; nothing if there is none."""
     rows = []
-    for name, prefix in ROWS:
+    prefixes = {in_words(kind): f"test/{kind}/" for kind in tested_kinds(summary, number)}
+    for name, prefix in {**prefixes, "local": "local/"}.items():
         if f"{prefix}{number}" in summary:
             mean, std, worst = (summary[f"{prefix}{number}{x}"] for x in ("", "_std", "_worst10"))
-            rows.append(f"  {name:<16}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
-    head = f"  {'test ' + number:<16}{'mean':>9}{'std':>9}{'worst 10%':>11}"
+            rows.append(f"  {name:<21}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
+    head = f"  {'test ' + number:<21}{'mean':>9}{'std':>9}{'worst 10%':>11}"
     return [head, "  " + "-" * (len(head) - 2), *rows] if rows else []
+
+
+def in_words(kind: str) -> str:
+    """Returns a kind of model in words: "finetuned, 5 steps" for "finetuned/5"."""
+    name, _, steps = kind.partition("/")
+    return f"{name}, {steps} step{'s' * (steps != '1')}" if steps else name
 
 
 def size(count: float) -> str:

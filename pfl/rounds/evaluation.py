@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torchmetrics
 from torch import Tensor
 
+from datamodules.errors import require
 from pfl.clients import Clients
 from pfl.engines.oracle import Oracle
 
 Scores = tuple[Tensor, Tensor, Tensor, Tensor]
 """The arguments of `ClientScores.update` for some clients: ids, losses, correct answers, counts."""
+
+
+@dataclass(frozen=True)
+class Finetuning:
+    """Local steps of every client before its model is scored, from its best model.
+
+    Attributes:
+        steps: The numbers of steps after which models are scored, ascending; none: no fine-tuning.
+        lr: The learning rate; None: the method's, in the coming round.
+    """
+
+    steps: tuple[int, ...] = ()
+    lr: float | None = None
+
+    @classmethod
+    def read(cls, steps: int | Sequence[int] | None, lr: float | None) -> Finetuning:
+        """Returns the fine-tuning of the loop's arguments `finetune` and `finetune_lr`.
+
+        Raises:
+            ConfigError: A number is impossible.
+        """
+        given = [] if steps is None else [steps] if isinstance(steps, int) else list(steps)
+        possible = all(isinstance(k, int) and not isinstance(k, bool) and k >= 0 for k in given)
+        expected = "a number of local steps of at least 0, a list of them, or null for none"
+        require("loop.finetune", steps, possible and steps is not True, expected)
+        holds = lr is None or 0 < lr < math.inf
+        require("loop.finetune_lr", lr, holds, "positive and finite, or null for the method's")
+        return cls(tuple(sorted(set(given))), lr)
+
+    @property
+    def for_unseen(self) -> tuple[int, ...]:
+        """The numbers of steps of clients that never trained; they are always scored at 0, too."""
+        return tuple(sorted({0, *self.steps}))
 
 
 class ClientScores(torchmetrics.Metric):

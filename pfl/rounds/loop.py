@@ -7,10 +7,8 @@ the stock Trainer runs the whole federation.
 from __future__ import annotations
 
 import heapq
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +17,11 @@ from lightning.pytorch import LightningDataModule
 
 from datamodules import FederatedDataModule
 from datamodules.errors import check_whole, require
-from datamodules.randomness import generator
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
+from pfl.rounds.evaluation import Finetuning
+from pfl.rounds.participation import Participation, Sampling
 
 Split = Literal["val", "test"]
 
@@ -39,6 +38,14 @@ class FederatedLoop(LightningDataModule):
             probabilities proportional to the number of training samples (drawn one after another).
         trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
             round, or the path of a JSON file with such a list. A round may be empty.
+        unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,
+            which is drawn once, or a list of client ids, or the path of a JSON file with such a
+            list. They are in no cohort, and `clients_per_round: null` means all others.
+        dropout: Clients of the cohort that fail after their training, so that their messages never
+            arrive: the probability of each, or a list of client ids for each round, or the path of
+            a JSON file with such lists (docs/participation.md).
+        stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
+        straggler_work: The share of their local steps that stragglers take, rounded up.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. It changes speed and memory, never results.
         state_memory: GiB of this machine's memory, a GPU's included, that client states may take
@@ -47,6 +54,10 @@ class FederatedLoop(LightningDataModule):
         state_dtype: The dtype in which client states are stored. "float16" (up to 65504) and
             "bfloat16" (2 to 3 digits) halve the memory and round the states. None: the model's.
         evaluate: The splits that are evaluated during `fit`; a split without samples is left out.
+        finetune: Numbers of local steps after which every client's model is scored in each
+            evaluation, such as [0, 1, 5]. Each number starts at the client's best model, and
+            nothing of these steps remains (docs/participation.md).
+        finetune_lr: The learning rate of these steps; None: the method's.
         seed: The seed of client sampling and of the order of samples; None: the data module's.
 
     Raises:
@@ -66,12 +77,18 @@ class FederatedLoop(LightningDataModule):
         self,
         datamodule: FederatedDataModule,
         clients_per_round: int | None = None,
-        sampling: Literal["uniform", "bernoulli", "weighted"] = "uniform",
+        sampling: Sampling = "uniform",
         trace: str | Sequence[Sequence[int]] | None = None,
+        unseen: float | str | Sequence[int] | None = None,
+        dropout: float | str | Sequence[Sequence[int]] = 0.0,
+        stragglers: float | str | Sequence[Sequence[int]] = 0.0,
+        straggler_work: float = 0.5,
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
         evaluate: Sequence[Split] = ("val", "test"),
+        finetune: int | Sequence[int] | None = None,
+        finetune_lr: float | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -81,14 +98,24 @@ class FederatedLoop(LightningDataModule):
                 f"FederatedDataModule, whose samples clients own"
             )
         self.datamodule = datamodule
-        self.clients_per_round = clients_per_round
-        self.sampling = sampling
+        if seed is not None:
+            check_whole("loop.seed", seed, 0)
+        self.participation = Participation(
+            datamodule,
+            datamodule.seed if seed is None else seed,
+            clients_per_round,
+            sampling,
+            trace,
+            unseen,
+            dropout,
+            stragglers,
+            straggler_work,
+        )
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
         self.state_dtype: torch.dtype | None = getattr(torch, state_dtype or "", None)
         self.evaluate = tuple(evaluate)
-        self._seed = seed
-        self.trace = _read_trace(trace)
+        self.finetuning = Finetuning.read(finetune, finetune_lr)
         # The algorithm sets these at its own set-up: whether it has client states, how many clients
         # train together, and the relative costs of a round for clients of some sizes.
         self.stateful = True
@@ -96,25 +123,15 @@ class FederatedLoop(LightningDataModule):
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._data: ClientData | None = None
         self.store: ClientStore | None = None  # the algorithm's, once a run has begun
-        samplings, dtypes = ("uniform", "bernoulli", "weighted"), ("float32", "float16", "bfloat16")
-        require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
-        count, limit = clients_per_round, datamodule.num_clients
-        require(
-            "loop.clients_per_round",
-            count,
-            count is None or _whole(count),
-            f"a whole number from 1 to {limit} (data.num_clients), or null for everyone",
-        )
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
         possible = state_memory is None or 0 <= state_memory < float("inf")
         require("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
+        dtypes = ("float32", "float16", "bfloat16")
         is_dtype = state_dtype is None or state_dtype in dtypes
         require("loop.state_dtype", state_dtype, is_dtype, f"{', '.join(dtypes)} or null")
         unknown = sorted(set(self.evaluate) - {"val", "test"})
         require("loop.evaluate", unknown, not unknown, "val, test or both")
-        if seed is not None:
-            check_whole("loop.seed", seed, 0)
 
     # ---- set-up -------------------------------------------------------------------------------
 
@@ -125,32 +142,8 @@ class FederatedLoop(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Partitions the data, and checks the loop's own arguments against them."""
         self.datamodule.setup(stage)
-        total, count = self.num_clients, self.clients_per_round
-        if count is not None and not 1 <= count <= total:
-            raise ConfigError(
-                f"loop.clients_per_round: {count}; it must be from 1 to {total} "
-                f"(data.num_clients), or null for everyone"
-            )
-        able = int((self.datamodule.client_sizes > 0).sum())
-        if self.trace is None and self.sampling == "weighted" and able < self.cohort_size:
-            raise ConfigError(
-                f"loop.clients_per_round: {count}; weighted sampling draws clients with samples, "
-                f"and only {able} have some"
-            )
         rounds = self.trainer.max_epochs if self.trainer is not None and stage == "fit" else None
-        if self.trace is not None and rounds is not None and rounds > len(self.trace):
-            raise ConfigError(
-                f"trainer.max_epochs: {rounds}; loop.trace has only {len(self.trace)} rounds, "
-                f"set it to at most that"
-            )
-        for number, cohort in enumerate(self.trace or ()):
-            whole = all(_whole(client) for client in cohort)
-            known = whole and all(0 <= client < total for client in cohort)
-            if not known or len(set(cohort)) < len(cohort):
-                raise ConfigError(
-                    f"loop.trace: round {number} has {list(cohort)}; it must hold different "
-                    f"client ids from 0 to {total - 1}"
-                )
+        self.participation.check(rounds)
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the process after an error, since Lightning then tears nothing down."""
@@ -160,12 +153,22 @@ class FederatedLoop(LightningDataModule):
     @property
     def seed(self) -> int:
         """The seed of client sampling and of the order of samples."""
-        return self.datamodule.seed if self._seed is None else self._seed
+        return self.participation.seed
 
     @property
     def num_clients(self) -> int:
-        """M, the number of clients in the population."""
+        """The number of all clients, those that never train included."""
         return self.datamodule.num_clients
+
+    @property
+    def unseen_clients(self) -> np.ndarray:
+        """The ids of the clients that never train, ascending int64."""
+        return self.participation.unseen_clients
+
+    @property
+    def population(self) -> np.ndarray:
+        """The ids of all other clients, from which cohorts are drawn, ascending int64 [M]."""
+        return self.participation.population
 
     def client_data(self, device: torch.device) -> ClientData:
         """Returns the clients' samples on a device, to which they are moved once."""
@@ -193,61 +196,41 @@ class FederatedLoop(LightningDataModule):
 
     def __str__(self) -> str:
         # Lightning's own goes through the loaders, which have chunks only during a run.
-        data, count = type(self.datamodule).__name__, self.clients_per_round
+        data, count = type(self.datamodule).__name__, self.participation.clients_per_round
         return f"{type(self).__name__}({data}, clients_per_round={count})"
 
     def describe(self) -> str:
         """Returns the protocol in words: that of the data, and who trains in a round."""
-        if self.trace is not None:
-            who = f"a replayed trace of {len(self.trace)} rounds"
-        elif self.cohort_size == self.num_clients:
-            who = "all clients"
-        else:
-            who = f"{self.cohort_size} clients a round, {self.sampling} sampling"
+        who = self.participation.describe()
         return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}."
 
     # ---- who trains ---------------------------------------------------------------------------
 
     def require_all_clients(self, method: str) -> None:
         """Raises a ConfigError if a round that is not empty has some of the clients only."""
-        key, sizes = "clients_per_round", [self.cohort_size]
-        if self.trace is not None:
-            key, sizes = "trace", [len(cohort) for cohort in self.trace]
-        if some := [size for size in sizes if size not in (0, self.num_clients)]:
-            raise ConfigError(
-                f"loop.{key}: {some[0]}; {method} needs all {self.num_clients} clients in every "
-                f"round, use null"
-            )
+        self.participation.require_all_clients(method)
 
     @property
     def cohort_size(self) -> int:
         """Number of clients in a round: the exact number, or the expected one (Bernoulli)."""
-        if self.trace is not None:
-            return max(map(len, self.trace), default=0)
-        return self.num_clients if self.clients_per_round is None else self.clients_per_round
+        return self.participation.cohort_size
 
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round, int64, ascending.
 
         The cohort is a function of (seed, round).
         """
-        if self.trace is not None:
-            return np.sort(np.asarray(self.trace[round_index], np.int64))
-        total, size = self.num_clients, self.cohort_size
-        if size == total:
-            return np.arange(total)
-        rng = generator(self.seed, "cohort", round_index)
-        if self.sampling == "bernoulli":
-            while not (chosen := rng.random(total) < size / total).any():
-                pass
-            return np.flatnonzero(chosen)
-        weights = None
-        if self.sampling == "weighted":
-            sizes = self.datamodule.client_sizes
-            weights = sizes / sizes.sum()
-        return np.sort(rng.choice(total, size, replace=False, p=weights))
+        return self.participation.cohort(round_index)
 
-    def chunks(self, ids: np.ndarray, split: str, count: int, *, owned: bool) -> list[np.ndarray]:
+    def chunks(
+        self,
+        ids: np.ndarray,
+        split: str,
+        count: int,
+        *,
+        owned: bool,
+        work: np.ndarray | float = 1.0,
+    ) -> list[np.ndarray]:
         """Returns this process's share of some clients in chunks, largest clients first.
 
         Args:
@@ -256,6 +239,7 @@ class FederatedLoop(LightningDataModule):
             count: Number of chunks; superfluous chunks are empty and come last.
             owned: True: a client belongs to the process id % world_size, which has the rows of its
                 states. False: clients are assigned by cost, so that processes finish together.
+            work: A factor on the cost of each client, [C] or a number for all.
         """
         rank, world = self._rank()
         sizes = self._split_sizes(split)[ids]
@@ -265,7 +249,8 @@ class FederatedLoop(LightningDataModule):
             mine = mine[mine % world == rank]
         elif world > 1:
             limit = max(count * self.chunk_size, -(-len(ids) // world))
-            mine = mine[assign_clients(self.cost(sizes[order]), world, limit) == rank]
+            costs = (self.cost(sizes) * work)[order]
+            mine = mine[assign_clients(costs, world, limit) == rank]
         needed = min(count, max(1, -(-len(mine) // self.chunk_size)))
         return np.array_split(mine, needed) + [mine[:0]] * (count - needed)
 
@@ -326,7 +311,8 @@ class ChunkLoader:
             ids = loop.cohort(round_index) if split == "train" else np.arange(loop.num_clients)
             data = loop.client_data(trainer.strategy.root_device)
             owned = loop.stateful or split != "train"
-            chunks = loop.chunks(ids, split, count, owned=owned)
+            work = loop.participation.work(round_index, ids) if split == "train" else 1.0
+            chunks = loop.chunks(ids, split, count, owned=owned, work=work)
             for number, chunk in enumerate(chunks):
                 if loop.store is not None and number + 1 < count:
                     loop.store.prefetch(chunks[number + 1])
@@ -355,19 +341,3 @@ def assign_clients(costs: np.ndarray, world: int, limit: int) -> np.ndarray:
         if clients + 1 < limit:
             heapq.heappush(loads, (load + float(costs[client]), clients + 1, rank))
     return owners
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _read_trace(trace: str | Sequence[Sequence[int]] | None) -> Sequence[Sequence[int]] | None:
-    if not isinstance(trace, str):
-        return trace
-    try:
-        rounds = json.loads(Path(trace).expanduser().read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"loop.trace: {trace} cannot be read as JSON: {error}") from error
-    if not (isinstance(rounds, list) and all(isinstance(r, list) for r in rounds)):
-        raise ConfigError(f"loop.trace: {trace} must hold a list of lists of client ids")
-    return rounds

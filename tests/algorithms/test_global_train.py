@@ -170,12 +170,12 @@ def test_the_pool_owns_all_indices_and_copies_no_sample(partition):
     data = DigitsDataModule(num_clients=6, partition=partition, seed=3)
     data.setup()
     clients = ClientData(data)
-    train = data.partition.train
-    indices, starts = clients.as_one_client.owned("train", np.array([0]))
+    pool, train = clients.as_one_client(np.arange(6)), data.partition.train
+    indices, starts = pool.owned("train", np.array([0]))
     assert starts.tolist() == [0]
     assert indices.tolist() == np.concatenate([train[i] for i in range(6)]).tolist()
-    assert clients.as_one_client.sizes("train", np.array([0])).tolist() == [train.sizes.sum()]
-    assert clients.as_one_client.samples is clients.samples
+    assert pool.sizes("train", np.array([0])).tolist() == [train.sizes.sum()]
+    assert pool.samples is clients.samples
     if partition is None:
         stored, _ = clients.owned("train", np.arange(6))
         assert indices.data_ptr() == stored.data_ptr()

@@ -45,13 +45,13 @@ def test_later_files_and_arguments_win(parsed, tmp_path):
     assert isinstance(cli.model, FedAvg)
     assert (cli.model.lr, cli.model.batch_size) == (0.5, 50)
     assert (cli.trainer.max_epochs, cli.trainer.name) == (7, "small")
-    assert cli.datamodule.clients_per_round == 3
+    assert cli.datamodule.participation.clients_per_round == 3
     assert cli.datamodule.datamodule.seed == 3
     options = ["--model.lr=0.05", "--data.num_clients=8", "--loop.clients_per_round=2"]
     options += ["--data.seed=5", "--model.network.hidden=[4,4]"]
     cli = parsed("--config", first, "--config", second, *options)
     assert cli.model.lr == 0.05 and cli.datamodule.datamodule.num_clients == 8
-    assert cli.datamodule.clients_per_round == 2
+    assert cli.datamodule.participation.clients_per_round == 2
     assert cli.datamodule.datamodule.seed == 5
     assert [p.shape[0] for p in cli.model.network.parameters()] == [4, 4, 4, 4, 10, 10]
 
@@ -141,6 +141,10 @@ MISTAKES = {
     "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val"]),
     "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
     "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
+    "nobody trains": ("loop.unseen", [0, 1, 2, 3, 4, 5], ["loop.unseen", "some must train"]),
+    "unseen strangers": ("loop.unseen", [6], ["loop.unseen", "[6]", "0 to 5"]),
+    "everyone fails": ("loop.dropout", 1.0, ["loop.dropout", "1.0", "below 1"]),
+    "short list of stragglers": ("loop.stragglers", [[0]], ["loop.stragglers", "1 rounds"]),
     "missing trace": ("loop.trace", "nowhere.json", ["loop.trace", "nowhere.json"]),
     "a name for a dict": ("model", "FedAvgg", ["model", "'FedAvgg'", "'FedAvg'"]),
     "unknown top dict": ("modell", {"class_path": "FedAvg"}, ["modell", "'model'"]),
@@ -183,7 +187,7 @@ class Net(nn.Module):
 class Other:
     pass
 """
-COHORT = "clients_at_once, clients_per_round, evaluate, sampling, "  # the first keys of loop
+COHORT = "clients_at_once, clients_per_round, dropout, "  # the first keys of loop
 LINES = {
     "--model FedAvgg": ["model: ", "'FedAvgg'", "'FedAvg'"],
     "--model.network MPL": ["model.network: ", "'MPL'", "'MLP'"],

@@ -40,6 +40,16 @@ FITS = {
         DIGITS,
         "clients_per_round=3",
     ),
+    "failures": (
+        "FedAvg(MLP(64, [6]), buffers='local')",
+        DIGITS,
+        "clients_per_round=5, clients_at_once=2, dropout=0.4, stragglers=0.5, unseen=[3]",
+    ),
+    "failures with states": (
+        "FedSLR(MLP(64, [6]), memory_efficient=False)",
+        DIGITS,
+        "clients_at_once=1, dropout=[[0, 1], [], [0, 1, 2, 4, 5, 6]], stragglers=0.5, unseen=[3]",
+    ),
 }
 for method in METHODS.values():
     # With client state, two processes own two of the four clients each; three processes own two,
@@ -61,7 +71,7 @@ from torch import nn
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, LocalTrain
+from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from tests.algorithms.methods import METHODS, small_network, small_world
 from models import HalfSquaredError
 

@@ -8,9 +8,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
+from datamodules import DigitsDataModule, MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from datamodules.partitioners import LogNormal
 from models import MLP
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.method.scoring import Evaluation, predictions
@@ -312,7 +313,7 @@ def test_a_model_of_zeros_takes_no_numbers(tmp_path):
 
 
 def test_an_evaluation_without_models_has_no_numbers():
-    evaluation = Evaluation(3, torch.device("cpu"))
+    evaluation = Evaluation(FederatedLoop(DigitsDataModule(3)), torch.device("cpu"))
     assert evaluation.finish() == {}
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from datamodules import ConfigError, DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, FedPD, FedProx, FedSLR
+from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
 from pfl.cli import main
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
@@ -48,6 +48,10 @@ CASES = {
     "FedSLR": (
         lambda: FedSLR(mlp(), low_rank_penalty=0.01, sparse_penalty=0.01),
         {"clients_per_round": 2, "clients_at_once": 1},
+    ),
+    "clients that fail, are slow or never train": (
+        lambda: SCAFFOLD(mlp()),
+        {"dropout": 0.4, "stragglers": 0.5, "unseen": 0.2},
     ),
     "FedProx, momentum, Bernoulli": (
         lambda: FedProx(mlp(), optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9)),

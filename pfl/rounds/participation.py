@@ -1,0 +1,333 @@
+"""Who takes part in a run: cohorts, clients that never train, drop-outs and stragglers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from datamodules import FederatedDataModule
+from datamodules.errors import require
+from datamodules.randomness import fold, generator
+from pfl.clients import Clients
+from pfl.errors import ConfigError
+from pfl.randomness import key
+
+Sampling = Literal["uniform", "bernoulli", "weighted"]
+Rounds: TypeAlias = Sequence[Sequence[int]]
+"""A list of client ids for each round."""
+
+
+@dataclass(frozen=True)
+class Affected:
+    """The clients to which something happens in a round: a share, or those of a trace.
+
+    Attributes:
+        name: The argument of the loop, which is also the purpose of the draws.
+        rule: The probability of each client, drawn by (seed, round, client); or client ids for
+            each round.
+
+    Example:
+        >>> Affected("dropout", [[], [2, 7]]).mask(0, 1, np.array([1, 2, 3]))
+        array([False,  True, False])
+    """
+
+    name: str
+    rule: float | Rounds
+
+    @classmethod
+    def read(cls, name: str, rule: float | str | Rounds) -> Affected:
+        """Returns the clients of an argument, which may be the path of a JSON file."""
+        if not isinstance(rule, float | int):
+            return cls(name, _read_rounds(name, rule))
+        expected = "a share of at least 0 and below 1, or lists of client ids"
+        require(f"loop.{name}", rule, 0 <= rule < 1 and rule is not False, expected)
+        return cls(name, float(rule))
+
+    def __bool__(self) -> bool:
+        return bool(self.rule if isinstance(self.rule, float) else any(map(len, self.rule)))
+
+    def mask(self, seed: int, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns which of the clients `ids` belong to them in a round, bool [C]."""
+        if not self:
+            return np.zeros(len(ids), bool)
+        if not isinstance(self.rule, float):
+            return np.isin(ids, np.asarray(self.rule[round_index], np.int64))
+        keys = torch.full((len(ids),), key(seed, self.name, round_index))
+        bits = fold(keys, torch.from_numpy(ids)).numpy().view(np.uint64)
+        return (bits >> np.uint64(11)) * 2.0**-53 < self.rule  # 53 bits: uniform in [0, 1)
+
+    def check(self, total: int, rounds: int | None) -> None:
+        """Refuses a trace that does not fit `total` clients and the rounds of the run."""
+        if not isinstance(self.rule, float):
+            _check_rounds(self.name, self.rule, total, rounds)
+
+    def describe(self) -> str:
+        """Returns in words whom the rule means."""
+        if isinstance(self.rule, float):
+            return f"each client with probability {self.rule:g}"
+        return "each client of a trace"
+
+
+class Participation:
+    """Who trains in a round, who fails and who is slow: functions of (seed, round, client).
+
+    The docstring of `FederatedLoop` explains the arguments.
+
+    Attributes:
+        trace: The given cohorts; None: they are drawn.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> who = Participation(DigitsDataModule(num_clients=10), seed=0, unseen=[3, 8])
+        >>> who.cohort(0).tolist()
+        [0, 1, 2, 4, 5, 6, 7, 9]
+    """
+
+    def __init__(
+        self,
+        datamodule: FederatedDataModule,
+        seed: int,
+        clients_per_round: int | None = None,
+        sampling: Sampling = "uniform",
+        trace: str | Rounds | None = None,
+        unseen: float | str | Sequence[int] | None = None,
+        dropout: float | str | Rounds = 0.0,
+        stragglers: float | str | Rounds = 0.0,
+        straggler_work: float = 0.5,
+    ) -> None:
+        self.datamodule, self.seed = datamodule, seed
+        self.clients_per_round, self.sampling = clients_per_round, sampling
+        samplings = ("uniform", "bernoulli", "weighted")
+        require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
+        require(
+            "loop.clients_per_round",
+            clients_per_round,
+            clients_per_round is None or _whole(clients_per_round),
+            f"a whole number from 1 to {datamodule.num_clients} (data.num_clients), or null for "
+            f"everyone",
+        )
+        self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
+        self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
+        self.dropout = Affected.read("dropout", dropout)
+        self.stragglers = Affected.read("stragglers", stragglers)
+        self.straggler_work = straggler_work
+        require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
+
+    # ---- the population -----------------------------------------------------------------------
+
+    @cached_property
+    def unseen_clients(self) -> np.ndarray:
+        """The ids of the clients that never train, ascending int64."""
+        total = self.datamodule.num_clients
+        if self.unseen is None:
+            return np.empty(0, np.int64)
+        if isinstance(self.unseen, float):
+            count = max(1, int(self.unseen * total + 0.5))
+            drawn = generator(self.seed, "unseen").choice(total, count, replace=False)
+            return np.sort(drawn).astype(np.int64)
+        return np.sort(np.asarray(self.unseen, np.int64))
+
+    @cached_property
+    def population(self) -> np.ndarray:
+        """The ids of the clients from which cohorts are drawn, ascending int64 [M]."""
+        return np.setdiff1d(np.arange(self.datamodule.num_clients), self.unseen_clients)
+
+    # ---- cohorts ------------------------------------------------------------------------------
+
+    @property
+    def cohort_size(self) -> int:
+        """Number of clients in a round: the exact number, or the expected one (Bernoulli)."""
+        if self.trace is not None:
+            return max(map(len, self.trace), default=0)
+        return len(self.population) if self.clients_per_round is None else self.clients_per_round
+
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the ids of the clients that train in a round, ascending int64."""
+        if self.trace is not None:
+            return np.sort(np.asarray(self.trace[round_index], np.int64))
+        population, size = self.population, self.cohort_size
+        total = len(population)
+        if size == total:
+            return population.copy()
+        rng = generator(self.seed, "cohort", round_index)
+        if self.sampling == "bernoulli":
+            while not (chosen := rng.random(total) < size / total).any():
+                pass
+            return population[chosen]
+        weights = None
+        if self.sampling == "weighted":
+            sizes = self.datamodule.client_sizes[population]
+            weights = sizes / sizes.sum()
+        return population[np.sort(rng.choice(total, size, replace=False, p=weights))]
+
+    # ---- failures -----------------------------------------------------------------------------
+
+    def work(self, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns the share of its local steps that each of these clients takes, float64 [C]."""
+        slow = self.stragglers.mask(self.seed, round_index, ids)
+        return np.where(slow, self.straggler_work, 1.0)
+
+    def parts(self, clients: Clients) -> list[tuple[Clients, bool]]:
+        """Splits a chunk of a cohort into clients that work equally much and fail alike.
+
+        Returns:
+            Each part, and whether the messages of its clients arrive. The first part may be empty.
+        """
+        if not (self.dropout or self.stragglers):
+            return [(clients, True)]
+        work = self.work(clients.round, clients.ids)
+        fails = self.dropout.mask(self.seed, clients.round, clients.ids)
+        parts: list[tuple[Clients, bool]] = []
+        for arrives in (True, False):
+            for share in (1.0, self.straggler_work):
+                rows = np.flatnonzero((work == share) & (fails != arrives))
+                if len(rows) or not parts:
+                    parts.append((replace(clients.rows(rows), work=share), arrives))
+        return parts
+
+    # ---- checks and words ---------------------------------------------------------------------
+
+    def check(self, rounds: int | None) -> None:
+        """Checks the arguments against the data.
+
+        Args:
+            rounds: The number of rounds of the run, if it is known.
+
+        Raises:
+            ConfigError: A value is impossible for these data.
+        """
+        everyone = self.datamodule.num_clients
+        if self.unseen is not None:
+            self._check_unseen(everyone)
+        total, count = len(self.population), self.clients_per_round
+        if count is not None and not 1 <= count <= total:
+            of = "the clients that train" if len(self.unseen_clients) else "data.num_clients"
+            raise ConfigError(
+                f"loop.clients_per_round: {count}; it must be from 1 to {total} ({of}), or null "
+                f"for everyone"
+            )
+        able = int((self.datamodule.client_sizes[self.population] > 0).sum())
+        if self.trace is None and self.sampling == "weighted" and able < self.cohort_size:
+            raise ConfigError(
+                f"loop.clients_per_round: {count}; weighted sampling draws clients with samples, "
+                f"and only {able} have some"
+            )
+        for some in (self.dropout, self.stragglers):
+            some.check(everyone, rounds)
+        if self.trace is not None:
+            _check_rounds("trace", self.trace, everyone, rounds)
+            for number, cohort in enumerate(self.trace):
+                if len(both := np.intersect1d(cohort, self.unseen_clients)):
+                    raise ConfigError(
+                        f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "
+                        f"keeps out of training; take it out of one of them"
+                    )
+
+    def _check_unseen(self, total: int) -> None:
+        if isinstance(self.unseen, float):
+            expected = f"a share that leaves some of the {total} clients to train"
+        else:
+            assert self.unseen is not None
+            _check_ids("loop.unseen", self.unseen, total)
+            expected = f"a part of the {total} clients, since some must train"
+        require("loop.unseen", self.unseen, len(self.population) > 0, expected)
+
+    def require_all_clients(self, method: str) -> None:
+        """Raises a ConfigError if a round that is not empty may have some of the clients only."""
+        total, key, sizes = len(self.population), "clients_per_round", [self.cohort_size]
+        if self.trace is not None:
+            key, sizes = "trace", [len(cohort) for cohort in self.trace]
+        if some := [size for size in sizes if size not in (0, total)]:
+            raise ConfigError(
+                f"loop.{key}: {some[0]}; {method} needs all {total} clients in every round, use "
+                f"null"
+            )
+        if self.dropout:
+            rule = self.dropout.rule if isinstance(self.dropout.rule, float) else "a trace"
+            raise ConfigError(
+                f"loop.dropout: {rule}; {method} needs the messages of all {total} clients in "
+                f"every round, use 0"
+            )
+
+    def describe(self) -> str:
+        """Returns in words who trains."""
+        if self.trace is not None:
+            who = f"a replayed trace of {len(self.trace)} rounds"
+        elif self.cohort_size == len(self.population):
+            who = "all clients"
+        else:
+            who = f"{self.cohort_size} clients a round, {self.sampling} sampling"
+        if unseen := len(self.unseen_clients):
+            total = self.datamodule.num_clients
+            who += f"; {unseen} of the {total} clients never train"
+        if self.dropout:
+            who += f"; {self.dropout.describe()} fails after its training"
+        if self.stragglers:
+            work = f"{self.straggler_work:g} of its local steps"
+            who += f"; {self.stragglers.describe()} takes only {work}"
+        return who
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence | np.ndarray) and not isinstance(value, str)
+
+
+def _check_ids(key: str, ids: Sequence[int], total: int, where: str = "") -> None:
+    """Refuses a list that does not hold different client ids; `where` names it within the key."""
+    whole = all(_whole(client) for client in ids)
+    known = whole and all(0 <= client < total for client in ids)
+    if not known or len(set(ids)) < len(ids):
+        raise ConfigError(
+            f"{key}: {where}{list(ids)}; it must hold different client ids from 0 to {total - 1}"
+        )
+
+
+def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> None:
+    """Refuses a trace that is shorter than the run, or has something else than client ids."""
+    if rounds is not None and rounds > len(trace):
+        raise ConfigError(
+            f"trainer.max_epochs: {rounds}; loop.{name} has only {len(trace)} rounds, set it to "
+            f"at most that"
+        )
+    for number, ids in enumerate(trace):
+        _check_ids(f"loop.{name}", ids, total, f"round {number} has ")
+
+
+def _read_rounds(name: str, trace: str | Rounds) -> Rounds:
+    """Returns a trace, which may be the path of a JSON file."""
+    rounds = _read_json(f"loop.{name}", trace) if isinstance(trace, str) else trace
+    if not (_is_list(rounds) and all(map(_is_list, rounds))):
+        raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
+    return rounds
+
+
+def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence[int] | None:
+    """Returns a share or a list of client ids, which may be the path of a JSON file."""
+    if unseen is None:
+        return None
+    if isinstance(unseen, float | int):
+        expected = "a share of the clients between 0 and 1, a list of their ids, or null for none"
+        require("loop.unseen", unseen, 0 < unseen < 1, expected)
+        return float(unseen)
+    ids = _read_json("loop.unseen", unseen) if isinstance(unseen, str) else unseen
+    if not _is_list(ids):
+        raise ConfigError(f"loop.unseen: {unseen} must hold a list of client ids")
+    return ids
+
+
+def _read_json(key: str, path: str) -> Any:
+    try:
+        return json.loads(Path(path).expanduser().read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error

@@ -20,6 +20,7 @@ from tests.algorithms.methods import (
     differing,
     everything,
     learned,
+    normalized_network,
     small_network,
     small_world,
 )
@@ -55,9 +56,9 @@ def cases(methods):
 def train(fit):
     """Trains a method on the small world without evaluation; the algorithm."""
 
-    def train(method, rounds, *, settings=BATCHES, data=None, arguments=None, **loop):
-        made = method.arguments | (arguments or {})
-        algorithm = method.kind(small_network(), loss=HalfSquaredError(), **made, **settings)
+    def train(method, rounds, *, settings=BATCHES, data=None, arguments=(), network=None, **loop):
+        given = method.arguments | dict(arguments) | settings
+        algorithm = method.kind(network or small_network(), loss=HalfSquaredError(), **given)
         return fit(algorithm, data or small_world(), rounds, evaluate=(), **loop)
 
     return train
@@ -117,6 +118,19 @@ def test_the_ledger_has_what_failed_clients_received_and_computed(train, method)
     assert row["train/samples"] == other["train/samples"] > 0
     assert (row["participants"], row["dropped"]) == (2, 1)
     assert "dropped" not in other
+
+
+@pytest.mark.parametrize(("name", "buffers"), [("FedAvg", "average"), ("FedSLR", "local")])
+def test_running_statistics_of_failed_clients_are_those_from_before(train, name, buffers):
+    """Those of the model that is sent, and with FedSLR those of the personalized model."""
+    settings = BATCHES | {"buffers": buffers}
+    runs = [
+        everything(train(METHODS[name], 4, settings=settings, network=normalized_network(), **loop))
+        for loop in ({"trace": SAMPLED, "dropout": LOST}, {"trace": LEFT})
+    ]
+    kept = {"FedAvg": "module network.2.running_mean", "FedSLR": "client personal_buffers"}
+    assert kept[name] in runs[0]
+    assert differing(*runs) <= COUNTED
 
 
 def test_which_methods_are_special():
@@ -186,9 +200,7 @@ def test_half_of_the_steps_are_half_of_the_epochs(train, method):
     L2GD draws its steps."""
 
     def run(epochs, **loop):
-        settings = FULL | loops(method.kind, epochs)
-        arguments = {name: settings.pop(name) for name in settings.keys() & method.arguments}
-        return train(method, 2, settings=settings, arguments=arguments, **loop)
+        return train(method, 2, settings=FULL | loops(method.kind, epochs), **loop)
 
     slow = everything(run(4, stragglers=[EVERYONE] * 2, straggler_work=0.5))
     assert differing(slow, everything(run(2))) == set()

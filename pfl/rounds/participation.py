@@ -82,6 +82,8 @@ class Participation:
 
     Attributes:
         trace: The given cohorts; None: they are drawn.
+        unseen: A share of all clients or client ids that never train; None: nobody.
+        dropout, stragglers: The clients that fail, and those that are slow.
 
     Example:
         >>> from datamodules import DigitsDataModule

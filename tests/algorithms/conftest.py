@@ -4,6 +4,8 @@ from functools import partial
 
 import pytest
 
+from models import HalfSquaredError
+from tests.algorithms.methods import BATCHES, small_network, small_world
 from tests.problems import run
 
 
@@ -11,3 +13,15 @@ from tests.problems import run
 def fit(tmp_path):
     """`tests.problems.run`, with a folder of its own."""
     return partial(run, root=tmp_path)
+
+
+@pytest.fixture
+def train_small(fit):
+    """Trains a method on the small world without evaluation; the algorithm."""
+
+    def train(method, rounds, *, settings=BATCHES, data=None, arguments=(), network=None, **loop):
+        given = method.arguments | dict(arguments) | settings
+        algorithm = method.kind(network or small_network(), loss=HalfSquaredError(), **given)
+        return fit(algorithm, data or small_world(), rounds, evaluate=(), **loop)
+
+    return train

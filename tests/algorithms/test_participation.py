@@ -1,4 +1,4 @@
-"""Clients that fail, are slow or never train: what that means for every method."""
+"""Clients that fail or are slow: what that means for every method."""
 
 import inspect
 
@@ -7,19 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import LeastSquares, Natural, SharedTest, TensorDataModule
-from models import HalfSquaredError, LinearRegression
+from models import HalfSquaredError
 from pfl import FederatedLoop
-from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP, FedProx, LocalTrain
-from pfl.callbacks import LocalBaseline, Optimality
+from pfl.algorithms import SCAFFOLD, FedAvg, FedProx, LocalTrain
+from pfl.callbacks import LocalBaseline
 from tests.algorithms.methods import (
     BATCHES,
-    EVERY_METHOD,
     METHODS,
     SIZES,
     differing,
     everything,
     learned,
+    normalized_network,
     small_network,
     small_world,
 )
@@ -49,18 +48,6 @@ EXACT = {n: m for n, m in FEDERATED.items() if not m.everyone and n not in FROM_
 
 def cases(methods):
     return pytest.mark.parametrize("method", methods.values(), ids=methods)
-
-
-@pytest.fixture
-def train(fit):
-    """Trains a method on the small world without evaluation; the algorithm."""
-
-    def train(method, rounds, *, settings=BATCHES, data=None, arguments=None, **loop):
-        made = method.arguments | (arguments or {})
-        algorithm = method.kind(small_network(), loss=HalfSquaredError(), **made, **settings)
-        return fit(algorithm, data or small_world(), rounds, evaluate=(), **loop)
-
-    return train
 
 
 class Booked(pl.Callback):
@@ -93,22 +80,22 @@ COUNTED = {
 
 
 @cases(EXACT)
-def test_failed_clients_are_as_if_they_had_not_been_in_the_cohort(train, method):
+def test_failed_clients_are_as_if_they_had_not_been_in_the_cohort(train_small, method):
     """Bit for bit, but for bytes down and sample gradients; also in a round that nobody ends."""
-    actual = everything(train(method, 4, trace=SAMPLED, dropout=LOST))
-    expected = everything(train(method, 4, trace=LEFT))
+    actual = everything(train_small(method, 4, trace=SAMPLED, dropout=LOST))
+    expected = everything(train_small(method, 4, trace=LEFT))
     assert differing(actual, expected) <= COUNTED
     assert {"samples_seen", "row dropped"} <= differing(actual, expected)
 
 
 @cases({name: METHODS[name] for name in (*SEVERAL, "LocalTrain", "FedRep")})
-def test_the_ledger_has_what_failed_clients_received_and_computed(train, method):
+def test_the_ledger_has_what_failed_clients_received_and_computed(train_small, method):
     """They receive and compute what they would have without failing, and send nothing; FedACS's
     clients send before they train."""
     booked, expected = Booked(), Booked()
     # The first round alone, since what is sent may depend on the models.
-    train(method, 1, trace=SAMPLED[:1], dropout=LOST[:1], callbacks=[booked])
-    train(method, 1, trace=SAMPLED[:1], callbacks=[expected])
+    train_small(method, 1, trace=SAMPLED[:1], dropout=LOST[:1], callbacks=[booked])
+    train_small(method, 1, trace=SAMPLED[:1], callbacks=[expected])
     (actual,), (wanted,) = booked.rounds, expected.rounds.copy()
     if not method.kind.sends_first:
         wanted[1, LOST[0]] = 0
@@ -117,6 +104,21 @@ def test_the_ledger_has_what_failed_clients_received_and_computed(train, method)
     assert row["train/samples"] == other["train/samples"] > 0
     assert (row["participants"], row["dropped"]) == (2, 1)
     assert "dropped" not in other
+
+
+@pytest.mark.parametrize(("name", "buffers"), [("FedAvg", "average"), ("FedSLR", "local")])
+def test_running_statistics_of_failed_clients_are_those_from_before(train_small, name, buffers):
+    """Those of the model that is sent, and with FedSLR those of the personalized model."""
+    settings = BATCHES | {"buffers": buffers}
+    runs = [
+        everything(
+            train_small(METHODS[name], 4, settings=settings, network=normalized_network(), **loop)
+        )
+        for loop in ({"trace": SAMPLED, "dropout": LOST}, {"trace": LEFT})
+    ]
+    kept = {"FedAvg": "module network.2.running_mean", "FedSLR": "client personal_buffers"}
+    assert kept[name] in runs[0]
+    assert differing(*runs) <= COUNTED
 
 
 def test_which_methods_are_special():
@@ -129,12 +131,12 @@ def test_which_methods_are_special():
 
 
 @cases({name: METHODS[name] for name in sorted(FROM_THE_COHORT)})
-def test_failed_clients_are_partners_of_the_others(train, method):
+def test_failed_clients_are_partners_of_the_others(train_small, method):
     """In a round in which client 1 fails, the others compute what they would have computed with
     it, and client 1 keeps what it had: only its last model counts, which the server has."""
-    before = everything(train(method, 1, trace=[EVERYONE]))
-    failed = everything(train(method, 2, trace=[EVERYONE] * 2, dropout=[[], [1]]))
-    whole = everything(train(method, 2, trace=[EVERYONE] * 2))
+    before = everything(train_small(method, 1, trace=[EVERYONE]))
+    failed = everything(train_small(method, 2, trace=[EVERYONE] * 2, dropout=[[], [1]]))
+    whole = everything(train_small(method, 2, trace=[EVERYONE] * 2))
     names = [name for name in learned(before) if name.startswith("client ")]
     assert names
     for name in names:
@@ -163,12 +165,12 @@ def test_failed_clients_in_numpy(fit):
 
 
 @cases({name: m for name, m in METHODS.items() if m.everyone})
-def test_methods_that_need_everyone_refuse_drop_outs(train, method):
+def test_methods_that_need_everyone_refuse_drop_outs(train_small, method):
     with refused("loop.dropout: 0.1", method.kind.__name__, "all 4 clients", "use 0"):
-        train(method, 1, dropout=0.1)
+        train_small(method, 1, dropout=0.1)
     with refused("loop.dropout: a trace"):
-        train(method, 1, dropout=[[2]])
-    train(method, 1, dropout=0)
+        train_small(method, 1, dropout=[[2]])
+    train_small(method, 1, dropout=0)
 
 
 # ---- stragglers ----------------------------------------------------------------------------------
@@ -181,14 +183,12 @@ def loops(kind, epochs):
 
 
 @cases({n: m for n, m in FEDERATED.items() if not n.startswith(("FedAgg", "L2GD"))})
-def test_half_of_the_steps_are_half_of_the_epochs(train, method):
+def test_half_of_the_steps_are_half_of_the_epochs(train_small, method):
     """With full gradients an epoch is a step. FedAgg's rates depend on the number of epochs, and
     L2GD draws its steps."""
 
     def run(epochs, **loop):
-        settings = FULL | loops(method.kind, epochs)
-        arguments = {name: settings.pop(name) for name in settings.keys() & method.arguments}
-        return train(method, 2, settings=settings, arguments=arguments, **loop)
+        return train_small(method, 2, settings=FULL | loops(method.kind, epochs), **loop)
 
     slow = everything(run(4, stragglers=[EVERYONE] * 2, straggler_work=0.5))
     assert differing(slow, everything(run(2))) == set()
@@ -309,13 +309,13 @@ def test_the_mixture_below_has_everything():
 
 
 @cases({name: METHODS[name] for name in (*SEVERAL, "APFL", "FedPD, VR")})
-def test_engines_and_chunks_agree(train, method):
+def test_engines_and_chunks_agree(train_small, method):
     """In float64 the order of sums is all that may differ; five steps or fewer for each client."""
 
     def result(engine, at_once):
         loop = only_slow(method)
         settings = BATCHES | dict(engine=engine)
-        algorithm = train(method, 3, settings=settings, clients_at_once=at_once, **loop)
+        algorithm = train_small(method, 3, settings=settings, clients_at_once=at_once, **loop)
         assert algorithm.row["participants"] < 3 or method.everyone
         return everything(algorithm)
 
@@ -327,86 +327,6 @@ def test_engines_and_chunks_agree(train, method):
             torch.testing.assert_close(
                 actual[name], value, rtol=0, atol=1e-10, equal_nan=True, msg=f"{name} {engine}"
             )
-
-
-# ---- clients that never train --------------------------------------------------------------------
-
-
-def world_of(ids):
-    """`small_world` without the samples of other clients; ids follow each other from 0."""
-    whole = small_world()
-    whole.setup()
-    samples = np.concatenate([whole.partition.train[i] for i in ids])
-    inputs, targets = whole.samples.inputs[samples], whole.samples.targets[samples]
-    return TensorDataModule(
-        inputs,
-        targets,
-        inputs[:3],
-        targets[:3],
-        client_ids=np.repeat(np.arange(len(ids)), [SIZES[i] for i in ids]),
-        partition=Natural(),
-        protocol=SharedTest(validation=0.0),
-    )
-
-
-@EVERY_METHOD
-def test_unseen_clients_are_as_if_they_did_not_exist(train, method):
-    assert_absent(train, method, [1], FULL)
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_unseen_clients_do_not_change_the_order_of_samples(train, name):
-    """It depends on the clients' ids, which are the same where the last client is unseen."""
-    assert_absent(train, METHODS[name], [3], BATCHES)
-
-
-def assert_absent(train, method, unseen, settings):
-    """A run with unseen clients is, bit for bit, a run on the data of the others alone."""
-    ids = np.setdiff1d(EVERYONE, unseen)
-    loop = {} if method.everyone else {"clients_per_round": 2}
-    actual = everything(train(method, 2, settings=settings, unseen=unseen, **loop))
-    expected = everything(train(method, 2, settings=settings, data=world_of(ids), **loop))
-    assert actual.keys() == expected.keys()
-    for name, value in expected.items():
-        mine = actual[name]
-        if name.startswith("seen "):
-            value = torch.from_numpy(ids)[value]
-        elif name.startswith(("client ", "ledger ")):
-            rest, mine = mine[unseen], mine[ids]
-            assert not name.startswith("ledger ") or not rest.any()
-        np.testing.assert_array_equal(mine, value, err_msg=name)
-    for name in actual:
-        if name.startswith("client "):  # the rows of the initial value
-            assert all(torch.equal(row, actual[name][unseen][0]) for row in actual[name][unseen])
-
-
-def test_rules_over_all_clients_leave_unseen_clients_out(train):
-    """λ of Corollary 1, ρ^2 / (n μ R^2) where n R^2 > 1, and of the authors' code, with n the mean
-    number of samples of the clients that train: 7 / 3 for 1, 4 and 2 samples."""
-    method = METHODS["FedCLUP"]
-    assert method.kind is FedCLUP
-
-    def penalty(rule, **kwargs):
-        algorithm = train(method, 2, settings=FULL, arguments=rule, **kwargs)
-        return algorithm.personalization_penalty
-
-    constants = dict(smoothness=3.0, strong_convexity=2.0, heterogeneity=1.0, noise=0.5)
-    corollary = {"penalty": "corollary1", **constants}
-    assert penalty(corollary, unseen=[0]) == pytest.approx(0.25 / (7 / 3 * 2))
-    code = {"penalty": 0.5, "penalty_schedule": "authors_code"}
-    actual = penalty(code, unseen=[0])
-    assert actual == penalty(code, data=world_of([1, 2, 3])) != penalty(code)
-
-
-def test_a_method_sees_the_clients_that_train(train):
-    algorithm = train(METHODS["SCAFFOLD"], 1, unseen=[2])
-    assert algorithm.num_clients == 3
-    assert algorithm.population.tolist() == [0, 1, 3]
-    assert algorithm.client_sizes.tolist() == list(SIZES)  # by id
-    assert [i for chunk in algorithm.iter_clients() for i in chunk.ids.tolist()] == [0, 3, 1]
-    assert torch.allclose(
-        algorithm.mean_state("c_i"), algorithm.client_rows("c_i", algorithm.population).mean(0)
-    )
 
 
 # ---- the local baseline --------------------------------------------------------------------------
@@ -423,13 +343,3 @@ def test_the_local_baseline_is_local_training_with_the_same_failures(fit):
     own = method.evaluation.scores["test", "personalized"]["loss"]
     np.testing.assert_allclose(scores[0], own, rtol=0, atol=1e-12)
     np.testing.assert_allclose(scores[1], own, rtol=0, atol=1e-12)
-
-
-# ---- distances to a solution ---------------------------------------------------------------------
-
-
-def test_the_solution_for_all_clients_is_no_measure_for_some(fit):
-    data = LeastSquares(4, 12, 3)
-    method = FedAvg(LinearRegression(3), batch_size=None, loss=HalfSquaredError())
-    with refused("loop.unseen: 2 clients", "Optimality", "all clients"):
-        fit(method, data, 1, callbacks=[Optimality()], unseen=[0, 3])

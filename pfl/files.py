@@ -59,6 +59,13 @@ def lock(folder: Path) -> FileLock:
     return file
 
 
+def remove_parts(folder: Path) -> None:
+    """Removes what a killed process has left half written; no other process may be writing."""
+    for place in (folder, folder / "checkpoints"):
+        for path in place.glob("*.part"):
+            path.unlink(missing_ok=True)
+
+
 # ---- writing ------------------------------------------------------------------------------------
 
 

@@ -80,8 +80,8 @@ class LocalBaseline(Callback):
             )
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Removes the baseline's checkpoint after a run that has written its result."""
-        if stage == "fit" and self.scores is not None and trainer.is_global_zero:
+        """Removes the baseline's checkpoint, since the run has written its result."""
+        if stage == "fit" and trainer.is_global_zero:
             BaselineCheckpoint.path(trainer).unlink(missing_ok=True)
 
 

@@ -98,6 +98,7 @@ class RunRecorder(Callback):
         if stage == "fit" and self._writes:
             self._make_folder()
             self._lock = files.lock(self.folder)
+            files.remove_parts(self.folder)
         for callback in trainer.checkpoint_callbacks:  # the default is a logger's folder
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.folder / "checkpoints")

@@ -113,6 +113,7 @@ def _keep(last: Path) -> None:
         link.unlink(missing_ok=True)
         os.link(last, link)
         os.replace(link, last.with_name(BEFORE))
+        link.unlink(missing_ok=True)  # names of one file are not replaced by each other
     except OSError:  # a file system without links
         os.replace(last, last.with_name(BEFORE))
 

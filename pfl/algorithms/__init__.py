@@ -16,7 +16,9 @@ from pfl.algorithms.fedper import FedPer
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
+from pfl.algorithms.global_train import GlobalTrain
 from pfl.algorithms.gpgd import GPGD
+from pfl.algorithms.l2gd import L2GD
 from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
@@ -28,6 +30,7 @@ from pfl.method import FederatedAlgorithm
 __all__ = [
     "APFL",
     "GPGD",
+    "L2GD",
     "LPGD",
     "SCAFFOLD",
     "Ditto",
@@ -48,6 +51,7 @@ __all__ = [
     "FedSLR",
     "FedYogi",
     "FederatedAlgorithm",
+    "GlobalTrain",
     "HeurFedAMP",
     "LGFedAvg",
     "LocalTrain",

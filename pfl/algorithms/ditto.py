@@ -20,16 +20,18 @@ class Ditto(FederatedAlgorithm):
     w_i <- w_i - η g_i(w_i), local steps from w^t;  w^{t+1} <- sum_S n_i w_i / sum_S n_i;
     v_i <- v_i - η (g_i(v_i) + λ (v_i - w^t)), s epochs from the client's own last v_i.
 
-    Evaluated: the global model w, and v_i. Shared: w. Personal: v_i; it never influences w.
-    Cost: P values down, P up, as FedAvg. Client state: v_i.
+    Evaluated: the global model w, and v_i. Shared: w. Personal: v_i, which never influences w. A
+    newcomer receives w. Cost: P values down, P up, as FedAvg; `local_epochs` + s epochs of
+    gradients. Client state: v_i. Server state: none beside w.
 
     Args:
         penalty: λ. 0: every client alone; large: all clients share w.
         personal_epochs: s, epochs of v_i in a round.
 
     Note:
-        v_i is held to the received w^t, not to the client's own w_i. A client that never took part
-        has the initial model as v_i.
+        v_i is held to the received w^t, not to the client's own w_i. The paper counts s in local
+        steps; here they are epochs, and both models have the same rate. A client that never took
+        part has the initial model as v_i.
 
     Example:
         >>> from models import MLP

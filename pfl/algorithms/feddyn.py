@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Network, require
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, require
 
 
 class FedDyn(FederatedAlgorithm):
@@ -21,20 +21,22 @@ class FedDyn(FederatedAlgorithm):
     g_i <- g_i - α (θ_i - θ^t);  h <- h - α/m sum_S (θ_i - θ^t);
     θ^{t+1} <- mean_S θ_i - h / α.
 
-    m is the number of all clients, S the cohort with an unweighted mean; g_i and h start at 0, so
-    that h is always the mean of all m g_i. A fixed point is a stationary point of mean f_i, however
-    many local steps clients take. With exact local solutions and all clients, FedDyn is FedPD with
-    η = 1/α, and FedSLR's first phase with η_g = 1/α and no penalty.
-    Evaluated: the global model θ. Cost: P values down, P up. Client state: g_i. Server state: h.
+    m is the number of all clients, and S is the cohort, whose mean is unweighted. g_i and h start
+    at 0, so that h is always the mean of all m g_i. With full gradients a fixed point is a
+    stationary point of mean f_i, however many local steps the clients take. FedSLR's first phase
+    with η_g = 1/α and without penalty has the same iterates; so has FedPD with η = 1/α, if all
+    clients take part and solve their problems exactly.
+    Evaluated and shared: the global model θ, which is also a newcomer's model. Personal: nothing.
+    Cost: P values down, P up. Client state: g_i. Server state: h.
 
     Args:
         alpha: α, the weight of the proximal term.
 
     Note:
-        A client without samples reports θ^t. The authors' code scales α by the clients' relative
+        A client without samples sends θ^t. The authors' code scales α by the clients' relative
         numbers of samples, clips gradients and starts clients at the mean of their models; the
         paper does none of these. Some public implementations leave out the proximal term or its
-        square; both change the fixed point.
+        square; both change where the method ends.
 
     Example:
         >>> from models import MLP
@@ -52,15 +54,20 @@ class FedDyn(FederatedAlgorithm):
         self.add_client_state("g")
         self.add_server_state("h", torch.zeros_like(self.global_model))
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
         """Solves the regularized problem approximately, updates g_i and sends θ_i."""
         g = clients.state["g"]
         v = self.local_sgd(clients, w, linear=-g, prox_weight=self.alpha, prox_center=w)
-        clients.state["g"] = g - self.alpha * (v - w)
-        return v
+        exact = g - self.alpha * (v - w)
+        clients.state["g"] = stored = self.as_stored("g", exact)
+        if stored is exact:
+            return v
+        # With states in 16 bits h must follow what is kept, which the server cannot compute from
+        # θ_i. It costs no bytes: the precision in which states are stored is no part of the method.
+        return {"w": dense(v), "g": Message(stored - g, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Updates h, and sets θ to the mean of the clients' models - h / α."""
-        share = self.participants / self.num_clients  # |S| / m
-        self.h -= self.alpha * share * (mean["w"] - self.global_model)
+        change = mean.get("g", self.alpha * (self.global_model - mean["w"]))  # of g_i, mean over S
+        self.h += change * (self.participants / self.num_clients)
         self.global_model.copy_(mean["w"] - self.h / self.alpha)

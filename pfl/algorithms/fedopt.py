@@ -21,14 +21,20 @@ class AdaptiveServer(FederatedAlgorithm):
     Δ <- mean_S (x_i - x);  m <- β_1 m + (1 - β_1) Δ;  v by the subclass;
     x <- x + η m / (sqrt(v) + τ).
 
-    m starts at 0, v at τ^2, and there is no bias correction: all three differ from the optimizers
-    of `torch.optim`, which are the argument `server_optimizer` of `FedAvg`.
-    Evaluated: the global model x. Cost: P values down, P up. Server state: m and v.
+    m starts at 0, v at τ^2, and there is no bias correction.
+    Evaluated and shared: the global model x, which is also a newcomer's model. Personal: nothing.
+    Cost: P values down, P up. Client state: none. Server state: m and v.
 
     Args:
         server_lr: η; `lr` is the paper's η_l.
         betas: β_1 and β_2.
         tau: τ, the degree of adaptivity; smaller adapts more.
+
+    Note:
+        The mean over S is weighted by the clients' numbers of samples, as in the paper's
+        experiments; Algorithm 2 prints the unweighted mean, which is `weighting: uniform`. The
+        paper tunes η for each task, so that the default is no more than a beginning. Some public
+        implementations start v at 0 or correct the bias, and so take other first steps.
     """
 
     m: Tensor
@@ -45,7 +51,8 @@ class AdaptiveServer(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
         require("server_lr", server_lr, server_lr > 0, "positive")
-        require("betas", betas, all(0 <= beta < 1 for beta in betas), "two numbers in [0, 1)")
+        usable = len(betas) == 2 and all(0 <= beta < 1 for beta in betas)
+        require("betas", betas, usable, "two numbers in [0, 1)")
         require("tau", tau, tau > 0, "positive")
         self.server_lr, self.betas, self.tau = server_lr, tuple(betas), tau
         self.add_server_state("m", torch.zeros_like(self.global_model))
@@ -68,8 +75,10 @@ class AdaptiveServer(FederatedAlgorithm):
 
 
 class FedAdagrad(AdaptiveServer):
-    """Adagrad on the server: v <- v + Δ^2. The paper's experiments have β_1 = 0, the default.
+    """Adagrad on the server: v <- v + Δ^2.
 
+    With β_1 = 0, the default and the choice of the paper's experiments, this is `FedAvg` with
+    `torch.optim.Adagrad(lr=η, initial_accumulator_value=τ^2, eps=τ)` as its `server_optimizer`.
     See `AdaptiveServer` for all lines, states and the cost.
 
     Args:
@@ -79,9 +88,9 @@ class FedAdagrad(AdaptiveServer):
 
     Example:
         >>> from models import MLP
-        >>> method = FedAdagrad(MLP(64, (8,)), server_lr=0.1)
+        >>> method = FedAdagrad(MLP(64, (8,)), server_lr=0.1, tau=0.5)
         >>> float(method.v[0])  # τ^2
-        9.999999974752427e-07
+        0.25
     """
 
     def __init__(
@@ -104,7 +113,9 @@ class FedAdagrad(AdaptiveServer):
 class FedAdam(AdaptiveServer):
     """Adam on the server: v <- β_2 v + (1 - β_2) Δ^2.
 
-    See `AdaptiveServer` for all lines, arguments, states and the cost.
+    `FedAvg` with `torch.optim.Adam` as its `server_optimizer` is not the same: there v starts at 0,
+    and the step is taken with m / (1 - β_1^t) and v / (1 - β_2^t). See `AdaptiveServer` for all
+    lines, arguments, states and the cost.
 
     Example:
         >>> from models import MLP

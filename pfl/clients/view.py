@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,6 +44,17 @@ class ClientData:
         self.splits = datamodule.partition
         self.samples = datamodule.samples.to(device)
         self._stored: dict[str, Tensor] = {}
+
+    @cached_property
+    def as_one_client(self) -> ClientData:
+        """The same samples, with all clients' training samples owned by one client, whose id is 0.
+
+        The samples are not copied.
+        """
+        pooled, indices = copy.copy(self), self.splits.train.flat
+        train = Ragged.from_sizes(indices, np.array([len(indices)]))
+        pooled.splits, pooled._stored = replace(self.splits, train=train), {}
+        return pooled
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """Returns how many samples of a split each of these clients owns, int64 [C]."""

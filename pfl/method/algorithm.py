@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -75,6 +76,13 @@ class FederatedAlgorithm(LocalTraining):
         >>> method = TwoSteps(MLP(64, (8,)), lr=0.05)
         >>> method.global_model.shape  # 64 * 8 + 8 + 8 * 10 + 10
         torch.Size([610])
+    """
+
+    pooled: ClassVar[bool] = False
+    """True if one model is trained on the training samples of all clients, and nothing is sent.
+
+    In every round `client_update` then gets a single client, which owns all these samples; the
+    cohort does not matter, unless it is empty.
     """
 
     def __init__(
@@ -190,11 +198,21 @@ class FederatedAlgorithm(LocalTraining):
                 self._totals = RoundTotals(self.weighting, self.tables)
                 self.begin_round(clients.round)
                 self._message = self.download()
+            if self.pooled:
+                clients = self._pool(clients)
             # A first chunk without clients runs as well: it gives the shapes of the sums.
             if len(clients) or not self._totals.sums:
                 self._train(clients)
             if clients.last:
                 self._finish_round()
+
+    def _pool(self, clients: Clients) -> Clients:
+        """Returns the owner of all samples instead of the chunk with the cohort's first client.
+
+        Returns no client instead of any other chunk.
+        """
+        here = np.isin(self.cohort(clients.round)[:1], clients.ids)
+        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=clients.data.as_one_client)
 
     def _train(self, clients: Clients) -> None:
         """Trains a chunk of clients in groups, and keeps their states and messages."""
@@ -220,7 +238,8 @@ class FederatedAlgorithm(LocalTraining):
             down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
             if clients.buffers is not None and self.buffer_policy == "average":
                 messages["buffers"] = buffers = dense(clients.buffers)
-                down, up = down + buffers.nbytes, up + buffers.nbytes
+                if not self.pooled:
+                    down, up = down + buffers.nbytes, up + buffers.nbytes
             elif clients.buffers is not None:
                 clients.state["buffers"] = clients.buffers
             for name in self.store.names:

@@ -16,6 +16,11 @@ def weights_of(q: Quadratics) -> np.ndarray:
     return np.arange(q.optima.shape[1]) < int(np.prod(q.problem.shapes[0]))
 
 
+def pooled_minimum(q: Quadratics, **_: Any) -> Models:
+    """GlobalTrain: argmin sum_i n_i f_i."""
+    return mean_of(q.problem.sizes[:, None] * q.curvatures, q), None
+
+
 def held_to_average(q: Quadratics, *, penalty: float, **settings: Any) -> Models:
     """Ditto: w is FedAvg's; h_i (v_i - A_i) + λ (v_i - w) = 0."""
     w = averaging(q, **settings)[0]

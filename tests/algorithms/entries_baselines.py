@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
 
 from pfl.algorithms import (
     APFL,
+    L2GD,
     SCAFFOLD,
     Ditto,
     FedAdagrad,
@@ -22,6 +24,7 @@ from pfl.algorithms import (
     FedProx,
     FedRep,
     FedYogi,
+    GlobalTrain,
     HeurFedAMP,
     LGFedAvg,
     LocalTrain,
@@ -38,6 +41,13 @@ class BiasesAsNormalization(FedBN):
 
     def is_personal(self, name: str, module: nn.Module) -> bool:
         return name.endswith("bias")
+
+
+class L2GDOfAnyEpochs(L2GD):
+    """L2GD with the `local_epochs` that the common tests give to every method, and L2GD refuses."""
+
+    def __init__(self, network: nn.Module, local_epochs: int = 1, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
 
 
 _STEP = {"server_lr": 0.5, "tau": 0.5}  # of the server
@@ -230,5 +240,25 @@ ENTRIES = [
             "own_weight": 0.6,
         },
         rounds=30,
+    ),
+    Method(
+        name="GlobalTrain",
+        kind=GlobalTrain,
+        limit=more.pooled_minimum,
+        cost=forms.nothing,
+    ),
+    Method(
+        name="L2GD",
+        kind=L2GDOfAnyEpochs,
+        # Only where all clients have the same minimum do the x_i settle; test_l2gd.py has others.
+        limit=forms.held_together,
+        cost=forms.dense,
+        arguments={"penalty": 1.0, "averaging_probability": 0.5},
+        settle={"lr": 0.4},
+        rounds=30,
+        problem=forms.alike,
+        everyone=True,
+        timed=True,
+        drawn_steps=lambda algorithm: algorithm.runs(0)[0],
     ),
 ]

@@ -35,6 +35,8 @@ class Method:
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
             `local_epochs`.
         still: Patterns of the parameters that the global model never changes.
+        drawn_steps: drawn_steps(algorithm): the local steps that every client takes in the first
+            round, where the method draws their number; None: `local_epochs` decides.
     """
 
     name: str
@@ -52,6 +54,12 @@ class Method:
     timed: bool = False
     more_epochs: int = 0
     still: Sequence[str] = ()
+    drawn_steps: Callable[[Any], int] | None = None
+
+    @property
+    def pooled(self) -> bool:
+        """Whether one client, with id 0, trains on the samples of all."""
+        return self.kind.pooled
 
     def make(self, network: nn.Module, **training: Any) -> FederatedAlgorithm:
         """The algorithm."""

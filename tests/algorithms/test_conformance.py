@@ -275,10 +275,14 @@ def assert_statistics(train, method, more_epochs=0):
     statistics, batch_size = Statistics(), BATCHES["batch_size"]
     skips = method.arguments.get("skip_probability")  # averages no statistics
     run = dict(trace=[EVERYONE], network=normalized_network(), callbacks=[statistics])
-    train(method, 1, settings=BATCHES | ({"buffers": "local"} if skips else {}), **run)
+    settings = BATCHES | ({"buffers": "local"} if skips else {})
+    algorithm = train(method, 1, settings=settings, **run)
     epochs = BATCHES["local_epochs"] + more_epochs
-    steps = [-(-size // batch_size) for size in SIZES]
-    assert statistics.sent == {i: epochs * count for i, count in enumerate(steps)}
+    steps = [-(-size // batch_size) for size in ([sum(SIZES)] if method.pooled else SIZES)]
+    expected = {i: epochs * count for i, count in enumerate(steps)}
+    if method.drawn_steps is not None:
+        expected = dict.fromkeys(EVERYONE, method.drawn_steps(algorithm))
+    assert statistics.sent == expected
     if method.kind.personal_buffers:
         assert statistics.kept.keys() == statistics.sent.keys()
         # Whole epochs of the client's own, at least one.
@@ -320,7 +324,7 @@ def test_the_ledger_equals_the_closed_form(fit, method):
     algorithm = method.make(q.problem.network(0.3), **arguments)
     rounds, count = (6, None) if method.everyone else (6, 2)
     fit(algorithm, q.problem, rounds, callbacks=[wire, snapshots], clients_per_round=count)
-    assert len(wire.exchanges) == rounds * (count or 4)
+    assert len(wire.exchanges) == rounds * (1 if method.pooled else count or 4)
     assert_booked(method, wire, snapshots)
     costs = {method.cost(exchange) for exchange in wire.exchanges}
     if method.cost is forms.dense:

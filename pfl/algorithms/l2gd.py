@@ -1,0 +1,139 @@
+"""L2GD.
+
+Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models", 2020,
+arXiv 2002.05516.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, generator, require
+
+
+class L2GD(FederatedAlgorithm):
+    """Loopless local gradient descent: coins decide between local and averaging steps.
+
+    min mean_i [f_i(x_i) + λ/2 |x_i - x̄|^2] over x_1, ..., x_n, where x̄ = mean_i x_i.
+
+    In every iteration of Algorithm 1 all clients take the same kind of step, by one coin:
+    with probability 1 - p:  x_i <- x_i - α / (n (1 - p)) g_i(x_i);
+    with probability p:      x_i <- (1 - θ) x_i + θ x̄,  θ = α λ / (n p).
+
+    Averaging steps do not change x̄, so that a run of them needs one communication. A round here is
+    a run of local steps and the run of averaging steps after it: clients take K local steps and
+    send x_i, receive x̄, and take A averaging steps: x_i <- (1 - θ)^A x_i + (1 - (1 - θ)^A) x̄. K and
+    A are drawn for each round; they are at least 1, with the means 1 / p and 1 / (1 - p).
+
+    `lr` is the local step η = α / (n (1 - p)), so that θ = η λ (1 - p) / p. The paper's f and
+    penalty are both means over the n clients, so that λ does not depend on n, and is the λ of
+    `FedCLUP`, which solves the same problem. With a constant η the x_i do not settle: they end in a
+    neighbourhood of the solution, which shrinks with η (`lr_decay`). With λ = 0 this is
+    `LocalTrain`, and with θ = 1 `FedAvg` with uniform weights, each with K local steps.
+    Evaluated: x_i after the averaging steps, and the global model x̄. Shared: x_i. A newcomer
+    receives x̄. All clients take part in every round.
+    Cost: P values down, P up; K gradients. Client state: x_i after the local steps. Server state:
+    one number beside x̄.
+
+    Args:
+        penalty: λ. 0: every client alone; large: all clients share x̄.
+        averaging_probability: p. The paper's best choice is λ / (L + λ), where L is the smoothness
+            of the f_i.
+
+    Note:
+        `batch_size: null` is Algorithm 1, with full gradients; with mini-batches of a client's own
+        samples it is the paper's L2SGD without variance reduction. `local_epochs` and `local_steps`
+        must keep their defaults. Averaging steps before the first local step are left out, since
+        all x_i are still the same. The paper has no default values. The code of Ditto's authors has
+        a method named L2SGD that is another one: it draws no coins, and takes local steps on
+        f_i(x_i) + λ/2 |x_i - w|^2, as `FedCLUP` does.
+
+    Example:
+        >>> from models import MLP
+        >>> method = L2GD(MLP(64, (8,)), lr=0.1, penalty=0.5, averaging_probability=0.2)
+        >>> round(method.averaging_step(0), 6)  # θ = 0.1 * 0.5 * 0.8 / 0.2
+        0.2
+    """
+
+    has_personalized = True
+    pull: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        penalty: float = 0.1,
+        averaging_probability: float = 0.2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        p, drawn = averaging_probability, "the default, as L2GD draws the number of local steps"
+        require("penalty", penalty, penalty >= 0, "at least 0")
+        require("averaging_probability", p, 0 < p < 1, "above 0 and below 1")
+        require("local_epochs", self.local_epochs, self.local_epochs == 1, f"1, {drawn}")
+        require("local_steps", self.local_steps, self.local_steps is None, f"null, {drawn}")
+        if kwargs.get("optimizer") is not None:
+            raise ConfigError("model.optimizer: L2GD takes plain local steps; leave it out")
+        largest = p / (self.lr * (1 - p))
+        reason = f"at most p / (lr (1 - p)) = {largest:g}, or averaging steps go beyond the mean"
+        require("penalty", penalty, penalty <= largest * (1 + 1e-9), reason)
+        self.penalty, self.averaging_probability = penalty, p
+        self.add_client_state("x", lambda: self.global_model)
+        # 1 - (1 - θ)^A of the last round: how far its averaging steps take x_i towards the mean.
+        self.add_server_state("pull", torch.tensor(0.0, dtype=torch.float64))
+
+    @property
+    def personalization_penalty(self) -> float:
+        """λ."""
+        return self.penalty
+
+    def check_setup(self) -> None:
+        """Refuses client sampling: a coin decides for all clients."""
+        self.require_all_clients()
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a local step; all clients take the same number."""
+        return sizes if self.batch_size is None else np.minimum(sizes, self.batch_size)
+
+    def runs(self, round_index: int) -> tuple[int, int]:
+        """Returns the numbers K of local steps and A of averaging steps in a round (from 0).
+
+        They are the lengths of two runs of coins, which are geometrically distributed.
+        """
+        draws, p = generator(self.seed, "coins", round_index), self.averaging_probability
+        return int(draws.geometric(p)), int(draws.geometric(1 - p))
+
+    def averaging_step(self, round_index: int) -> float:
+        """Returns θ of a round (from 0)."""
+        p = self.averaging_probability
+        return self.learning_rate(round_index) * self.penalty * (1 - p) / p
+
+    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
+        """Takes K local steps where no number is given, as in a run's local baseline."""
+        kwargs.setdefault("steps", self.runs(clients.round)[0])
+        return super().local_sgd(clients, start, **kwargs)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Takes the averaging steps of the last round and the local steps of this one."""
+        clients.state["x"] = x = self.local_sgd(clients, self._averaged(clients, w))
+        return x
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Sets x̄ to the mean of the x_i, and notes how far the x_i will be taken to it."""
+        steps, averaging_steps = self.runs(self.rounds)
+        self.global_model.copy_(mean["w"])
+        self.pull.fill_(1 - (1 - self.averaging_step(self.rounds)) ** averaging_steps)
+        self.log_metric("local_steps", steps)
+        self.log_metric("averaging_steps", averaging_steps)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns x_i after the averaging steps."""
+        return self._averaged(clients, self.global_model)
+
+    def _averaged(self, clients: Clients, mean: Tensor) -> Tensor:
+        x = clients.state["x"]
+        return x + self.pull.to(x) * (mean - x)

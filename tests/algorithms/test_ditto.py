@@ -1,0 +1,182 @@
+"""Ditto against a slow NumPy loop, and the methods that its two models are those of."""
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.algorithms import Ditto, FedAvg, LocalTrain
+from tests.algorithms import reference_clup_pd as reference
+from tests.algorithms.traced import (
+    ALL,
+    BATCH_COUNTS,
+    BATCHES,
+    FULL,
+    RATES,
+    SIZES,
+    START,
+    TRACE,
+    full,
+    furthest,
+    in_cohorts,
+    unlike,
+)
+from tests.problems import History, Models, Steps
+from tests.refusal import refused
+
+PENALTY = 0.7
+
+
+@pytest.fixture
+def problem():
+    return unlike()
+
+
+# ---- a second implementation --------------------------------------------------------------------
+
+
+def ditto(problem, w, batches, personal, penalty, lr, lr_decay=1.0, weight_decay=0.0, slip=None):
+    """Algorithm 1, client by client and step by step; w and all v_i after each round.
+
+    `batches[t][i]` and `personal[t][i]` have the samples of each local step of w_i and of v_i in
+    round t. Slips: "own model", v_i is held to w_i; "new model", to w^{t+1}; "restarted", v_i
+    starts at w^t; "uniform", the mean of the w_i is unweighted; "doubled", λ counts twice.
+    """
+    v, history = np.tile(w, (problem.num_clients, 1)), []
+
+    def descend(i, model, steps, rate, weight, centre):
+        for samples in steps:
+            gradient = problem.gradient(i, model, samples) + weight_decay * model
+            model = model - rate * (gradient + weight * (model - centre))
+        return model
+
+    for t, cohort in enumerate(batches):
+        rate = lr * lr_decay**t
+        sent = {i: descend(i, w, steps, rate, 0.0, w) for i, steps in cohort.items()}
+        weights = [1 if slip == "uniform" else problem.sizes[i] for i in cohort]
+        new = np.average(list(sent.values()), axis=0, weights=weights)
+        for i, steps in personal[t].items():
+            centre = {"own model": sent[i], "new model": new}.get(slip, w)
+            start = w if slip == "restarted" else v[i]
+            weight = penalty * (2 if slip == "doubled" else 1)
+            v[i] = descend(i, start, steps, rate, weight, centre)
+        w = new
+        history.append({"w": w, "v": v.copy()})
+    return history
+
+
+def assert_rounds(history, expected):
+    reference.assert_rounds(history.rounds, expected, "w", "v", atol=1e-12)
+
+
+def test_rounds_equal_the_numpy_loop(fit, problem):
+    """Partial participation, unequal clients, weight decay, a decayed rate; an epoch of full
+    gradients is a step."""
+    history = History()
+    algorithm = Ditto(
+        problem.network(START), penalty=PENALTY, personal_epochs=3, local_steps=4, **FULL
+    )
+    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    assert_rounds(history, ditto(problem, START, full(4), full(3), PENALTY, **RATES))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+def test_mini_batches_and_unequal_numbers_of_local_steps(fit, problem, engine):
+    """v_i takes three epochs of its own, half as many steps again as w_i, on other mini-batches."""
+    history, steps = History(), Steps()
+    settings = BATCHES | {"penalty": PENALTY, "personal_epochs": 3, "engine": engine}
+    algorithm = Ditto(problem.network(START), **settings)
+    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE)
+    seen = reference.batches_of(problem, steps)
+    batches = in_cohorts(
+        [[own[:n] for own, n in zip(row, BATCH_COUNTS, strict=True)] for row in seen]
+    )
+    personal = in_cohorts(
+        [[own[n:] for own, n in zip(row, BATCH_COUNTS, strict=True)] for row in seen]
+    )
+    assert [len(personal[0][i]) for i in ALL] == [12, 3, 9, 6]
+    assert not np.array_equal(np.concatenate(batches[0][0][:4]), np.concatenate(personal[0][0][:4]))
+    assert_rounds(history, ditto(problem, START, batches, personal, PENALTY, **RATES))
+
+
+@pytest.mark.parametrize("slip", ["own model", "new model", "restarted", "uniform", "doubled"])
+def test_a_wrong_formula_would_show(problem, slip):
+    """The cases above are sharp: each misreading moves some model by more than 0.01."""
+    right, wrong = (
+        ditto(problem, START, full(4), full(3), PENALTY, slip=s, **RATES) for s in (None, slip)
+    )
+    assert max(furthest(right, wrong, name) for name in ("w", "v")) > 0.01
+
+
+# ---- identities ---------------------------------------------------------------------------------
+
+
+def test_the_global_model_is_that_of_fedavg(fit, problem):
+    """Bit for bit: what clients keep and how they train it does not matter for what they send."""
+    history, plain = History(), History()
+    personal = Ditto(problem.network(START), penalty=PENALTY, personal_epochs=2, **BATCHES)
+    for algorithm, seen in (
+        (personal, history),
+        (FedAvg(problem.network(START), **BATCHES), plain),
+    ):
+        fit(algorithm, problem, len(TRACE), callbacks=[seen], trace=TRACE)
+    for name in ("w", "up", "down"):
+        np.testing.assert_array_equal(history[name], plain[name])
+
+
+def test_without_penalty_every_client_is_alone(fit, problem):
+    """v_i is `LocalTrain`'s model: full gradients have no order of samples."""
+    history, alone = History(), Models()
+    algorithm = Ditto(problem.network(START), penalty=0.0, personal_epochs=2, **FULL)
+    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    local = LocalTrain(problem.network(START), local_epochs=2, **FULL)
+    fit(local, problem, len(TRACE), callbacks=[alone], trace=TRACE)
+    np.testing.assert_allclose(history["v"], alone["w_i"], rtol=0, atol=1e-13)
+
+
+def test_a_penalty_of_one_over_the_rate_forgets_v(fit, problem):
+    """λ = 1/η: a step is v <- v - η g(v) - (v - w) = w - η g(v)."""
+    history = History()
+    algorithm = Ditto(
+        problem.network(START), penalty=10.0, lr=0.1, batch_size=None, loss=FULL["loss"]
+    )
+    fit(algorithm, problem, 3, callbacks=[history])
+    received = [START, *history["w"][:-1]]
+    before = [np.tile(START, (4, 1)), *history["v"][:-1]]
+    for w, v, new in zip(received, before, history["v"], strict=True):
+        expected = [w - 0.1 * problem.gradient(i, v[i]) for i in ALL]
+        np.testing.assert_allclose(new, expected, rtol=0, atol=1e-12)
+
+
+# ---- clients without training, counts, arguments ------------------------------------------------
+
+
+def test_clients_without_samples_or_rounds_keep_the_initial_model(fit, problem):
+    """Client 4 has no samples, and client 1 never takes part. Both have the initial v_i; a newcomer
+    would receive w."""
+    algorithm = Ditto(problem.network(START), penalty=PENALTY, **FULL)
+    data = reference.with_an_idle_client(problem)
+    fit(algorithm, data, 2, trace=[[0, 2, 4], [0, 3, 4]])
+    models = torch.cat([algorithm.personalized(c) for c in algorithm.iter_clients()])
+    ids = np.concatenate([clients.ids for clients in algorithm.iter_clients()])
+    stayed = (models == torch.from_numpy(START)).all(1).numpy()
+    assert set(ids[stayed]) == {1, 4}
+    newcomers = next(algorithm.iter_clients())
+    assert torch.equal(algorithm.newcomer(newcomers)[0], algorithm.global_model)
+    assert not torch.isclose(algorithm.global_model, torch.from_numpy(START)).any()
+
+
+def test_the_personal_epochs_are_counted(fit, problem):
+    """Two epochs of w_i and three of v_i over all samples; `cost` says the same."""
+    algorithm = Ditto(problem.network(START), personal_epochs=3, **BATCHES)
+    fit(algorithm, problem, 1)
+    assert algorithm.samples_seen == (2 + 3) * sum(SIZES)
+    assert algorithm.cost(np.array(SIZES)).tolist() == [5 * n for n in SIZES]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "right"),
+    [("penalty", -1.0, "at least 0"), ("personal_epochs", 0, "at least 1")],
+)
+def test_values_that_cannot_be_are_refused(problem, key, value, right):
+    with refused(f"model.{key}: {value}", right):
+        Ditto(problem.network(), **{key: value})

@@ -24,7 +24,8 @@ class RunTrainer(pl.Trainer):
 
     Why: `_run` is the first method to which Lightning gives the resolved `ckpt_path`. The public
     property `ckpt_path` is set only after the callbacks' `setup`, which needs the run's folder.
-    Since Lightning 2.0.
+    `_run_stage` is the last one before the strategy is torn down, and it runs where no round is
+    left to train. Since Lightning 2.0.
     """
 
     def around_run(
@@ -37,6 +38,14 @@ class RunTrainer(pl.Trainer):
             ckpt_path: The checkpoint that is loaded first, if there is one.
         """
         raise NotImplementedError
+
+    def after_stage(self) -> None:
+        """Acts when the loop of a run has ended, before Lightning tears the run down."""
+
+    def _run_stage(self) -> Any:
+        result = super()._run_stage()
+        self.after_stage()
+        return result
 
     def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
         with self.around_run(model, ckpt_path):

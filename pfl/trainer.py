@@ -42,9 +42,9 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.callbacks.round_checkpoint import is_last
-from pfl.callbacks.run_files import run_folder_errors
 from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
+from pfl.files import run_folder_errors
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
@@ -122,6 +122,7 @@ class Trainer(RunTrainer):
         self._new_folders: list[Path] = []  # the run's folder and its missing parents
         self._continued_from: str | None = None
         self._stop = False
+        self.finishing = False  # whether the result of an earlier run is written
         self._evaluation_interval: int | None = 1
         self._steps_before = 0  # steps of the server before this run
         if isinstance(logger, Iterable):
@@ -246,6 +247,26 @@ class Trainer(RunTrainer):
     def check_val_every_n_epoch(self, rounds: int | None) -> None:
         self._evaluation_interval = rounds
 
+    # ---- the end of a run ---------------------------------------------------------------------
+
+    def after_stage(self) -> None:
+        """Writes the result of a resumed run that has no round left, if it is missing.
+
+        Such a run was ended between its last round and its last file.
+        """
+        recorder, callbacks = self.recorder, self.callbacks  # type: ignore[attr-defined]
+        if self.state.fn != "fit" or recorder.summary or not recorder.rows:
+            return
+        results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
+        complete = recorder.has_result() and all(path.is_file() for path in results)
+        if self.strategy.broadcast(complete):
+            return
+        self.validating = self.finishing = True
+        self.fit_loop.epoch_loop.val_loop.run()  # scores of clients are not in checkpoints
+        self.training, self.finishing = True, False
+        for callback in callbacks:
+            callback.on_train_end(self, self.lightning_module)
+
     # ---- the run and its folder ---------------------------------------------------------------
 
     @contextmanager
@@ -264,6 +285,7 @@ class Trainer(RunTrainer):
                 warnings.filterwarnings("ignore", message=message)
                 yield
         finally:
+            self.recorder.unlock()
             self._remove_empty_folders()
 
     def _check_unused(self, model: pl.LightningModule) -> None:
@@ -326,6 +348,8 @@ class Trainer(RunTrainer):
         folders, self._new_folders = self._new_folders, []
         with suppress(OSError):  # the first folder that is not empty ends this
             for folder in folders:
+                if {path.name for path in folder.iterdir()} == {".lock"}:
+                    (folder / ".lock").unlink()
                 folder.rmdir()
                 if self.world_size == 1:  # otherwise all processes would have to forget it together
                     self._run_dir = None

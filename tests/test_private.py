@@ -20,6 +20,7 @@ FENCE = "pfl._private"
 # The owner of each private name that the fence uses, and for methods the leading parameters.
 USED = [
     (pl.Trainer, "_run", ["self", "model", "ckpt_path"]),
+    (pl.Trainer, "_run_stage", ["self"]),
     (launchers, "_SubprocessScriptLauncher", ["cluster_environment", "num_processes", "num_nodes"]),
     (launchers._SubprocessScriptLauncher, "_call_children_scripts", ["self"]),
     (ModelCheckpoint(), "_every_n_train_steps", None),

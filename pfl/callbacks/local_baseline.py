@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,7 +10,10 @@ import numpy as np
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from pfl.callbacks.round_checkpoint import SavingClock
 from pfl.clients import Clients
+from pfl.clients.store import ClientStore
+from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores
 from pfl.rounds.loop import FederatedLoop
@@ -20,7 +24,8 @@ class LocalBaseline(Callback):
 
     Initial model, rounds, cohorts, local steps and learning rates are those of the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same
-    loop. The baseline takes about as long as the local training of the run itself. If learning
+    loop. The baseline takes about as long as the local training of the run itself; with a
+    checkpoint of its own, `checkpoints/alone.ckpt`, a resumed run goes on with it. If learning
     rates depend on a λ that changes (FedCLUP with `local_step: corollary2`), the baseline uses the
     last λ.
 
@@ -68,12 +73,80 @@ class LocalBaseline(Callback):
         """Trains and scores the baseline."""
         assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
+        saved = BaselineCheckpoint(trainer, pl_module) if trainer.checkpoint_callbacks else None
         with pl_module.in_full_precision():
-            self.scores = train_local_baseline(pl_module, loop, self._initial, pl_module.rounds)
+            self.scores = train_local_baseline(
+                pl_module, loop, self._initial, pl_module.rounds, saved
+            )
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Removes the baseline's checkpoint, since the run has written its result."""
+        if stage == "fit" and trainer.is_global_zero:
+            BaselineCheckpoint.path(trainer).unlink(missing_ok=True)
+
+
+class BaselineCheckpoint:
+    """The clients' models after some rounds of the baseline, saved as often as it costs little.
+
+    Args:
+        trainer: The Trainer of the run, into whose folder the file is saved.
+        algorithm: The algorithm whose local settings the baseline uses.
+    """
+
+    def __init__(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
+        self.trainer, self.clock = trainer, SavingClock(every_seconds=30.0)
+        loop = trainer.datamodule  # type: ignore[attr-defined]
+        self.settings = [
+            *(loop.datamodule.partition.hash, loop.describe(), repr(algorithm.local_schedule)),
+            *(algorithm.lr, algorithm.lr_decay, algorithm.weight_decay),
+        ]
+
+    @staticmethod
+    def path(trainer: pl.Trainer) -> Path:
+        """Returns where the file of a run is."""
+        return Path(trainer.default_root_dir) / "checkpoints" / "alone.ckpt"
+
+    def restore(self, store: ClientStore, most: int) -> int:
+        """Restores the clients' models.
+
+        Args:
+            store: Where the models belong.
+            most: The number of rounds of the baseline.
+
+        Returns:
+            After how many rounds they were saved; 0 if there is no file for these settings.
+        """
+        path, rank, world = (
+            self.path(self.trainer),
+            self.trainer.global_rank,
+            self.trainer.world_size,
+        )
+        exists = self.trainer.strategy.broadcast(path.is_file())
+        if not exists:
+            return 0
+        saved = self.trainer.strategy.checkpoint_io.load_checkpoint(path)
+        if saved["settings"] != self.settings or saved["rounds"] > most:
+            return 0
+        store.load_state_dict(saved["clients"], lambda ids: ids % world == rank)
+        return saved["rounds"]
+
+    def save(self, store: ClientStore, rounds: int) -> None:
+        """Saves the clients' models after a number of rounds if it is time to."""
+        strategy = self.trainer.strategy
+        if strategy.broadcast(self.clock.is_due()):
+            with self.clock.saving():
+                content = {"settings": self.settings, "rounds": rounds}
+                content["clients"] = checkpoint.client_states(store)
+                if self.trainer.is_global_zero:
+                    strategy.checkpoint_io.save_checkpoint(content, self.path(self.trainer))
 
 
 def train_local_baseline(
-    algorithm: FederatedAlgorithm, loop: FederatedLoop, initial: dict[str, Tensor], rounds: int
+    algorithm: FederatedAlgorithm,
+    loop: FederatedLoop,
+    initial: dict[str, Tensor],
+    rounds: int,
+    saved: BaselineCheckpoint | None = None,
 ) -> dict[str, np.ndarray]:
     """Trains every client alone with an algorithm's network, local settings and engine.
 
@@ -82,6 +155,7 @@ def train_local_baseline(
         loop: The loop whose data and cohorts are used.
         initial: The initial model "w" [P] and its "buffers".
         rounds: Number of rounds.
+        saved: The checkpoint from which the training goes on, and into which it is saved.
 
     Returns:
         The test scores `accuracy`, `loss` and `count` of every client, float64 [M].
@@ -108,7 +182,7 @@ def train_local_baseline(
     def score(clients: Clients) -> list[Scores]:
         return list(row_scores(algorithm.oracle, clients, load_state(clients)))
 
-    for round_index in range(rounds):
+    for round_index in range(saved.restore(store, rounds) if saved else 0, rounds):
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
@@ -116,6 +190,8 @@ def train_local_baseline(
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)
+        if saved is not None:
+            saved.save(store, round_index + 1)
     metric = ClientScores(loop.num_clients).to(algorithm.device)
     for chunk in chunks(loop.population, rounds, "test"):
         for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -10,10 +11,12 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+from filelock import BaseFileLock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 
-from pfl.callbacks import run_files
+from pfl import files
 from pfl.callbacks.local_baseline import LocalBaseline
 from pfl.callbacks.run_result import ClientTable, compare, peak_memory, versions
 from pfl.errors import ConfigError
@@ -33,9 +36,10 @@ class RunRecorder(Callback):
     `pfl.report.client_scores`), of runs with at most 10,000 clients.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
-    at the end of the run and after an error. A resumed run begins with the rows of the checkpoint,
-    so that its files equal those of an uninterrupted run. At the end of the run, a table of the
-    result is printed. `pfl.Trainer` adds this callback to every run.
+    at the end of the run and after an error; `finished` in `summary.json` tells which. Checkpoints
+    hold the rows of all tables. A resumed run begins with them, so that its files equal those of an
+    uninterrupted run. Only one process at a time may write into a run's folder. At the end of the
+    run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
 
     Args:
         config: YAML text of the run's configuration; the command line provides the text.
@@ -62,6 +66,8 @@ class RunRecorder(Callback):
         self.seconds = 0.0
         self._names: list[str] = []
         self._rounds_in_tables = 0
+        self._saved_files: dict[str, Tensor] | None = None  # of the checkpoint
+        self._lock: BaseFileLock | None = None
         self._start = time.monotonic()
         self.folder = Path()
         self._writes = True
@@ -84,9 +90,15 @@ class RunRecorder(Callback):
         If the run is resumed, the checkpoint restores its rows later.
         """
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
-            self.rows, self.summary, self.table, self.seconds = [], {}, None, 0.0
+            self.rows, self.seconds = [], 0.0
+        if stage == "fit":
+            self.summary, self.table, self._saved_files = {}, None, None
         self.folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
         self._writes = trainer.is_global_zero
+        if stage == "fit" and self._writes:
+            self._make_folder()
+            self._lock = files.lock(self.folder)
+            files.remove_parts(self.folder)
         for callback in trainer.checkpoint_callbacks:  # the default is a logger's folder
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.folder / "checkpoints")
@@ -94,18 +106,55 @@ class RunRecorder(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Writes the files that exist before the first round."""
         self._start = time.monotonic() - self.seconds
+        assert isinstance(pl_module, FederatedAlgorithm)
         self._names, self._rounds_in_tables = [], len(self.rows)
         if not self._writes:
             return
-        self._make_folder()
         if self.config is not None:
-            (self.folder / "config.yaml").write_text(self.config)
+            with files.replaced(self.folder / "config.yaml") as file:
+                file.write(self.config.encode())
+        self._restore_tables(pl_module)
         if self.rows:
             self._rewrite_metrics()
-        for table in pl_module.tables if isinstance(pl_module, FederatedAlgorithm) else ():
-            run_files.cut(self.folder / f"{table}.csv", len(self.rows))
-        client_scores.cut(self.folder, len(self.rows))
         rank_zero_info(f"Writing to {self.folder}")
+
+    def _restore_tables(self, algorithm: FederatedAlgorithm) -> None:
+        """Gives the tables the rows of the checkpoint, or removes those of another run."""
+        if self.rows and self._saved_files is None:
+            return  # the same objects are fitted again, and have written these files
+        saved = self._saved_files or {}
+        for name in self._tables(algorithm):
+            path = self.folder / name
+            if name not in saved:
+                path.unlink(missing_ok=True)
+            elif not files.restore(path, saved[name]):
+                self._tell_restored(name)
+        if self.rows and not self._metrics_begin_with_rows():
+            self._tell_restored("metrics.csv")
+
+    def _tables(self, algorithm: FederatedAlgorithm) -> list[str]:
+        """Returns the names of the files, apart from `metrics.csv`, that grow with the rounds."""
+        return [*(f"{table}.csv" for table in algorithm.tables), *client_scores.FILES]
+
+    def _metrics_begin_with_rows(self) -> bool:
+        """Returns whether `metrics.csv` has the rows of the checkpoint, as it does if unchanged."""
+        path = self.folder / "metrics.csv"
+        if not path.is_file():
+            return False
+        with path.open(newline="") as file:
+            found = list(csv.DictReader(file))
+        texts = [{name: str(value) for name, value in row.items()} for row in self.rows]
+        # A checkpoint of a round that has not ended has the round's row before the file has it.
+        return len(found) >= len(texts) - 1 and all(
+            text.items() <= row.items() for text, row in zip(texts, found, strict=False)
+        )
+
+    def _tell_restored(self, name: str) -> None:
+        rank_zero_warn(
+            f"{self.folder / name} was changed or removed since the run wrote it; its rows up to "
+            f"round {len(self.rows)} are now those of the checkpoint",
+            category=UserWarning,
+        )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warns if a trained method is fitted again without its Trainer or `ckpt_path`."""
@@ -119,8 +168,14 @@ class RunRecorder(Callback):
             )
 
     def _make_folder(self) -> None:
-        with run_files.run_folder_errors(self.folder):
+        with files.run_folder_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
+
+    def unlock(self) -> None:
+        """Lets other processes write into the run's folder; the Trainer calls it after a run."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Adds the round's row."""
@@ -136,15 +191,15 @@ class RunRecorder(Callback):
         if new:
             self._rewrite_metrics()
         else:
-            with (self.folder / "metrics.csv").open("a", newline="") as file:
-                csv.DictWriter(file, self._names).writerow(row)
+            line = files.csv_lines([[row.get(name, "") for name in self._names]])
+            files.append(self.folder / "metrics.csv", line)
         self._write_tables(pl_module)
         self._write_client_scores(pl_module)
 
     def _write_tables(self, algorithm: FederatedAlgorithm) -> None:
         if self._writes and self._rounds_in_tables < algorithm.rounds:
             for table, columns in algorithm.recorded.items():
-                run_files.append(self.folder / f"{table}.csv", algorithm.rounds, columns)
+                files.append_round(self.folder / f"{table}.csv", algorithm.rounds, columns)
             self._rounds_in_tables = algorithm.rounds
 
     def _write_client_scores(self, algorithm: FederatedAlgorithm) -> None:
@@ -160,15 +215,24 @@ class RunRecorder(Callback):
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))
-        with (self.folder / "metrics.csv").open("w", newline="") as file:
-            writer = csv.DictWriter(file, self._names)
-            writer.writeheader()
-            writer.writerows(self.rows)
+        rows = ([row.get(name, "") for name in self._names] for row in self.rows)
+        with files.replaced(self.folder / "metrics.csv") as file:
+            file.write(files.csv_lines([self._names, *rows]))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Writes the result."""
         assert isinstance(pl_module, FederatedAlgorithm)
-        self._write_result(trainer, pl_module)
+        self._write_result(trainer, pl_module, finished=True)
+
+    def has_result(self) -> bool:
+        """Returns whether the folder has the result of the run as it is, written at its end."""
+        path = self.folder / "summary.json"
+        try:
+            summary = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return False
+        written = summary.get("finished") and summary.get("round") == self.rows[-1]["round"]
+        return bool(written) and (self.folder / "clients.csv").is_file()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the result, or that a resumed run had no round left."""
@@ -183,9 +247,9 @@ class RunRecorder(Callback):
         if not isinstance(pl_module, FederatedAlgorithm) or pl_module.rounds == 0:
             return  # the rows are not yet, or no longer, this method's
         one = trainer.num_devices == 1 and trainer.num_nodes == 1  # several processes would hang
-        if self.rows and one and trainer.state.fn == "fit":
-            with suppress(OSError):  # the disk may be full; the user should see the first error
-                self._write_result(trainer, pl_module)
+        if self.rows and one and trainer.state.fn == "fit" and not self.has_result():
+            with suppress(ConfigError):  # the disk may be full; the user should see the first error
+                self._write_result(trainer, pl_module, finished=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows and the time so far."""
@@ -199,15 +263,22 @@ class RunRecorder(Callback):
         A run that is resumed from here does not repeat the round.
         """
         assert isinstance(pl_module, FederatedAlgorithm)
+        if trainer.state.fn != "fit":
+            return
         last = self.rows[-1]["round"] if self.rows else 0
-        if trainer.state.fn == "fit" and last < pl_module.rounds == pl_module.row.get("round"):
-            checkpoint["callbacks"][self.state_key]["rows"] = [*self.rows, pl_module.row]
+        state = checkpoint["callbacks"][self.state_key]
+        if last < pl_module.rounds == pl_module.row.get("round"):
+            state["rows"] = [*self.rows, pl_module.row]
             self._write_tables(pl_module)
+        if self._writes:
+            paths = (self.folder / name for name in self._tables(pl_module))
+            state["files"] = {path.name: files.content(path) for path in paths if path.is_file()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the rows and the time."""
+        """Restores the rows, the time and the rows of tables."""
         self.rows = list(state_dict["rows"])
         self.seconds = state_dict["seconds"]
+        self._saved_files = state_dict.get("files", {})
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -238,7 +309,7 @@ class RunRecorder(Callback):
         table = ClientTable.of(pl_module, _loop(trainer))
         if self._writes:
             self._make_folder()
-            run_files.write_json(self.folder / f"{name}.json", pl_module.row)
+            files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -262,11 +333,13 @@ class RunRecorder(Callback):
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"
         if outputs:
-            run_files.write_csv(path, outputs, append=batch_idx > 0)
+            files.append_csv(path, outputs)
 
     # ---- the result ---------------------------------------------------------------------------
 
-    def _write_result(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
+    def _write_result(
+        self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
+    ) -> None:
         loop = _loop(trainer)
         baseline = next((c for c in _callbacks(trainer) if isinstance(c, LocalBaseline)), None)
         self.table = ClientTable.of(algorithm, loop, baseline.scores if baseline else None)
@@ -274,6 +347,7 @@ class RunRecorder(Callback):
             "name": self.folder.name,
             "folder": str(self.folder),
             "algorithm": type(algorithm).__name__,
+            "finished": finished,
             **self.rows[-1],
             "best": best_round(self.rows),
             **compare(self.table.scores),
@@ -288,7 +362,7 @@ class RunRecorder(Callback):
         }
         if self._writes:
             self.table.write(self.folder / "clients.csv")
-            run_files.write_json(self.folder / "summary.json", self.summary)
+            files.write_json(self.folder / "summary.json", self.summary)
 
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:

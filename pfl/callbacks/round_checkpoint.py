@@ -4,11 +4,39 @@ from __future__ import annotations
 
 import time
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 COST_SHARE = 0.02  # largest share of the time since the last checkpoint that saving may take
+
+
+class SavingClock:
+    """Tells when to save next: after some time, or as soon as saving takes 2% of the time.
+
+    Args:
+        every_seconds: The longest time between two checkpoints; 0: every time is right.
+    """
+
+    def __init__(self, every_seconds: float) -> None:
+        self.every_seconds = every_seconds
+        self._saved_at = time.monotonic()
+        self._cost = 0.0  # seconds of the last save
+
+    def is_due(self) -> bool:
+        """Returns whether it is time to save."""
+        passed = time.monotonic() - self._saved_at
+        return passed >= self.every_seconds or self._cost <= COST_SHARE * passed
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measures how long saving takes."""
+        begin = time.monotonic()
+        yield
+        self._saved_at = time.monotonic()
+        self._cost = self._saved_at - begin
 
 
 class RoundCheckpoint(ModelCheckpoint):
@@ -37,9 +65,7 @@ class RoundCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
-        self.every_seconds = every_seconds
-        self._saved_at = time.monotonic()
-        self._cost = 0.0  # seconds of the last save
+        self.clock = SavingClock(every_seconds)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Sets up Lightning's callback without its warning about a resumed run's folder."""
@@ -49,15 +75,10 @@ class RoundCheckpoint(ModelCheckpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Saves if enough time has passed, or if the run ends with this round."""
-        last = is_last(trainer)
-        now = time.monotonic()
-        passed = now - self._saved_at
-        due = passed >= self.every_seconds or self._cost <= COST_SHARE * passed
         # Saving gathers the client states: all processes must take part, or none.
-        if trainer.strategy.broadcast(last or due):
-            super().on_train_epoch_end(trainer, pl_module)
-            self._saved_at = time.monotonic()
-            self._cost = self._saved_at - now
+        if trainer.strategy.broadcast(is_last(trainer) or self.clock.is_due()):
+            with self.clock.saving():
+                super().on_train_epoch_end(trainer, pl_module)
 
 
 def is_last(trainer: pl.Trainer) -> bool:

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
 
+from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.method.algorithm import FederatedAlgorithm
+
+if TYPE_CHECKING:  # matplotlib is slow to import
+    from matplotlib.figure import Figure
 
 
 class RunFigure(Callback):
@@ -18,15 +25,22 @@ class RunFigure(Callback):
         >>> trainer = Trainer(callbacks=[RunFigure()], enable_progress_bar=False)
     """
 
+    results = ("report.png",)  # a resumed run writes it if it is missing
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Removes the figure of fewer rounds."""
+        if trainer.is_global_zero:
+            (RunRecorder.of(trainer).folder / "report.png").unlink(missing_ok=True)
+
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the figure on the first process."""
         recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
-        from pfl.report.figures import run_figure  # matplotlib is slow to import
+        from pfl.report.figures import run_figure
 
         figure = run_figure(recorder.rows, recorder.columns)
-        figure.savefig(recorder.folder / "report.png", dpi=150)
+        _save(figure, recorder.folder / "report.png")
 
 
 class CollaborationMap(Callback):
@@ -45,16 +59,24 @@ class CollaborationMap(Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draws the figure on the first process."""
         assert isinstance(pl_module, FederatedAlgorithm)
-        columns = pl_module.recorded.get("collaboration")
-        if not (trainer.is_global_zero and columns):
+        if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
+            return
+        folder = RunRecorder.of(trainer).folder
+        columns = files.last_round(folder / "collaboration.csv")
+        if not columns:
             return
         from pfl.report.figures import collaboration_figure
 
         figure = collaboration_figure(**columns, round_index=pl_module.rounds)
-        figure.savefig(RunRecorder.of(trainer).folder / "collaboration.png", dpi=150)
+        _save(figure, folder / "collaboration.png")
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 import wandb
 
                 image = wandb.Image(figure)
                 logger.experiment.log({"collaboration": image, "round": pl_module.rounds})
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with files.replaced(path) as file:
+        figure.savefig(file, dpi=150, format="png")

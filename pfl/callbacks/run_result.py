@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from datamodules import FederatedDataModule
-from pfl.callbacks import run_files
+from pfl import files
 from pfl.communication import Ledger
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.evaluation import worst_tenth
@@ -81,9 +81,9 @@ class ClientTable:
 
     def write(self, path: Path) -> None:
         """Writes all rows, block by block."""
-        for begin in range(0, self.data.num_clients, run_files.CSV_ROWS):
-            block = self.columns(slice(begin, begin + run_files.CSV_ROWS))
-            run_files.write_csv(path, block, append=begin > 0)
+        rows = range(0, self.data.num_clients, files.CSV_ROWS)
+        blocks = (self.columns(slice(begin, begin + files.CSV_ROWS)) for begin in rows)
+        files.write_csv_blocks(path, blocks)
 
 
 def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:

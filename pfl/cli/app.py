@@ -121,7 +121,9 @@ class FederatedCLI(CommandLine):
         config = self.config[self.subcommand]
         # As the user gave it, before the seed is filled in: a saved configuration with another
         # `seed_everything` is another run. null is a value here (batch_size: null).
-        given = self.subcommand_parser.dump(config, skip_unset=False)
+        given = config.clone()
+        given.ckpt_path = None  # the saved configuration runs from the start again
+        given = self.subcommand_parser.dump(given, skip_unset=False)
         data = config.data.init_args
         if data.get("seed") is None:  # one seed for everything, where no other is given
             data.seed = int(config.seed_everything)

@@ -14,11 +14,11 @@ from typing import Any, NoReturn
 
 from tqdm import tqdm
 
-from pfl.callbacks.run_files import run_folder_errors
 from pfl.cli import configs
 from pfl.cli.grid import Config, Grid, Job, load, read_grid
 from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
 from pfl.errors import ConfigError
+from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
 from pfl.report.comparison import Comparison
 from pfl.report.results import BUDGETS, Run

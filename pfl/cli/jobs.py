@@ -23,12 +23,12 @@ from typing import Any
 import torch
 import yaml
 
-from pfl.callbacks.run_files import run_folder_errors, write_json
 from pfl.callbacks.run_result import versions
 from pfl.cli.app import FederatedCLI
 from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
+from pfl.files import run_folder_errors, write_json
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")

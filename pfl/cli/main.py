@@ -7,14 +7,18 @@ import sys
 
 from pfl.cli.app import FederatedCLI
 from pfl.cli.messages import explain, quiet
+from pfl.cli.user_code import where
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
+
+TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
 
 
 def main(args: list[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-        args: The words of the command line; those of the program if None.
+        args: The words of the command line; those of the program if None. `--traceback` among
+            them shows the traceback of every error, as the variable `PFL_TRACEBACK=1` does.
 
     Returns:
         The exit status: 2 for a mistake of the user, told in one line, 1 for a lost process, and
@@ -25,6 +29,8 @@ def main(args: list[str] | None = None) -> int:
         args = sys.argv[1:]
         # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
         sys.path.append(os.getcwd())
+    everything = bool(os.environ.get(TRACEBACK)) or "--traceback" in args
+    args = [arg for arg in args if arg != "--traceback"]
     try:
         with report_signals():
             if args[:1] == ["reproduce"]:
@@ -42,8 +48,8 @@ def main(args: list[str] | None = None) -> int:
     except ProcessLost:  # the launcher has said why
         return 1
     except Exception as error:
-        line = explain(error)
-        if line is None:
+        line = explain(error) or where(error)
+        if line is None or everything:
             raise
         print(f"error: {line}", file=sys.stderr)
         return 2

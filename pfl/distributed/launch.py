@@ -165,7 +165,8 @@ def report_signals(trainer: Any = None) -> Iterator[None]:
         Ended: If a signal ended the block.
     """
     try:
-        yield
+        with _sigterm_raises(trainer):
+            yield
     except Ended:
         raise
     except (KeyboardInterrupt, SystemExit) as error:
@@ -180,6 +181,25 @@ def report_signals(trainer: Any = None) -> Iterator[None]:
             line = _describe(f"ended by {number.name}", trainer)
             print(f"error: {line}", file=sys.stderr, flush=True)
         raise Ended(128 + number) from error
+
+
+@contextmanager
+def _sigterm_raises(trainer: Any) -> Iterator[None]:
+    """Lets SIGTERM raise an exception, as Ctrl-C does, in set-up and after the last round too."""
+
+    def end(number: int, frame: Any) -> None:
+        # Among several processes Lightning ends a round for all of them between two chunks.
+        if trainer is None or trainer.world_size == 1 or not trainer.training:
+            raise SIGTERMException
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _describe(event: str, trainer: Any) -> str:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from pfl._private import version_of
 from pfl.engines.batch import Batch, StepBlock
 from pfl.engines.local_step import Step
 from pfl.engines.runner import ModelRunner
 from pfl.engines.threads import GROUP_FLOATS
+from pfl.errors import ConfigError
 
 EngineName = Literal["auto", "sequential", "vmap", "debug"]
 """What a user can choose: the fastest engine that works, or one by name."""
@@ -121,13 +123,25 @@ class Engine(ABC):
         """
         return GROUP_FLOATS // ((1 if self.batched else 2) * sample_size)
 
-    def guard(
-        self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]
-    ) -> AbstractContextManager[None]:
-        """Returns a context for a method's own code on some clients; the debug engine checks there.
+    @contextmanager
+    def guard(self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
+        """Checks around a method's own code on some clients that it changes no shared tensor.
+
+        PyTorch counts the writes into a tensor, so that the check costs nothing. The debug engine
+        also compares the values.
 
         Args:
             clients: The clients (`pfl.clients.Clients`).
             shared: Gives the tensors, by name, that the code must not change.
+
+        Raises:
+            ConfigError: The code wrote into one of them.
         """
-        return nullcontext()
+        before = {name: (tensor, version_of(tensor)) for name, tensor in shared().items()}
+        yield
+        changed = [f"`{name}`" for name, (t, version) in before.items() if version_of(t) != version]
+        if changed:
+            raise ConfigError(
+                f"model: its code changed {', '.join(changed)} in place, but other clients use the "
+                f"same values; work on a copy, such as w.clone()"
+            )

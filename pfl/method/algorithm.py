@@ -18,6 +18,7 @@ from pfl.engines.local_step import (
     check_server_step,
 )
 from pfl.errors import Diverged, require_one_of
+from pfl.method import checks
 from pfl.method.local_training import LocalTraining
 from pfl.method.module import Network
 from pfl.method.round_totals import RoundTotals, not_finite
@@ -152,7 +153,7 @@ class FederatedAlgorithm(LocalTraining):
             The clients' models [C, P], or other messages by name. `server_update` gets the weighted
             mean of each message over the cohort.
         """
-        raise NotImplementedError(f"{type(self).__name__} must define what a client does")
+        raise NotImplementedError  # `setup` has refused the method
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Updates the global model from the cohort's means; here by a server optimizer's step.
@@ -185,6 +186,11 @@ class FederatedAlgorithm(LocalTraining):
         """
         rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
         self._totals.tables[table].append(dict(zip(columns, rows, strict=True)))
+
+    def setup(self, stage: str) -> None:
+        """Checks that the method is complete, and sets it up."""
+        checks.check_complete(self, FederatedAlgorithm)
+        super().setup(stage)
 
     # ---- the round ----------------------------------------------------------------------------
 
@@ -241,8 +247,8 @@ class FederatedAlgorithm(LocalTraining):
             w = self._message.values
             with self.oracle.guard(clients, lambda: {"w": w, **self.shared_tensors()}):
                 sent = self.client_update(clients, w)
-            messages = sent if isinstance(sent, dict) else {"w": sent}
-            messages = {k: m if isinstance(m, Message) else dense(m) for k, m in messages.items()}
+            messages = checks.messages(self, sent, clients)
+            checks.check_declared(self, clients.state)
             down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
             if clients.buffers is not None and self.buffer_policy == "average":
                 messages["buffers"] = buffers = dense(clients.buffers)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.clients.memory_tiers import SMALLEST, mapped
+from pfl.clients.store import ClientStore
 from pfl.communication import Ledger
 from pfl.distributed.collectives import gather_parts
 from pfl.errors import ConfigError
@@ -32,9 +33,14 @@ def save(module: FederatedModule, partition: str, ledger: Ledger) -> dict[str, A
         "rounds": module.rounds,
         "samples_seen": module.samples_seen,
         "bytes": [module.bytes_down, module.bytes_up],
-        "clients": module.store.state_dict(partial(gather_parts, empty=_empty)),
+        "clients": client_states(module.store),
         "ledger": ledger.state_dict(),
     }
+
+
+def client_states(store: ClientStore) -> dict[str, Any]:
+    """Returns the rows of all processes on the first process; every process must call it."""
+    return store.state_dict(partial(gather_parts, empty=_empty))
 
 
 def check(module: FederatedModule, saved: dict[str, Any] | None, partition: str) -> None:

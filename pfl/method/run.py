@@ -248,7 +248,8 @@ class FederatedRun(FederatedModule):
         self._log_row(row)
         # The last round is evaluated in any case; a run that goes on from there must not differ
         # from a run that did not end.
-        if (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
+        scheduled = not getattr(self.trainer, "finishing", False)
+        if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
             self.after_evaluation(row)
 
     on_test_epoch_start = on_validation_epoch_start

@@ -14,6 +14,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
+from pfl.method import checks
 from pfl.method.module import FederatedModule
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
 
@@ -120,6 +121,8 @@ class Evaluation:
                 else:
                     with algorithm.oracle.guard(group, algorithm.shared_tensors):
                         w = algorithm.personalized(group)
+                    name = f"{type(algorithm).__name__}.personalized"
+                    checks.check_models(name, w, group, algorithm)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), len(group)]
                 scored = _with_buffers_of(kind, algorithm, group)
@@ -146,6 +149,8 @@ class Evaluation:
                     algorithm.load_state(group)
                 with algorithm.oracle.guard(group, algorithm.shared_tensors):
                     start = begin(group)
+                name = f"{type(algorithm).__name__}.{begin.__name__}"
+                checks.check_models(name, start, group, algorithm)
                 group = _with_buffers_of("personalized", algorithm, group)
                 scores = {}
                 for k in steps:

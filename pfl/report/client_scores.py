@@ -9,7 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from pfl import files
+
 NAME = "client_scores"  # .bin has the numbers, .json what they are
+FILES = (f"{NAME}.json", f"{NAME}.bin")
 
 
 @dataclass(frozen=True)
@@ -68,31 +71,13 @@ def append(folder: Path, round_index: int, scores: Mapping[str, np.ndarray]) -> 
     if heading is None:
         clients = len(next(iter(scores.values())))
         heading = {"columns": list(scores), "clients": clients}
-        (folder / f"{NAME}.json").write_text(json.dumps(heading) + "\n")
+        files.write_json(folder / f"{NAME}.json", heading)
     record = np.zeros((), _record(heading["columns"], heading["clients"]))
     record["round"], record["scores"] = round_index, np.nan
     for number, column in enumerate(heading["columns"]):
         if column in scores:
             record["scores"][number] = scores[column]
-    with (folder / f"{NAME}.bin").open("ab") as file:
-        file.write(record.tobytes())
-
-
-def cut(folder: Path, rounds: int) -> None:
-    """Removes the records after a number of rounds, since a resumed run writes them again."""
-    heading = _heading(folder)
-    if heading is None:
-        return
-    if rounds == 0:  # perhaps another method's
-        for kind in ("json", "bin"):
-            (folder / f"{NAME}.{kind}").unlink(missing_ok=True)
-        return
-    record = _record(heading["columns"], heading["clients"])
-    kept = int((_whole_records(folder, record)["round"] <= rounds).sum())
-    path = folder / f"{NAME}.bin"
-    if path.exists():
-        with path.open("r+b") as file:
-            file.truncate(kept * record.itemsize)
+    files.append(folder / f"{NAME}.bin", record.tobytes())
 
 
 def _heading(folder: Path) -> dict | None:

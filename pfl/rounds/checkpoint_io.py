@@ -1,10 +1,12 @@
-"""Checkpoint files that are written and read piece by piece."""
+"""Checkpoint files that are written and read piece by piece, and checked before they are used."""
 
 from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +14,16 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 
 from pfl.errors import ConfigError
 
+PIECE = 1 << 22  # bytes that are read at a time while checksums are verified
+BEFORE = "previous.ckpt"
+
 
 class StreamedCheckpointIO(TorchCheckpointIO):
     """Writes and reads checkpoints that do not fit into memory, because client states may not.
 
     Lightning's `TorchCheckpointIO` writes a checkpoint into a buffer first, and reads a whole file
-    at once.
+    at once. Here the checksums of the file are also verified before the file is used, and
+    `last.ckpt` is kept as `previous.ckpt` when the next `last.ckpt` takes its place.
 
     Example:
         >>> import torch
@@ -42,6 +48,8 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
             torch.save(checkpoint, path + ".part")
+            if os.path.basename(path) == "last.ckpt":
+                _keep(Path(path))
             os.replace(path + ".part", path)
         except BaseException as error:
             with suppress(OSError):
@@ -53,11 +61,61 @@ class StreamedCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = "cpu", weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Maps the file into memory: rows are read when they are put into the store."""
-        if not zipfile.is_zipfile(path):  # remote, missing or broken: Lightning has the message
+        """Maps the file into memory: rows are read when they are put into the store.
+
+        Raises:
+            ConfigError: The file is damaged.
+        """
+        if not os.path.isfile(path):  # remote or missing: Lightning has the message
             return super().load_checkpoint(path, map_location, weights_only)
+        verify(Path(path))
         only = weights_only is not False
-        return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
+        try:
+            return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
+        except Exception as error:  # whatever a file that was changed leads to
+            raise damaged(Path(path), str(error).partition("\n")[0]) from error
+
+
+def verify(path: Path) -> None:
+    """Reads a whole checkpoint once and compares its parts with their checksums (CRC-32).
+
+    PyTorch writes the checksums but does not compare them when it reads a file.
+
+    Raises:
+        ConfigError: The file is damaged, or is no checkpoint; the message offers the checkpoint
+            before it, if there is one.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for part in archive.infolist():
+                with archive.open(part) as file:
+                    while file.read(PIECE):  # the last piece raises if the checksum differs
+                        pass
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
+        raise damaged(path, str(error)) from error
+    except (EOFError, ValueError, IndexError, UnicodeDecodeError) as error:
+        raise damaged(path, "the file ends too early, or its parts do not fit") from error
+
+
+def damaged(path: Path, reason: str) -> ConfigError:
+    """Returns the error about a checkpoint that cannot be used."""
+    before = path.with_name(BEFORE)
+    offer = "" if path.name == BEFORE or not before.is_file() else f"; the one before is {before}"
+    return ConfigError(f"ckpt_path: {path} is damaged, or is no checkpoint ({reason}){offer}")
+
+
+def _keep(last: Path) -> None:
+    """Gives the present `last.ckpt` the name `previous.ckpt` too, so that one of them exists."""
+    if not last.exists():
+        return
+    try:
+        link = last.with_name(f"{BEFORE}.part")
+        link.unlink(missing_ok=True)
+        os.link(last, link)
+        os.replace(link, last.with_name(BEFORE))
+        link.unlink(missing_ok=True)  # names of one file are not replaced by each other
+    except OSError:  # a file system without links
+        os.replace(last, last.with_name(BEFORE))
 
 
 def _disk_error(error: BaseException) -> str | None:

@@ -6,18 +6,18 @@ import torch
 
 from datamodules import IID, Sampled, TensorDataModule
 from models import LogisticRegression
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg
-from pfl.callbacks import LocalBaseline, run_files
+from pfl.callbacks import LocalBaseline
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])  # of a block
 def test_the_size_of_blocks_does_not_change_a_table(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(run_files, "CSV_ROWS", rows)
+    monkeypatch.setattr(files, "CSV_ROWS", rows)
     columns = {"client": np.arange(5), "loss": np.array([0.1, np.nan, 1e-9, 2.0, 1 / 3])}
     path = tmp_path / "table.csv"
-    run_files.write_csv(path, columns)
-    run_files.write_csv(path, columns, append=True)
+    files.write_csv(path, columns)
+    files.append_csv(path, columns)
     lines = [f"{i},{x!r}\r\n" for i, x in enumerate(columns["loss"].tolist())]
     assert path.read_bytes().decode() == "client,loss\r\n" + "".join(lines) * 2
 
@@ -50,6 +50,6 @@ def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeyp
     assert labels.tolist() == data.label_counts().tolist()
     assert columns["uplink_bytes"].sum() == 2 * 3 * (5 * 3 + 3) * 4  # rounds, clients, float32
     for size in (1, 3, 8):
-        monkeypatch.setattr(run_files, "CSV_ROWS", size)
+        monkeypatch.setattr(files, "CSV_ROWS", size)
         table.write(tmp_path / "again.csv")
         assert (tmp_path / "again.csv").read_bytes() == whole

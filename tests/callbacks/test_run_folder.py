@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules import DigitsDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
-from pfl.callbacks import LocalBaseline, RunRecorder, run_files
+from pfl.callbacks import LocalBaseline, RunRecorder
 from tests.commands import table
 from tests.refusal import refused
 
@@ -102,7 +102,7 @@ def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
 def test_the_first_error_of_a_full_disk_is_raised(tmp_path, monkeypatch):
     class FullDisk(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            monkeypatch.setattr(run_files, "write_csv", full("second"))
+            monkeypatch.setattr(files, "write_csv", full("second"))
             full("first")()
 
     def full(message):

@@ -45,6 +45,14 @@ class Dying(LocalTrain):
             self.now("saving")
         super().on_save_checkpoint(checkpoint)
 
+    def setup(self, stage):
+        super().setup(stage)
+        self.now("setting up")
+
+    def on_fit_end(self):
+        super().on_fit_end()
+        self.now("ending")
+
     def now(self, what):
         if os.environ.get("WHEN") == what:
             Path(os.environ["PIDS"], str(os.getpid())).touch()
@@ -194,6 +202,23 @@ def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environm
     assert checkpoint["federated"]["rounds"] == 2
     for path in (folder / "pids").iterdir():
         assert ends(path.name)
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("moment", "says"),
+    [
+        ("setting up", "in round 1 of 4; start again"),
+        ("ending", "in round 4 of 4; go on from the last checkpoint with --ckpt_path "),
+    ],
+)
+def test_a_signal_outside_of_rounds_is_one_line_too(folder, number, moment, says):
+    status, lines, _ = killed(folder, 0, moment, 0, [], [], number)
+    (line,) = lines
+    assert line.startswith(f"error: ended by {number.name} {says}")
+    assert status == 128 + number
 
 
 # ---- without processes --------------------------------------------------------------------------

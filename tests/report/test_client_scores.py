@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pfl.report.client_scores import NAME, ClientScoresByRound, append, cut
+from pfl.report.client_scores import NAME, ClientScoresByRound, append
 
 
 def written(folder, rounds=(2, 4, 6)):
@@ -21,21 +21,11 @@ def test_what_is_written_is_read(tmp_path):
     assert ClientScoresByRound.read(tmp_path / "elsewhere") is None
 
 
-def test_a_resumed_run_writes_its_rounds_again(tmp_path):
-    written(tmp_path)
-    cut(tmp_path, 4)
-    assert written(tmp_path, rounds=(6,)).rounds.tolist() == [2, 4, 6]
-    cut(tmp_path, 0)
-    assert ClientScoresByRound.read(tmp_path) is None
-
-
-def test_half_a_record_is_left_out_and_cut(tmp_path):
+def test_half_a_record_is_left_out(tmp_path):
     written(tmp_path)
     path = tmp_path / f"{NAME}.bin"
     path.write_bytes(path.read_bytes()[:-5])  # killed while the last record was written
     assert ClientScoresByRound.read(tmp_path).rounds.tolist() == [2, 4]
-    cut(tmp_path, 5)
-    assert written(tmp_path, rounds=(6,)).rounds.tolist() == [2, 4, 6]
 
 
 def test_a_column_that_is_missing_is_nan_and_a_new_one_is_left_out(tmp_path):

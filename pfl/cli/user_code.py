@@ -1,0 +1,55 @@
+"""Errors in a user's own code: one line that names the file, the line and the exception."""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import datamodules
+import models
+import pfl
+
+OURS = tuple(str(Path(str(m.__file__)).parent) for m in (pfl, models, datamodules))
+INSTALLED = tuple({sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")})
+
+
+def where(error: BaseException) -> str | None:
+    """Returns in one line where a user's code failed that this framework called.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        The place, the function and the exception; None if no code of a user was being called, so
+        that the error is the framework's own.
+    """
+    frames = _frames(error.__traceback__)
+    calls = [(name, line) for number, (name, line) in enumerate(frames) if _is_call(frames, number)]
+    if not calls:
+        return None
+    entry, own = calls[0][0], [f for f in frames if _is_users(f[0].co_filename)]
+    code, line = own[-1]
+    function = getattr(entry, "co_qualname", entry.co_name)
+    text = " ".join("".join(traceback.format_exception_only(error)).split())
+    return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
+
+
+def _frames(trace: TracebackType | None) -> list:
+    """Returns the code and the line of each frame, the outermost first."""
+    frames = []
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    return frames
+
+
+def _is_call(frames: list, number: int) -> bool:
+    """Returns whether a frame is a user's, below one of the framework."""
+    above = any(frame[0].co_filename.startswith(OURS) for frame in frames[:number])
+    return above and _is_users(frames[number][0].co_filename)
+
+
+def _is_users(filename: str) -> bool:
+    return not filename.startswith((*OURS, *INSTALLED, "<"))

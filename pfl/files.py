@@ -1,0 +1,214 @@
+"""Readers and writers of the files in a run's folder, each of which changes as a whole."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from pfl.errors import ConfigError
+
+CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
+PIECE = 1 << 22  # bytes that are compared or copied at a time
+
+
+@contextmanager
+def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> Iterator[None]:
+    """Turns an OSError from creating a folder into a one-line error.
+
+    Args:
+        folder: The folder that is created in the block.
+        key: The key of the configuration that chose the folder.
+
+    Raises:
+        ConfigError: If the block raises an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(f"{key}: there can be no folder {folder}: {error.strerror}") from error
+
+
+def lock(folder: Path) -> FileLock:
+    """Returns a lock of a run's folder, which the system releases when this process dies.
+
+    On a network file system the lock holds as far as the file system supports `flock`.
+
+    Raises:
+        ConfigError: Another process writes into the folder, or the file cannot be created.
+    """
+    file = FileLock(folder / ".lock", timeout=0)
+    try:
+        file.acquire()
+    except Timeout as error:
+        raise ConfigError(
+            f"ckpt_path: another process is writing to {folder}; wait until it has ended, or end it"
+        ) from error
+    except OSError as error:
+        raise unwritten(file.lock_file, error) from error
+    return file
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes what a killed process has left half written; no other process may be writing."""
+    for place in (folder, folder / "checkpoints"):
+        for path in place.glob("*.part"):
+            path.unlink(missing_ok=True)
+
+
+# ---- writing ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[io.BufferedWriter]:
+    """Opens a new file that takes the place of `path` when the block ends without an error.
+
+    Raises:
+        ConfigError: The file cannot be written; the file at `path` is then what it was.
+    """
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+        os.replace(part, path)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise unwritten(path, error) from error
+        raise
+
+
+def append(path: Path, content: bytes) -> None:
+    """Adds bytes to a file; if they do not fit on the disk, the file is what it was.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    try:
+        with path.open("ab", buffering=0) as file:
+            size = file.tell()
+            try:
+                view = memoryview(content)
+                while view:
+                    view = view[file.write(view) :]
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise unwritten(path, error) from error
+
+
+def unwritten(path: Path | str, error: OSError) -> ConfigError:
+    """Returns the error about a file of a run that cannot be written."""
+    return ConfigError(f"{path}: the file cannot be written ({error.strerror or error})")
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON file as a whole: a run that is killed leaves no partial file."""
+    with replaced(path) as file:
+        file.write((json.dumps(content, indent=2, default=float) + "\n").encode())
+
+
+def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """Writes columns as a whole, with their names in the first row."""
+    write_csv_blocks(path, [columns])
+
+
+def write_csv_blocks(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
+    """Writes blocks of columns below each other as one file, with the names in the first row."""
+    with replaced(path) as file:
+        for number, block in enumerate(blocks):
+            for piece in csv_pieces(block, heading=number == 0):
+                file.write(piece)
+
+
+def append_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
+    """Adds rows to a CSV file, or begins the file with the names of the columns."""
+    append(path, b"".join(csv_pieces(columns, heading=not path.exists())))
+
+
+def append_round(path: Path, round_index: int, columns: dict[str, np.ndarray]) -> None:
+    """Adds a round's rows to a table, whose first row is the names of the columns."""
+    if columns:
+        rounds = np.full(len(next(iter(columns.values()))), round_index)
+        append_csv(path, {"round": rounds, **columns})
+
+
+def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]:
+    """Yields the lines of columns as CSV, block by block.
+
+    Args:
+        columns: The columns by name, [rows] each.
+        heading: Whether the names come first.
+    """
+    if heading:
+        yield csv_lines([list(columns)])
+    rows = max((len(column) for column in columns.values()), default=0)
+    for begin in range(0, rows, CSV_ROWS):
+        block = slice(begin, begin + CSV_ROWS)
+        yield csv_lines(zip(*(c[block].tolist() for c in columns.values()), strict=True))
+
+
+def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Returns rows of values as CSV."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    return text.getvalue().encode()
+
+
+# ---- reading ------------------------------------------------------------------------------------
+
+
+def last_round(path: Path) -> dict[str, np.ndarray]:
+    """Returns the columns, without the round, of the last round's rows in a table, float64."""
+    if not path.is_file():
+        return {}
+    rows: list[list[str]] = []
+    with path.open(newline="") as file:
+        reader = csv.reader(file)
+        names = next(reader)
+        for row in reader:
+            if rows and rows[0][0] != row[0]:
+                rows.clear()
+            rows.append(row)
+    values = np.array(rows, np.float64).reshape(len(rows), len(names))
+    return {name: values[:, number] for number, name in enumerate(names) if name != "round"}
+
+
+# ---- files that travel with a checkpoint --------------------------------------------------------
+
+
+def content(path: Path) -> Tensor:
+    """Returns a file's bytes, uint8, mapped into memory, for a checkpoint."""
+    size = path.stat().st_size
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def restore(path: Path, saved: Tensor) -> bool:
+    """Gives a file the content that it had in a checkpoint.
+
+    Returns:
+        Whether the file began with this content, as it does if nobody has changed it.
+    """
+    pieces = saved.split(PIECE) if len(saved) else ()
+    begins = path.is_file()
+    if begins:
+        with path.open("rb") as file:
+            begins = all(file.read(len(piece)) == piece.numpy().tobytes() for piece in pieces)
+    with replaced(path) as file:
+        for piece in pieces:
+            file.write(piece.numpy().tobytes())
+    return begins

@@ -58,7 +58,7 @@ class Injector:
     def install(self) -> None:
         """Installs the hooks in this process, for good."""
         sys.addaudithook(self.audit)
-        torch.save = self.save_checkpoint
+        torch.save = self.save_checkpoint  # type: ignore[assignment]
         files.append = self.append_bytes
 
     def audit(self, event: str, args: tuple[Any, ...]) -> None:

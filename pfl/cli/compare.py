@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from pfl.callbacks.run_files import run_folder_errors
 from pfl.cli import configs
+from pfl.cli.figure_file import known, read_figure, resolved
 from pfl.cli.grid import Config, Grid, Job, load, read_grid
 from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
 from pfl.errors import ConfigError
@@ -29,20 +30,26 @@ SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonFile(Grid):
+class ComparisonFile:
     """The content of a comparison's file.
 
     Attributes:
+        grid: The runs.
         name: The name of the file.
         title: What is compared.
         baseline: The name of the run with which the others are compared.
         budget: One of `BUDGETS` and its limit; None: whole runs.
     """
 
+    grid: Grid
     name: str
     title: str
     baseline: str
     budget: tuple[str, float] | None
+
+    def jobs(self) -> list[Job]:
+        """Returns all runs, in the order of the file."""
+        return self.grid.jobs()
 
 
 def read_comparison(path: Path) -> ComparisonFile:
@@ -53,21 +60,27 @@ def read_comparison(path: Path) -> ComparisonFile:
         baseline: FedAvg           # with which the others are compared; the first run by default
         budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
 
+    The file of a figure or table of a paper (pfl/cli/figure_file.py) is such a file as well.
+
     Raises:
         ConfigError: The file has a mistake.
     """
-    content = load(path, KEYS, KINDS)
-    grid = read_grid(str(path), content)
-    baseline = content.get("baseline", next(iter(grid.runs)))
+    if any(path.samefile(figure) for figure in known().values()):
+        name, _, content = resolved(str(path))
+        grid: Grid = read_figure(name)
+    else:
+        name, content = path.stem, load(path, KEYS, KINDS)
+        grid = read_grid(str(path), content)
+    baseline = content.get("baseline", grid.jobs()[0].run)
     if baseline not in grid.runs:
         raise ConfigError(
             f"{path}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
         )
     budget = content.get("budget")
     return ComparisonFile(
-        **vars(grid),
-        name=path.stem,
-        title=str(content.get("title", path.stem)),
+        grid=grid,
+        name=name,
+        title=str(content.get("title", name)),
         baseline=baseline,
         budget=_budget(f"{path}: budget", budget) if budget is not None else None,
     )

@@ -89,13 +89,13 @@ def labels_only(monkeypatch):
 
 def test_every_table_of_the_papers_has_a_recipe():
     tables = {
-        "fedslr": range(1, 9),
+        "fedslr": range(1, 10),
         "fedclup": (2, 4),
         "fedagg": (3, 5, 6),
         "fedacs": (1, 2),
     }
     expected = {f"{paper}-table{number}" for paper in tables for number in tables[paper]}
-    assert expected <= set(TABLES)
+    assert expected == set(TABLES)
 
 
 @pytest.mark.slow
@@ -147,9 +147,9 @@ def check_partition(name, data):
         counts = data.label_counts("train")
         pairs = (counts * (counts - 1)).sum(1) / (size * (size - 1))  # without bias
         assert pairs.mean() == pytest.approx(expected, rel=0.2)
-    if name == "fedacs-table2":
-        assert data.client_sizes.sum() == 100 * 50
-    if name == "fedclup-table2":
+    if name.startswith("fedacs") and data.train_samples is not None:
+        assert (data.client_sizes == 50).all()
+    if name == "fedclup-table4":
         assert data.client_sizes.sum() == 10 * 200
         counts = (data.label_counts("train") > 0).sum(1)
         assert (counts == data.partitioner.classes).all()
@@ -158,5 +158,6 @@ def check_partition(name, data):
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_shows_metrics_that_runs_have(name):
     tables = read_figure(name).tables  # it checks that each run has a place
-    assert {metric for table in tables for metric in table.panel.y} <= METRICS
+    shown = {metric for table in tables for y in table.panel.y for metric in y.split(" + ")}
+    assert shown <= METRICS
     assert len({table.panel.title for table in tables}) == len(tables)

@@ -31,6 +31,12 @@ from pfl.errors import ConfigError
 
 Config = dict[str, Any]
 NAMES: dict[type, str] = {dict: "mapping", list: "list", str: "name"}
+CHANGE: dict[str, Any] = {  # the option `--change` of a command
+    "action": "append",
+    "default": [],
+    "metavar": "KEY=VALUE",
+    "help": "changes every run, such as trainer.max_epochs=2; can be repeated",
+}
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 
 
@@ -196,6 +202,22 @@ def _of_axis(change: Config) -> Config:
     """Returns a checked change of the grid without dotted keys."""
     runs, without = _each_run(change.get("runs") or {}), change.get("without", [])
     return {**nest(change), "runs": runs, "without": without}
+
+
+def changes_of(command: str, options: Sequence[str]) -> list[Config]:
+    """Returns what the options `--change KEY=VALUE` of a command change."""
+    changes = []
+    for option in options:
+        key, equals, value = option.partition("=")
+        try:
+            changes.append(nest({key: yaml.safe_load(value)}))
+        except yaml.YAMLError:
+            equals = ""
+        if not (key and equals):
+            raise ConfigError(
+                f"{command}: --change: {option}; it must be like trainer.max_epochs=2"
+            )
+    return changes
 
 
 def nest(content: Config) -> Config:

@@ -9,10 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-import yaml
-
 from pfl.cli.figure_file import FigureFile, known, read_figure
-from pfl.cli.grid import Config, nest
+from pfl.cli.grid import CHANGE, Config, changes_of
 from pfl.cli.jobs import rows_of, run_all, said
 from pfl.errors import ConfigError
 
@@ -96,13 +94,7 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
-    parser.add_argument(
-        "--change",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="changes every run, such as trainer.max_epochs=2; can be repeated",
-    )
+    parser.add_argument("--change", **CHANGE)
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="the folder")
     parser.add_argument("--list", action="store_true", help="the figures there are")
     given = parser.parse_args(words)
@@ -110,15 +102,4 @@ def command(words: list[str]) -> None:
         for name in known():
             print(f"{name:<18} {read_figure(name).title}")
     for name in [] if given.list else given.figure:
-        reproduce(name, given.out, given.full, [_change(text) for text in given.change])
-
-
-def _change(text: str) -> Config:
-    key, _, value = text.partition("=")
-    try:
-        content = yaml.safe_load(value)
-    except yaml.YAMLError:
-        content = None
-    if not key or content is None:
-        raise ConfigError(f"reproduce: --change: {text}; it must be like trainer.max_epochs=2")
-    return nest({key: content})
+        reproduce(name, given.out, given.full, changes_of("reproduce", given.change))

@@ -179,6 +179,8 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         raise ConfigError(f"{figure}: panels: there is no key {unknown[0]!r}; known are {known}")
     axes = {key: list(values) for key, values in grid.items()}
     given = {"runs": runs, **content, "y": _listed(content["y"])}
+    if not all(isinstance(y, str) for y in given["y"]):
+        raise refuse("y", "a metric, or a list of metrics")
     given["where"] = {key: _listed(value) for key, value in content.get("where", {}).items()}
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _listed(given["runs"])}

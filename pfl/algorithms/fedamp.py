@@ -16,27 +16,32 @@ from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, requir
 
 
 class FedAMP(FederatedAlgorithm):
-    """Attentive message passing: clients with similar models pull each other (Algorithm 1).
+    """Clients with similar models pull each other: attentive message passing (Algorithm 1).
 
-    ξ_ij = α_k A'(|w_i - w_j|^2) for j ≠ i, A(x) = 1 - exp(-x / σ);  ξ_ii = 1 - sum_j ξ_ij;
+    ξ_ij = α_k A'(|w_i - w_j|^2) for j ≠ i, with A(x) = 1 - exp(-x / σ); ξ_ii = 1 - sum_j ξ_ij;
     u_i = sum_j ξ_ij w_j;
-    w_i <- argmin f_i(w) + λ / (2 α_k) |w - u_i|^2, local steps from u_i.
+    w_i <- argmin f_i(w) + λ / (2 α_k) |w - u_i|^2, by local steps from u_i.
 
-    Evaluated: w_i; there is no global model. Shared: nothing but u_i. Personal: w_i. Cost: P values
-    down (u_i), P up (w_i). Client state: w_i, of which the server has a copy. A newcomer has the
-    initial model.
+    Evaluated: w_i; there is no global model. Shared: only the mixtures u_i. Personal: w_i. Cost: P
+    values down (u_i), P up (w_i). Client state: w_i, of which the server keeps a copy. A newcomer
+    gets the initial model.
 
     Args:
-        alpha: α_1. The step of the message passing.
-        alpha_decay: α_k is multiplied by this factor...
-        decay_rounds: ...after so many rounds; the authors' runs have 0.1 and 30.
-        sigma: σ. (n - 1) α_1 / σ must be at most 1 for n clients in a round, or ξ_ii < 0.
-        penalty: λ.
+        alpha: α_1, the step of the message passing in the first round.
+        alpha_decay: The factor by which α_k falls every `decay_rounds` rounds.
+        decay_rounds: The number of rounds with the same α_k.
+        sigma: σ. It must be at least α_1 (n - 1) for n clients in a round, or ξ_ii could be
+            negative.
+        penalty: λ. Local steps with rate η diverge where η λ / α_k exceeds 2, so that α_k must not
+            fall too far in long runs.
 
     Note:
-        The paper has all clients in every round; here the sums go over the round's cohort, with
-        each client's last model. In a well-known public implementation the proximal term has no
-        gradient and clients do not start at u_i, so that it trains every client alone.
+        The paper has all clients in every round. Here the sums go over the round's cohort, with
+        each client's last model. The argmin is approached by local SGD steps. The defaults of
+        `alpha`, `alpha_decay`, `decay_rounds` and `penalty` are those of a public implementation
+        (flgo), and σ is a round number that fits 100 clients. In a well-known other one the
+        proximal term has no gradient and clients do not start at u_i, so that it trains every
+        client alone.
 
     Example:
         >>> from models import MLP
@@ -75,22 +80,31 @@ class FedAMP(FederatedAlgorithm):
         return None
 
     def check_setup(self) -> None:
-        """Refuses weights that could give a client's own model a negative weight."""
-        others = max(0, self.cohort_size - 1)
-        if others * self.alpha > self.sigma:
+        """Refuses negative weights, and proximal terms that make local steps diverge."""
+        smallest = max(0, self.cohort_size - 1) * self.alpha
+        if self.sigma < smallest:
             raise ConfigError(
-                f"model.sigma: {self.sigma:g}; it must be at least {others * self.alpha:g}, "
-                f"model.alpha times the number of other clients in a round"
+                f"model.sigma: {self.sigma:g}; it must be at least {smallest:g}, model.alpha times "
+                f"the number of other clients in a round"
             )
+        self._check_proximal_term()
+
+    def _check_proximal_term(self) -> None:
+        for k in range(self.max_rounds or 1):
+            if self.learning_rate(k) * self.penalty > 2 * self.alpha_of(k):
+                raise ConfigError(
+                    f"model.decay_rounds: {self.decay_rounds}; from round {k + 1} on local steps "
+                    f"would diverge, since model.lr * model.penalty is more than twice "
+                    f"alpha_k = {self.alpha_of(k):.3g}; give more rounds, or a smaller penalty"
+                )
 
     def alpha_of(self, round_index: int) -> float:
         """Returns α_k of a round (from 0)."""
         return self.alpha * self.alpha_decay ** (round_index // self.decay_rounds)
 
     def weights(self, models: Tensor, alpha: float) -> Tensor:
-        """Returns ξ [n, n] of models [n, P]; its rows sum to one."""
-        squares = squared_distances(models)
-        xi = alpha / self.sigma * torch.exp(-squares / self.sigma)
+        """Returns ξ of models [n, P], float64 [n, n]; its rows sum to one."""
+        xi = alpha / self.sigma * torch.exp(-squared_distances(models) / self.sigma)
         xi.fill_diagonal_(0.0)
         return xi + torch.diag(1 - xi.sum(1))
 
@@ -104,7 +118,7 @@ class FedAMP(FederatedAlgorithm):
         """Trains from u_i, keeps w_i and sends it."""
         rows = torch.from_numpy(np.searchsorted(self._cohort, clients.ids)).to(w.device)
         u = self._starts[rows]
-        weight = self.penalty / self.alpha_of(clients.round)
+        weight = self.penalty and self.penalty / self.alpha_of(clients.round)
         v = self.local_sgd(clients, u, prox_weight=weight, prox_center=u)
         clients.state["w"] = v
         return v
@@ -118,15 +132,20 @@ class FedAMP(FederatedAlgorithm):
 
 
 class HeurFedAMP(FedAMP):
-    """FedAMP with weights from cosines, for networks whose distances say little (equation 8).
+    """FedAMP with weights from cosines, the paper's heuristic for deep networks.
 
     ξ_ij = (1 - ξ_ii) exp(σ cos(w_i, w_j)) / sum_{h ≠ i} exp(σ cos(w_i, w_h)) for j ≠ i.
 
-    Everything else is as in `FedAMP`.
+    Everything else is as in `FedAMP`; α_k only sets the weight λ / (2 α_k) of the proximal term.
 
     Args:
         own_weight: ξ_ii; null: 1/n for n clients in a round.
-        sigma: σ, the sharpness of the attention.
+        sigma: σ. A larger value concentrates the weights on the most similar models.
+        **kwargs: The other arguments of `FedAMP`.
+
+    Note:
+        A client that is alone in a round starts from its own model. A model of norm 0 has cosine 0
+        with every model. The defaults are those of a public implementation (flgo).
 
     Example:
         >>> from models import MLP
@@ -150,15 +169,17 @@ class HeurFedAMP(FedAMP):
         self.own_weight = own_weight
 
     def check_setup(self) -> None:
-        """Does nothing: the weights are never negative."""
+        """Refuses proximal terms that make local steps diverge; weights are never negative."""
+        self._check_proximal_term()
 
     def weights(self, models: Tensor, alpha: float) -> Tensor:
-        """Returns ξ [n, n] of models [n, P]; its rows sum to one."""
+        """Returns ξ of models [n, P], float64 [n, n]; its rows sum to one."""
         n = len(models)
         if n < 2:
             return torch.eye(n, dtype=torch.float64, device=models.device)
-        unit = torch.nn.functional.normalize(models.double(), dim=1)
-        scores = self.sigma * unit @ unit.T
+        products = inner_products(models)
+        norms = products.diagonal().sqrt().clamp_min(1e-300)
+        scores = self.sigma * (products / norms / norms[:, None])
         scores.fill_diagonal_(-torch.inf)
         own = 1 / n if self.own_weight is None else self.own_weight
         xi = (1 - own) * torch.softmax(scores, dim=1)
@@ -166,6 +187,19 @@ class HeurFedAMP(FedAMP):
 
 
 def squared_distances(models: Tensor) -> Tensor:
-    """Returns |w_i - w_j|^2 of all pairs of models [n, P], float64 [n, n]."""
-    rows = [(models - model).double().square().sum(1) for model in models]
-    return torch.stack(rows) if rows else models.new_zeros(0, 0, dtype=torch.float64)
+    """Returns |w_i - w_j|^2 of all pairs of models [n, P], float64 [n, n].
+
+    The inner products are those of differences from the mean model, so that little cancels where
+    models are similar.
+    """
+    products = inner_products(models - models.mean(0))
+    squares = products.diagonal()
+    return (squares[:, None] + squares - 2 * products).clamp_min(0.0)
+
+
+def inner_products(models: Tensor) -> Tensor:
+    """Returns <w_i, w_j> of all pairs of models [n, P], float64 [n, n]."""
+    products = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
+    for part in models.split(1 << 20, dim=1):  # a float64 copy of all models could be too large
+        products += part.double() @ part.double().T
+    return products

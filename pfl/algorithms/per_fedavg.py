@@ -6,6 +6,7 @@ Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,6 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
-    LocalSchedule,
     Network,
     require,
     require_one_of,
@@ -24,31 +24,34 @@ from pfl.method import (
 
 
 class PerFedAvg(FederatedAlgorithm):
-    """A global model from which one local gradient step gives a good model (Algorithm 1).
+    """A global model that one gradient step adapts to each client (Algorithm 1).
 
-    min_w mean_i F_i(w) with F_i(w) = f_i(w - α ∇f_i(w)). A local step has three batches D1, D2, D3:
-    q <- g_i(w - α g_i(w; D1); D2);
+    min_w mean_i F_i(w) with F_i(w) = f_i(w - α ∇f_i(w)). A local step uses three mini-batches D1,
+    D2 and D3 of client i, with q = g_i(w - α g_i(w; D1); D2):
     FO: w <- w - β q;
     HF: w <- w - β (q - α [g_i(w + δ q; D3) - g_i(w - δ q; D3)] / (2 δ)).
-    The server replaces w by the unweighted mean of the cohort.
+    The server replaces w by the unweighted mean of the cohort's models.
 
-    HF's difference is the Hessian at w times q, so that the bracket of w's step is the gradient of
-    F_i; FO leaves the Hessian out, and ends elsewhere.
+    The difference in HF approximates the Hessian times q, and is exact on quadratics. HF therefore
+    follows the gradient of F_i. FO leaves the Hessian out and has other fixed points.
+
     Evaluated: the global model w (before adaptation), and w - α g_i(w) on the client's own training
-    samples. Shared: w; personal: what the adaptation makes of it. Cost: P values down, P up; 2 (FO)
-    or 4 (HF) gradients in a local step. No states. Fine-tuning in an evaluation starts at w.
+    samples. Shared: w. Personal: the adapted model, which nobody stores. Cost: P values down, P up;
+    2 (FO) or 4 (HF) gradients in a local step. No states. A newcomer gets w and adapts it.
+    Fine-tuning in an evaluation starts at w.
 
     Args:
-        alpha: α, the rate of the adaptation; β is `lr`.
+        alpha: α, the rate of the adaptation, which does not decay; β is `lr`.
         variant: "FO" (first order) or "HF" (Hessian-free).
         delta: δ of HF's difference.
-        adaptation_steps: Steps of rate α before the evaluation; the paper has 1.
+        adaptation_steps: Gradient steps with rate α before an evaluation; the paper takes 1.
 
     Note:
-        The paper draws D1, D2, D3 independently; here they are the mini-batches of three
-        independent orders of the samples. The adaptation for an evaluation takes mini-batches of
-        `batch_size`, too. `weight_decay` is a part of f_i. The statistics of BatchNorm are those of
-        the passes over D1.
+        The paper draws D1, D2 and D3 independently. Here they come from three independent orders
+        of the client's samples, which are passed through without replacement. The adaptation
+        before an evaluation takes mini-batches of `batch_size`, too. `weight_decay` is a part of
+        f_i. The running statistics of BatchNorm are those of the passes over D1. The numbers of
+        local steps are those of FedAvg, so that an epoch costs 2 or 4 times as many gradients.
 
     Example:
         >>> from models import MLP
@@ -91,18 +94,14 @@ class PerFedAvg(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Takes local steps of the meta-objective and sends the model."""
         v, lr = w.repeat(len(clients), 1), self.learning_rate(clients.round)
-        schedules = [self._schedule(purpose) for purpose in ("inner", "outer", "hessian")]
-        for d1, d2, d3 in zip(*map(clients.batches, schedules), strict=True):
-            rows = slice(0, d1.clients)
+        purposes = ("inner", "outer") if self.variant == "FO" else ("inner", "outer", "hessian")
+        schedules = [replace(self.local_schedule, purpose=purpose) for purpose in purposes]
+        for d1, d2, *d3 in zip(*map(clients.batches, schedules), strict=True):
             inner = self._gradient(v, d1, clients.buffers, "train")
-            passing = None if clients.buffers is None else clients.buffers.clone()
-            q = self._gradient(v - self.alpha * inner, d2, passing, "outer")
-            step = q
-            if self.variant == "HF":
-                ahead = self._gradient(v + self.delta * q, d3, passing, "hessian")
-                behind = self._gradient(v - self.delta * q, d3, passing, "hessian")
-                step = q - self.alpha * (ahead - behind) / (2 * self.delta)
-            v[rows] -= lr * step[rows]
+            buffers = None if clients.buffers is None else clients.buffers.clone()
+            q = self._gradient(v - self.alpha * inner, d2, buffers, "outer")
+            step = q - self.alpha * self._hessian_times(q, v, d3[0], buffers) if d3 else q
+            v[: d1.clients] -= lr * step[: d1.clients]
         return v
 
     def adaptation_start(self, clients: Clients) -> Tensor:
@@ -113,8 +112,11 @@ class PerFedAvg(FederatedAlgorithm):
         """Returns w - α g_i(w), of the client's own training samples."""
         return self.adapt(clients, self.global_model, steps=self.adaptation_steps, lr=self.alpha)
 
-    def _schedule(self, purpose: str) -> LocalSchedule:
-        return LocalSchedule(self.batch_size, self.local_epochs, self.local_steps, purpose)
+    def _hessian_times(self, q: Tensor, v: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
+        """Returns the Hessian of f_i at v times q, [C, P], by a central difference."""
+        ahead = self._gradient(v + self.delta * q, batch, buffers, "hessian")
+        behind = self._gradient(v - self.delta * q, batch, buffers, "hessian")
+        return (ahead - behind) / (2 * self.delta)
 
     def _gradient(self, v: Tensor, batch: Batch, buffers: Tensor | None, name: str) -> Tensor:
         """Returns g_i(v), [C, P], with weight decay; 0 for clients that have finished."""

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from pfl.cli import configs
-from pfl.cli.grid import Config, Grid, Job, load, read_grid
+from pfl.cli.figure_file import known, read_figure, resolved
+from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
@@ -29,47 +30,62 @@ SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparisonFile(Grid):
+class ComparisonFile:
     """The content of a comparison's file.
 
     Attributes:
+        grid: The runs.
         name: The name of the file.
         title: What is compared.
         baseline: The name of the run with which the others are compared.
         budget: One of `BUDGETS` and its limit; None: whole runs.
+        changes: Changes of the configuration of every run, after all others.
     """
 
+    grid: Grid
     name: str
     title: str
     baseline: str
     budget: tuple[str, float] | None
+    changes: Sequence[Config] = ()
+
+    def jobs(self) -> list[Job]:
+        """Returns all runs, in the order of the file."""
+        return [job.changed(self.changes) for job in self.grid.jobs()]
 
 
-def read_comparison(path: Path) -> ComparisonFile:
-    """Reads the file of a comparison.
+def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFile:
+    """Reads the file of a comparison, with further changes of the configuration of every run.
 
     The file has `title`, `seeds`, `common`, `runs` and `grid` as in pfl/cli/grid.py, and
 
         baseline: FedAvg           # with which the others are compared; the first run by default
         budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
 
+    The file of a figure or table of a paper (pfl/cli/figure_file.py) is such a file as well.
+
     Raises:
         ConfigError: The file has a mistake.
     """
-    content = load(path, KEYS, KINDS)
-    grid = read_grid(str(path), content)
-    baseline = content.get("baseline", next(iter(grid.runs)))
+    if any(path.samefile(figure) for figure in known().values()):
+        name, _, content = resolved(str(path))
+        grid: Grid = read_figure(name)
+    else:
+        name, content = path.stem, load(path, KEYS, KINDS)
+        grid = read_grid(str(path), content)
+    baseline = content.get("baseline", grid.jobs()[0].run)
     if baseline not in grid.runs:
         raise ConfigError(
             f"{path}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
         )
     budget = content.get("budget")
     return ComparisonFile(
-        **vars(grid),
-        name=path.stem,
-        title=str(content.get("title", path.stem)),
+        grid=grid,
+        name=name,
+        title=str(content.get("title", name)),
         baseline=baseline,
         budget=_budget(f"{path}: budget", budget) if budget is not None else None,
+        changes=changes,
     )
 
 
@@ -227,6 +243,7 @@ def command(words: list[str]) -> None:
     parser.add_argument("--out", type=Path, help="the folder of runs and results")
     parser.add_argument("--jobs", type=int, help="runs at a time; default: as many as fit")
     parser.add_argument("--share", default="1/1", help="k/n: the k-th of n shares, for n machines")
+    parser.add_argument("--change", **CHANGE)
     parser.add_argument("--baseline", help="the method with which the others are compared")
     parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
     given = parser.parse_args(words)
@@ -245,7 +262,7 @@ def command(words: list[str]) -> None:
         runs: list[Run] | None = read_folders(folders)
         title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
     else:
-        file = read_comparison(_path(given.what))
+        file = read_comparison(_path(given.what), changes_of("compare", given.change))
         title, baseline, budget = file.title, file.baseline, budget or file.budget
         out = given.out or Path("runs/compare") / file.name
         _make(out)

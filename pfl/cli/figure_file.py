@@ -8,7 +8,11 @@ One figure or table is one file, `configs/papers/<paper>/figure<k>.yaml`; its na
     panels: [...]             # what to draw; see pfl/report/curves.py
     tables: [...]             # what to write as a table; see pfl/report/crosstab.py
     full: {...}               # what --full changes in all of the above
-    base: paper-figure1       # start from the file of that figure, and share its runs
+    baseline: FedAvg          # the run with which `pfl compare` compares the others
+    base: paper-figure1       # start from the file of that figure, and share its runs; a grid
+                              # replaces that of the base, and panels or tables replace both of its
+
+Runs and points of the grid that no panel and no table shows are left out.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from pfl.cli import configs
-from pfl.cli.grid import Config, Grid, load, merge, read_grid
+from pfl.cli.grid import Config, Grid, Job, load, merge, read_grid
 from pfl.errors import ConfigError
 from pfl.report.crosstab import Table, read_table
 from pfl.report.curves import Panel, read_panel
 
-KEYS = ("title", "seeds", "common", "runs", "grid", "panels", "tables", "full", "base")
-KINDS = {"grid": dict, "full": dict, "panels": list, "tables": list, "base": str}
+KEYS = ("title", "seeds", "common", "runs", "grid", "panels", "tables", "full", "base", "baseline")
+KINDS = {"grid": dict, "full": dict, "panels": list, "tables": list, "base": str, "baseline": str}
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,17 @@ class FigureFile(Grid):
     title: str
     panels: list[Panel]
     tables: list[Table]
+
+    @property
+    def shown(self) -> list[Panel]:
+        """The panels, and the content of the tables as panels."""
+        return [*self.panels, *(entry.panel for entry in self.tables)]
+
+    def jobs(self) -> list[Job]:
+        """Returns the runs that a panel or a table shows, in the order of the file."""
+        return [
+            job for job in super().jobs() if any(p.shows(job.run, job.axes) for p in self.shown)
+        ]
 
 
 def known() -> dict[str, Path]:
@@ -68,11 +83,7 @@ def read_figure(name: str, full: bool = False) -> FigureFile:
     Raises:
         ConfigError: There is no such figure, or its file has a mistake.
     """
-    name, content = _read(name)
-    folder = name
-    if "base" in content:
-        folder, base = _read(content["base"])
-        content = merge(base, content)
+    name, folder, content = resolved(name)
     if full:
         content = merge(content, content.get("full") or {})
         name, folder = f"{name}-full", f"{folder}-full"
@@ -88,14 +99,23 @@ def read_figure(name: str, full: bool = False) -> FigureFile:
     )
 
 
-def _read(name: str) -> tuple[str, Config]:
-    """Returns the name of a figure and the checked content of its file, without dotted keys."""
+def resolved(name: str) -> tuple[str, str, Config]:
+    """Returns the name of a figure, the folder of its runs, and its content with that of its base.
+
+    The content is checked and has no dotted keys.
+    """
     figures = known()
     path = figures.get(name) or configs.find(name)
     if path is None:
         raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
     name = next((key for key, file in figures.items() if file.samefile(path)), path.stem)
-    return name, load(path, KEYS, KINDS)
+    content = load(path, KEYS, KINDS)
+    if "base" not in content:
+        return name, name, content
+    _, folder, base = resolved(content["base"])
+    shown = {"panels", "tables"} if content.keys() & {"panels", "tables"} else set()
+    replaced = shown | (content.keys() & {"grid"})
+    return name, folder, merge({k: v for k, v in base.items() if k not in replaced}, content)
 
 
 def _natural(name: str) -> list[Any]:

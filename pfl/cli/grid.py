@@ -8,7 +8,8 @@
     grid:                     # repeats every run with each of these values
       data.init_args.heterogeneity: [0.5, 2.0]        # the axis `heterogeneity`
       size: {small: {...}, large: {...}}              # named changes; under `runs` of a change,
-                                                      # by run, changes of that run only
+                                                      # by run, changes of that run only; under
+                                                      # `without`, a list of runs to leave out
 
 A change replaces single values; a change to another class replaces the class and all of its
 arguments. A key may be a dotted path.
@@ -16,10 +17,11 @@ arguments. A key may be a dotted path.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,13 @@ from pfl.errors import ConfigError
 
 Config = dict[str, Any]
 NAMES: dict[type, str] = {dict: "mapping", list: "list", str: "name"}
+CHANGE: dict[str, Any] = {  # the option `--change` of a command
+    "action": "append",
+    "default": [],
+    "metavar": "KEY=VALUE",
+    "help": "changes every run, such as trainer.max_epochs=2; can be repeated",
+}
+OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,10 @@ class Job:
         """The folder of the run, relative to that of the figure."""
         parts = (re.sub(r"[^\w.=+-]+", "-", part) for part in self._place())
         return Path(*parts, f"seed{self.seed}")
+
+    def changed(self, changes: Sequence[Config]) -> Job:
+        """Returns the job with further changes of its configuration."""
+        return replace(self, config=functools.reduce(merge, changes, self.config))
 
     def _place(self) -> list[str]:
         return [self.run, *(f"{k}={v}" for k, v in self.axes.items())]
@@ -72,12 +85,16 @@ class Grid:
     def jobs(self) -> list[Job]:
         """Returns all runs, in the order of the file."""
         points = list(itertools.product(*(values.items() for values in self.grid.values())))
-        return [self._job(*choice) for choice in itertools.product(self.runs, points, self.seeds)]
+        return [
+            self._job(run, point, seed)
+            for run, point, seed in itertools.product(self.runs, points, self.seeds)
+            if not any(run in change["without"] for _, change in point)
+        ]
 
     def _job(self, run: str, point: tuple[tuple[str, Config], ...], seed: int) -> Job:
         config = merge(self.common, self.runs[run])
         for _, change in point:
-            config = merge(config, {k: v for k, v in change.items() if k != "runs"})
+            config = merge(config, {k: v for k, v in change.items() if k not in OF_A_CHANGE})
             config = merge(config, change["runs"].get(run, {}))
         axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
         return Job(run, axes, seed, {**config, "seed_everything": seed})
@@ -136,7 +153,10 @@ def read_grid(name: str, content: Config) -> Grid:
     grid = dict(_axis(name, *item) for item in (content.get("grid") or {}).items())
     common, runs = content["common"], content["runs"]
     named = {
-        run for values in grid.values() for change in values.values() for run in change["runs"]
+        run
+        for values in grid.values()
+        for change in values.values()
+        for run in (*change["runs"], *change["without"])
     }
     if unknown := sorted(named - runs.keys()):
         raise ConfigError(
@@ -163,17 +183,41 @@ def _axis(figure: str, key: str, values: Any) -> tuple[str, dict[Any, Config]]:
             raise ConfigError(
                 f"{figure}: grid.{key}: {values!r}; such values need names: give changes by name"
             )
-        return key.rpartition(".")[2], {v: {**nest({key: v}), "runs": {}} for v in values}
+        return key.rpartition(".")[2], {v: _of_axis({key: v}) for v in values}
     if isinstance(values, dict) and values:
         changes = {value: change or {} for value, change in values.items()}
         for value, change in changes.items():
             _check_change(f"{figure}: grid.{key}.{value}", change)
             _check_change(f"{figure}: grid.{key}.{value}.runs", change.get("runs") or {})
-        return key, {
-            value: {**nest(change), "runs": _each_run(change.get("runs") or {})}
-            for value, change in changes.items()
-        }
+            without = change.get("without", [])
+            if not isinstance(without, list):
+                raise ConfigError(
+                    f"{figure}: grid.{key}.{value}.without: {without!r}; it must be a list of runs"
+                )
+        return key, {value: _of_axis(change) for value, change in changes.items()}
     raise ConfigError(f"{figure}: grid.{key}: {values!r}; it must be a list, or changes by name")
+
+
+def _of_axis(change: Config) -> Config:
+    """Returns a checked change of the grid without dotted keys."""
+    runs, without = _each_run(change.get("runs") or {}), change.get("without", [])
+    return {**nest(change), "runs": runs, "without": without}
+
+
+def changes_of(command: str, options: Sequence[str]) -> list[Config]:
+    """Returns what the options `--change KEY=VALUE` of a command change."""
+    changes = []
+    for option in options:
+        key, equals, value = option.partition("=")
+        try:
+            changes.append(nest({key: yaml.safe_load(value)}))
+        except yaml.YAMLError:
+            equals = ""
+        if not (key and equals):
+            raise ConfigError(
+                f"{command}: --change: {option}; it must be like trainer.max_epochs=2"
+            )
+    return changes
 
 
 def nest(content: Config) -> Config:

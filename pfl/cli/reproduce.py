@@ -5,41 +5,44 @@ from __future__ import annotations
 import argparse
 import csv
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from pfl.cli.figure_file import FigureFile, known, read_figure
-from pfl.cli.grid import Config
+from pfl.cli.grid import CHANGE, Config, changes_of
 from pfl.cli.jobs import rows_of, run_all, said
 from pfl.errors import ConfigError
 
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def reproduce(name: str, out: Path, full: bool = False) -> list[Path]:
+def reproduce(
+    name: str, out: Path, full: bool = False, changes: Sequence[Config] = ()
+) -> list[Path]:
     """Runs the grid of a figure, writes its data and draws it.
 
     Args:
         name: The name of the figure, or the path of its file.
         out: The folder for runs and results.
         full: Runs the paper's size.
+        changes: Changes of the configuration of every run, in this order, after all others.
 
     Returns:
         The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
     """
     begun = time.monotonic()
     figure = read_figure(name, full)
-    jobs, root = figure.jobs(), out / figure.folder
+    jobs, root = [job.changed(changes) for job in figure.jobs()], out / figure.folder
     table: list[Config] = []
     for number, (job, outcome) in enumerate(run_all(jobs, root), 1):
         table += rows_of(job, root, outcome)
         print(f"[{number:{len(str(len(jobs)))}}/{len(jobs)}] {job}: {said(outcome)}", flush=True)
     place = ["run", *figure.grid, "seed", "diverged"]
     metrics = list(dict.fromkeys(key for row in table for key in row if key not in place))
-    shown = [*figure.panels, *(entry.panel for entry in figure.tables)]
-    for panel in shown:
+    for panel in figure.shown:
         panel.check(figure.name, table, metrics)
-    used = dict.fromkeys(name for panel in shown for name in panel.metrics)
+    used = dict.fromkeys(name for panel in figure.shown for name in panel.metrics)
     files = [out / f"{figure.name}.csv"]
     _write(files[0], [*place, *used], table)
     if figure.panels:
@@ -77,7 +80,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command(words: list[str]) -> None:
-    """Runs `reproduce [FIGURE ...] [--full] [--out FOLDER]`; without a figure, lists all figures.
+    """Runs `reproduce [FIGURE ...] [--full] [--change KEY=VALUE] [--out FOLDER]`.
+
+    Without a figure, it lists all figures.
 
     Args:
         words: The words behind `reproduce`.
@@ -89,6 +94,7 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
+    parser.add_argument("--change", **CHANGE)
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="the folder")
     parser.add_argument("--list", action="store_true", help="the figures there are")
     given = parser.parse_args(words)
@@ -96,4 +102,4 @@ def command(words: list[str]) -> None:
         for name in known():
             print(f"{name:<18} {read_figure(name).title}")
     for name in [] if given.list else given.figure:
-        reproduce(name, given.out, given.full)
+        reproduce(name, given.out, given.full, changes_of("reproduce", given.change))

@@ -38,15 +38,20 @@ class Table:
         where = self.panel.where.items()
         table = [row for row in table if all(row[axis] in chosen for axis, chosen in where)]
         across = list(product(*(values[axis] for axis in self.columns)))
-        head = [" / ".join(self.rows), *(", ".join(map(str, point)) for point in across)]
+        head = [" / ".join(self.rows), *(self._words(self.columns, point) for point in across)]
         if not self.columns:
             head[1] = self.panel.y[0]
         lines = [f"**{self.panel.title}**", "", _line(head), _line(["---"] * len(head))]
         for down in product(*(values[axis] for axis in self.rows)):
             place = dict(zip(self.rows, down, strict=True))
             cells = [self._cell(table, place | _point(self.columns, point)) for point in across]
-            lines.append(_line([", ".join(map(str, down)), *cells]))
+            lines.append(_line([self._words(self.rows, down), *cells]))
         return "\n".join(lines) + "\n"
+
+    def _words(self, axes: list[str], values: tuple[Any, ...]) -> str:
+        """Returns values of some axes in words, with the labels of runs."""
+        point = zip(axes, values, strict=True)
+        return ", ".join(self.panel.runs[v] if axis == "run" else str(v) for axis, v in point)
 
     def _cell(self, table: Sequence[Row], point: dict[str, Any]) -> str:
         rows = [row for row in table if all(row[axis] == v for axis, v in point.items())]

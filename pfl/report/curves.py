@@ -3,7 +3,8 @@
 In a figure's file, a panel is a mapping with any of these keys:
 
     x: round                   # a metric, or the name of an axis of the grid
-    y: train/global/gap        # a metric, or a list: the first metric that a row has
+    y: train/global/gap        # a metric, or a sum of metrics, "a + b"; or a list of these: the
+                               # first one that a row has
     at: last                   # if x is an axis, the round of a run that is shown: `last`, `best`
                                # (lowest y), or {metric: value}, the first with metric <= value
     runs: [FedAvg, FedPD]      # the runs, in this order; all by default. A mapping gives the
@@ -37,6 +38,7 @@ Row = Mapping[str, Any]
 # Okabe & Ito's colours for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", ":", "-.")
+SUM = " + "
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -83,8 +85,13 @@ class Panel:
     @property
     def metrics(self) -> list[str]:
         """The columns of `metrics.csv` that this panel needs."""
-        names = ["round", *([] if self.x in self.axes else [self.x]), *self.y]
+        sums = [name for y in self.y for name in y.split(SUM)]
+        names = ["round", *([] if self.x in self.axes else [self.x]), *sums]
         return names + (list(self.at) if isinstance(self.at, dict) else [])
+
+    def shows(self, run: str, axes: Mapping[str, Any]) -> bool:
+        """Returns whether the panel shows a run at a point of the grid."""
+        return run in self.runs and all(axes[axis] in v for axis, v in self.where.items())
 
     def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
         """Checks that some run has every metric of the panel.
@@ -93,8 +100,9 @@ class Panel:
             ConfigError: If no run has one of them.
         """
         have = {name for row in table if row["run"] in self.runs for name in row}
-        missing = [name for name in (self.x, *self.metrics) if name not in have | {*self.y}]
-        if not have & {*self.y}:
+        of_y = {name for y in self.y for name in y.split(SUM)}
+        missing = [name for name in (self.x, *self.metrics) if name not in have | of_y]
+        if not any(have.issuperset(y.split(SUM)) for y in self.y):
             missing.append(" or ".join(self.y))
         if missing:
             metrics = ", ".join(known)
@@ -137,7 +145,8 @@ class Panel:
         return min(values) if self.at == "best" else values[-1]
 
     def _y(self, row: Row) -> float | None:
-        return next((row[name] for name in self.y if name in row), None)
+        sums = (y.split(SUM) for y in self.y)
+        return next((sum(row[n] for n in names) for names in sums if row.keys() >= {*names}), None)
 
 
 def _mean(
@@ -170,6 +179,8 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         raise ConfigError(f"{figure}: panels: there is no key {unknown[0]!r}; known are {known}")
     axes = {key: list(values) for key, values in grid.items()}
     given = {"runs": runs, **content, "y": _listed(content["y"])}
+    if not all(isinstance(y, str) for y in given["y"]):
+        raise refuse("y", "a metric, or a list of metrics")
     given["where"] = {key: _listed(value) for key, value in content.get("where", {}).items()}
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _listed(given["runs"])}
@@ -180,6 +191,9 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
             raise refuse("where", f"values of the grid's axes, {axes}")
     if given.get("log", "") not in ("", "x", "y", "xy"):
         raise refuse("log", "x, y or xy")
+    for key in ("x_unit", "y_unit"):
+        if not isinstance(given.get(key, 1.0), int | float):
+            raise refuse(key, "a number, such as 1.0e+6 (YAML reads 1.0e6 as text)")
     if not all(isinstance(x, int | float) for x in axes.get(content.get("x", ""), [])):
         raise refuse("x", "an axis of numbers")
     at = given.get("at", "last")

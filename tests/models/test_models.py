@@ -195,6 +195,18 @@ def test_cnn_of_fedclup_has_the_parameters_of_its_layers():
     assert network(torch.rand(2, 1, 28, 28)).shape == (2, 10)
 
 
+def test_cnn_with_three_convolutions_has_the_parameters_of_its_layers():
+    """32 pixels are halved three times, to 4 x 4."""
+    network = CNN(3, image_size=32, kernel_size=3, hidden=128, channels=(32, 64, 128))
+    convolutions = conv(3, 32, 3) + conv(32, 64, 3) + conv(64, 128, 3)
+    assert count(network) == convolutions + linear(128 * 4 * 4, 128) + linear(128, 10)
+    assert network(torch.rand(2, 3, 32, 32)).shape == (2, 10)
+    with pytest.raises(ValueError, match=r"^CNN\.image_size: 7; it must be at least 8$"):
+        CNN(image_size=7, channels=(4, 4, 4))
+    with pytest.raises(ValueError, match=r"^CNN\.channels: \(\); it must have a number per"):
+        CNN(channels=())
+
+
 @pytest.mark.parametrize("size", [4, -1])
 def test_cnn_refuses_an_even_or_negative_kernel_size(size):
     message = rf"^CNN\.kernel_size: {size}; it must be odd and positive$"

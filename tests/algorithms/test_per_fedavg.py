@@ -1,0 +1,268 @@
+"""Per-FedAvg against a slow NumPy loop, its fixed points, and FedAvg where both are the same."""
+
+import numpy as np
+import pytest
+import torch
+
+from models import HalfSquaredError
+from pfl.algorithms import FedAvg, PerFedAvg
+from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
+from tests.refusal import refused
+
+LOSS = HalfSquaredError()
+START = np.linspace(-1.0, 1.0, 8)
+SIZES = (7, 2, 5, 3)
+ALL = [0, 1, 2, 3]
+TRACE = [ALL, [1, 3], [0], [], [0, 2, 3], ALL]
+RATES = dict(lr=0.1, lr_decay=0.8, weight_decay=0.1, alpha=0.15)
+VARIANTS = pytest.mark.parametrize("variant", ["FO", "HF"])
+
+
+@pytest.fixture
+def problem():
+    return least_squares(SIZES, bias=True)
+
+
+# ---- a second implementation --------------------------------------------------------------------
+
+
+def per_fedavg(
+    problem, w, batches, variant, *, lr, alpha, lr_decay=1.0, weight_decay=0.0, slip=None
+):
+    """Algorithm 1, client by client and step by step; w after each round.
+
+    `batches[t][i]` has D1, D2 and D3 of each local step that client i takes in round t. The Hessian
+    is a matrix. Slips: "outer" takes the outer gradient at w; "rate", the inner step with β;
+    "inner decay", an α that decays; "sampled", the mean weighted by samples; "sign", plus the
+    Hessian's term.
+    """
+    size, history = problem.size, []
+
+    def gradient(i, v, samples):
+        return problem.gradient(i, v, samples) + weight_decay * v
+
+    def hessian(i, samples):
+        """The gradient is affine, so that its differences are the columns."""
+        at_zero = gradient(i, np.zeros(size), samples)
+        return np.stack([gradient(i, unit, samples) - at_zero for unit in np.eye(size)], axis=1)
+
+    for t, cohort in enumerate(batches):
+        beta = lr * lr_decay**t
+        inner = beta if slip == "rate" else alpha * (lr_decay**t if slip == "inner decay" else 1)
+        models = []
+        for i, steps in cohort.items():
+            v = w.copy()
+            for d1, d2, d3 in steps:
+                adapted = v if slip == "outer" else v - inner * gradient(i, v, d1)
+                q = gradient(i, adapted, d2)
+                if variant == "HF":
+                    sign = -1 if slip == "sign" else 1
+                    q = q - sign * inner * hessian(i, d3) @ q
+                v = v - beta * q
+            models.append(v)
+        weights = [problem.sizes[i] if slip == "sampled" else 1 for i in cohort]
+        w = np.average(models, axis=0, weights=weights) if models else w
+        history.append(w)
+    return history
+
+
+def full(steps, trace=TRACE):
+    """Full gradients: `steps` steps on all samples for everyone of each cohort."""
+    return [{i: [(None, None, None)] * steps for i in cohort} for cohort in trace]
+
+
+@VARIANTS
+def test_rounds_equal_the_numpy_loop(fit, problem, variant):
+    """Partial participation, a round without clients, unequal clients, decayed β."""
+    history = History()
+    algorithm = PerFedAvg(
+        problem.network(START), **RATES, variant=variant, local_steps=4, batch_size=None, loss=LOSS
+    )
+    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    expected = per_fedavg(problem, START, full(4), variant, **RATES)
+    np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+@VARIANTS
+def test_three_mini_batches_a_step(fit, problem, variant, engine):
+    """Two epochs of batches of two: clients take 8, 2, 6 and 4 steps. The oracle is called for D1,
+    D2 and, twice, for D3; an epoch of each of the three has every sample once."""
+    history, steps = History(), Steps()
+    algorithm = PerFedAvg(
+        problem.network(START),
+        **RATES,
+        variant=variant,
+        local_epochs=2,
+        batch_size=2,
+        loss=LOSS,
+        engine=engine,
+    )
+    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE)
+    calls = 2 if variant == "FO" else 4
+    batches, orders = [], []
+    for cohort, seen in zip(TRACE, steps.rounds, strict=True):
+        by_client = batches_of_clients(problem, seen)
+        batches.append({})
+        for i in cohort:
+            count = 2 * -(-SIZES[i] // 2)
+            kinds = [by_client[i][kind::calls] for kind in range(calls)]
+            assert [len(kind) for kind in kinds] == [count] * calls
+            for kind in kinds:
+                epoch = np.concatenate(kind[: count // 2])
+                assert sorted(epoch.tolist()) == list(range(SIZES[i]))
+            if variant == "HF":
+                assert all(map(np.array_equal, kinds[2], kinds[3]))
+            orders += [[np.concatenate(kind).tolist() for kind in kinds[:3]]] if i == 0 else []
+            d1, d2, d3 = kinds[:3] if variant == "HF" else (*kinds, [None] * count)
+            batches[-1][i] = list(zip(d1, d2, d3, strict=True))
+    # Independent orders: those of 2 x 7 samples are not equal by chance.
+    assert all(order != first for first, *others in orders for order in others)
+    expected = per_fedavg(problem, START, batches, variant, **RATES)
+    np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("variant", "slip"),
+    [(variant, slip) for variant in ("FO", "HF") for slip in ("outer", "rate", "inner decay")]
+    + [("FO", "sampled"), ("HF", "sign")],
+)
+def test_a_wrong_formula_would_show(problem, variant, slip):
+    """The cases above are sharp: each misreading moves some model by more than 0.001."""
+    right, wrong = (
+        per_fedavg(problem, START, full(4), variant, slip=s, **RATES) for s in (None, slip)
+    )
+    assert np.abs(np.subtract(right, wrong)).max() > 1e-3
+
+
+# ---- where it ends ------------------------------------------------------------------------------
+
+OPTIMA, CURVATURES = np.array([0.0, 1.0, 4.0]), np.array([4.0, 1.0, 0.5])
+ALPHA = 0.2
+
+
+def fixed_point(k):
+    """Client i moves by β k_i (A_i - w) in its one step; at rest these moves cancel."""
+    return (k * OPTIMA).sum() / k.sum()
+
+
+# After adaptation A_i is 1 - α a_i times as far away: the gradient there is
+# a_i (1 - α a_i) (w - A_i), and HF multiplies it by 1 - α a_i once more.
+LIMITS = {
+    "FO": fixed_point(CURVATURES * (1 - ALPHA * CURVATURES)),
+    "HF": fixed_point(CURVATURES * (1 - ALPHA * CURVATURES) ** 2),
+}
+
+
+@VARIANTS
+def test_the_variants_have_different_limits(fit, variant):
+    """One local step. The curvatures 4, 1, 0.5 become 0.8, 0.8, 0.45 (FO): w = 2.6 / 2.05; and
+    0.16, 0.64, 0.405 (HF): w = 2.26 / 1.205."""
+    exact = {"FO": 2.6 / 2.05, "HF": 2.26 / 1.205}
+    assert LIMITS[variant] == pytest.approx(exact[variant], rel=1e-12)
+    algorithm = PerFedAvg(
+        scalar_problem(OPTIMA, CURVATURES).network(0.3),
+        variant=variant,
+        alpha=ALPHA,
+        lr=1.0,
+        batch_size=None,
+        loss=LOSS,
+    )
+    fit(algorithm, scalar_problem(OPTIMA, CURVATURES), 50)
+    assert float(algorithm.global_model) == pytest.approx(exact[variant], abs=1e-9)
+
+
+def test_only_hf_minimizes_the_mean_after_adaptation():
+    """mean_i f_i(w - α f_i'(w)), by brute force on a fine grid."""
+    w = np.linspace(0.0, 4.0, 40_001)[:, None]
+    adapted = w - ALPHA * CURVATURES * (w - OPTIMA)
+    best = w[(CURVATURES / 2 * (adapted - OPTIMA) ** 2).mean(1).argmin(), 0]
+    assert best == pytest.approx(LIMITS["HF"], abs=1e-4)
+    assert abs(best - LIMITS["FO"]) > 0.5
+
+
+@pytest.mark.parametrize("delta", [1e-4, 1.0, 50.0])
+def test_the_difference_is_exact_on_quadratics_for_any_delta(fit, problem, delta):
+    """The gradient is affine: [g(w + δ q) - g(w - δ q)] / (2 δ) = H q for every δ."""
+    history = History()
+    algorithm = PerFedAvg(
+        problem.network(START), **RATES, delta=delta, local_steps=2, batch_size=None, loss=LOSS
+    )
+    fit(algorithm, problem, 3, callbacks=[history])
+    expected = per_fedavg(problem, START, full(2, [ALL] * 3), "HF", **RATES)
+    np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-9)
+
+
+@VARIANTS
+def test_without_adaptation_it_is_fedavg(fit, problem, variant):
+    """α so small that w - α g is w."""
+    plain = dict(lr=0.1, lr_decay=0.9, weight_decay=0.1, local_steps=3, batch_size=None, loss=LOSS)
+    ours, theirs = History(), History()
+    for history, method in (
+        (ours, PerFedAvg(problem.network(START), alpha=1e-30, variant=variant, **plain)),
+        (theirs, FedAvg(problem.network(START), weighting="uniform", **plain)),
+    ):
+        fit(method, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    np.testing.assert_allclose(ours["w"], theirs["w"], rtol=0, atol=1e-13)
+
+
+# ---- what it costs, and what is evaluated -------------------------------------------------------
+
+
+@pytest.mark.parametrize(("variant", "gradients"), [("FO", 2), ("HF", 4)])
+def test_sample_gradients_and_bytes(fit, problem, variant, gradients):
+    """An epoch has 2 or 4 gradients of every sample; the model goes down and up, 8 bytes a value.
+    The adaptation for an evaluation is not counted."""
+    history = History()
+    algorithm = PerFedAvg(problem.network(START), variant=variant, batch_size=2, loss=LOSS)
+    fit(algorithm, problem, 1, callbacks=[history], trace=[[0, 2]])
+    assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])
+    adapted(algorithm)
+    assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])
+    assert algorithm.cost(np.array(SIZES)).tolist() == [gradients * n for n in SIZES]
+    for way in ("down", "up"):
+        assert history[way].tolist() == [[8 * problem.size, 0, 8 * problem.size, 0]]
+
+
+def adapted(algorithm):
+    """The personalized models of all clients, [M, P]."""
+    models = np.full((algorithm.num_clients, algorithm.space.size), np.nan)
+    for clients in algorithm.iter_clients():
+        models[clients.ids] = algorithm.personalized(clients).numpy()
+    return models
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_the_personalized_model_is_adapted_with_alpha(fit, problem, steps):
+    """w - α g_i(w), also for client 1, which never took part; w stays as it is."""
+    algorithm = PerFedAvg(
+        problem.network(START), **RATES, adaptation_steps=steps, batch_size=None, loss=LOSS
+    )
+    fit(algorithm, problem, 2, trace=[[0, 2], [3]])
+    w = algorithm.global_model.numpy().copy()
+    expected = []
+    for i in ALL:
+        v = w.copy()
+        for _ in range(steps):
+            v = v - RATES["alpha"] * (problem.gradient(i, v) + RATES["weight_decay"] * v)
+        expected.append(v)
+    np.testing.assert_allclose(adapted(algorithm), expected, rtol=0, atol=1e-12)
+    np.testing.assert_array_equal(algorithm.global_model, w)
+    for clients in algorithm.iter_clients():
+        for rule in (algorithm.adaptation_start, algorithm.newcomer):
+            np.testing.assert_array_equal(rule(clients), np.tile(w, (len(clients), 1)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alpha", 0.0),
+        ("variant", "SO"),
+        ("delta", -1e-3),
+        ("adaptation_steps", 0),
+        ("optimizer", torch.optim.Adam),
+    ],
+)
+def test_values_that_cannot_be_are_refused(problem, key, value):
+    with refused(f"model.{key}"):
+        PerFedAvg(problem.network(), **{key: value})

@@ -16,6 +16,7 @@ from pfl.algorithms.fedper import FedPer
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
+from pfl.algorithms.fedspa import FedSpa
 from pfl.algorithms.global_train import GlobalTrain
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.l2gd import L2GD
@@ -49,6 +50,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedSLR",
+    "FedSpa",
     "FedYogi",
     "FederatedAlgorithm",
     "GlobalTrain",

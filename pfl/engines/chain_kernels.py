@@ -188,6 +188,7 @@ def train(
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
     offset, scale, shift, part = step.offset, step.scale, step.shift, step.part
+    mask = step.mask
     still = v.clone() if part is not None else v
     if layers.flat:
         inputs = inputs.flatten(1)
@@ -228,6 +229,8 @@ def train(
             v.copy_(torch.nn.functional.softshrink(v, step.threshold))
         if part is not None and (step.decay > 0.0 or shift is not None or step.threshold > 0.0):
             v.copy_(torch.where(part, v, still))
+        if mask is not None:
+            v.mul_(mask)
     losses = torch.stack(chosen).neg_().squeeze(-2)
     return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 

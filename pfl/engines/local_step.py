@@ -32,6 +32,7 @@ class Step(NamedTuple):
         part: The values that move, bool [P], whole parameters; None for all. The others keep their
             bits, whatever the other terms say.
         moving: Whether each parameter is in the part; `Oracle.descend` works it out.
+        mask: A factor of 0 or 1 on every value after the step, [C, P]; None for none.
     """
 
     lr: float
@@ -43,12 +44,13 @@ class Step(NamedTuple):
     decay: float = 0.0
     part: Tensor | None = None
     moving: list[bool] | None = None
+    mask: Tensor | None = None
 
     def rows(self, rows: slice) -> "Step":
         """Returns the same step for some rows of v."""
-        terms = (self.shift, self.offset, self.scale)
-        shift, offset, scale = (None if t is None else t[rows] for t in terms)
-        return self._replace(shift=shift, offset=offset, scale=scale)
+        terms = (self.shift, self.offset, self.scale, self.mask)
+        shift, offset, scale, mask = (None if t is None else t[rows] for t in terms)
+        return self._replace(shift=shift, offset=offset, scale=scale, mask=mask)
 
     def gradient_point(self, v: Tensor) -> Tensor:
         """Returns u, the point at which the gradient is taken: v itself without an offset."""
@@ -57,7 +59,7 @@ class Step(NamedTuple):
         return self.offset + (v if self.scale is None else self.scale * v)
 
     def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
-        """Applies decay, shift and threshold to v in place, after the gradient was subtracted."""
+        """Applies decay, shift, threshold and mask to v, after the gradient was subtracted."""
         if self.part is not None and (self.decay > 0 or self.shift is not None or self.threshold):
             moved = v.clone()
             self._replace(part=None).apply_after_gradient(moved, u)
@@ -69,6 +71,8 @@ class Step(NamedTuple):
             v.add_(self.shift)
         if self.threshold > 0:
             v.copy_(soft_threshold(v, self.threshold))
+        if self.mask is not None:
+            v.mul_(self.mask)
 
 
 TAKE_GRADIENT = Step(lr=-1.0, shrink=0.0)

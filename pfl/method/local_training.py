@@ -105,6 +105,7 @@ class LocalTraining(FederatedRun):
         steps: int | None = None,
         lr: float | None = None,
         part: Tensor | None = None,
+        mask: Tensor | None = None,
         name: str = "train",
     ) -> Tensor:
         """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
@@ -126,6 +127,7 @@ class LocalTraining(FederatedRun):
             steps: A number of local steps that replaces all three.
             lr: A learning rate that replaces the round's.
             part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
+            mask: A factor of 0 or 1 on every value after each step, [C, P].
             name: The key of the order of samples; the loss is logged as `<name>/loss`.
 
         Returns:
@@ -144,7 +146,7 @@ class LocalTraining(FederatedRun):
         if prox is None and self.optimizer_factory is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + prox_weight)
-            step = Step(lr, shrink, shift, offset, lr * l1, part=part)
+            step = Step(lr, shrink, shift, offset, lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
@@ -160,6 +162,8 @@ class LocalTraining(FederatedRun):
             moved = prox(moved, lr) if prox else moved
             if moved is not rows:
                 rows.copy_(moved if part is None else torch.where(part, moved, rows))
+            if mask is not None:
+                rows.mul_(mask[: batch.clients])
             self.log_loss(name, loss, batch.counts)
         return v
 

@@ -7,6 +7,7 @@ from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.features import features, head_name
 from pfl.method.module import Network
 from pfl.method.partly_personal import Part, PartlyPersonal, select_part
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
@@ -25,7 +26,9 @@ __all__ = [
     "PartlyPersonal",
     "Step",
     "dense",
+    "features",
     "generator",
+    "head_name",
     "low_rank",
     "low_rank_size",
     "masked",

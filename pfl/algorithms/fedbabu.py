@@ -32,13 +32,19 @@ class FedBABU(FederatedAlgorithm):
     For an evaluation every client fine-tunes (φ, h_0) on its own training samples.
 
     Evaluated: the global model (φ, h_0), and the fine-tuned models. Shared: φ; personal: what
-    fine-tuning makes of it. Cost: the body down, the body up. No states. A newcomer fine-tunes the
-    global model like everyone; so does fine-tuning in an evaluation.
+    fine-tuning makes of (φ, h_0). Cost: the body down, the body up. No client state; no server
+    state but the model. A newcomer is fine-tuned from (φ, h_0) like everyone.
 
     Args:
         head: The part that does not move; see `PartlyPersonal` for its values.
-        finetune_epochs: Epochs of fine-tuning before the evaluation, with the rate of the round.
+        finetune_epochs: Epochs of fine-tuning before each evaluation, with the local rate of the
+            coming round, the same batch size and the same optimizer as in training.
         finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+
+    Note:
+        The paper fine-tunes once, after the last round. Here every evaluation fine-tunes, and
+        nothing of it is kept: with many clients, evaluate every few rounds
+        (`trainer.check_val_every_n_epoch`).
 
     Example:
         >>> from models import MLP

@@ -20,6 +20,7 @@ from pfl.method import (
     masked,
     require,
     require_one_of,
+    require_part,
     select_part,
 )
 
@@ -69,8 +70,7 @@ class FedBABU(FederatedAlgorithm):
         require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
         require_one_of("finetune_part", finetune_part, "body", "head", "full")
         part = select_part(network, self.space, head, "model.head")
-        holds = bool(part.any()) and not bool(part.all())
-        require("head", head, holds, "some of the parameters, and not all")
+        require_part("head", head, part)
         self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
         self.add_server_state("head", part)
 

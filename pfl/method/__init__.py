@@ -9,7 +9,7 @@ from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features, head_name
 from pfl.method.module import Network
-from pfl.method.partly_personal import Part, PartlyPersonal, select_part
+from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
@@ -35,6 +35,7 @@ __all__ = [
     "nuclear_norm_prox",
     "require",
     "require_one_of",
+    "require_part",
     "select_part",
     "singular_value_threshold",
     "soft_threshold",

@@ -59,6 +59,19 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
     return mask
 
 
+def require_part(name: str, part: Part, mask: Tensor) -> None:
+    """Raises a ConfigError about a method's argument `name` unless a part leaves something over.
+
+    Args:
+        name: The argument, which the command line calls `model.<name>`.
+        part: What was given for the argument.
+        mask: The parameters in the part, bool [P].
+    """
+    holds = bool(mask.any()) and not bool(mask.all())
+    shown = getattr(part, "__name__", part)
+    require(name, shown, holds, "some of the parameters, and not all")
+
+
 class PartlyPersonal(FederatedAlgorithm):
     """Clients share the body φ of the network, and each keeps a personal head h_i.
 
@@ -93,8 +106,7 @@ class PartlyPersonal(FederatedAlgorithm):
     def __init__(self, network: Network, *, personal: Part = "head", **kwargs: Any) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
         part = select_part(network, self.space, personal, "model.personal")
-        holds = bool(part.any()) and not bool(part.all())
-        require("personal", personal, holds, "some of the parameters, and not all")
+        require_part("personal", personal, part)
         self.add_server_state("personal_part", part)
         self.add_client_state("head", lambda: self.global_model[self.personal_part])
 

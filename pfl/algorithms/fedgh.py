@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.method import (
+    Batch,
     Clients,
     ConfigError,
     FederatedAlgorithm,
@@ -123,8 +124,8 @@ class FedGH(FederatedAlgorithm):
         """Trains body and head, keeps the body and sends the class means of the features."""
         start = self.personalized(clients)
         if clients.round == 0:  # an unsuitable network must show before it is trained
-            for _, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
-                self._features(clients, start, 0, batch.inputs[0])
+            for rows, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
+                self._features(clients, start, rows, batch)
         v = self.local_sgd(clients, start)
         if "body" in clients.state:
             clients.state["body"] = v[:, self.personal_part]
@@ -161,25 +162,22 @@ class FedGH(FederatedAlgorithm):
         width = 1 + self.head.in_features + (0 if self.classes else self.head.out_features)
         return self.global_model.new_zeros(self.classes or 1, width)
 
-    def _features(self, clients: Clients, v: Tensor, row: int, inputs: Tensor) -> Tensor:
-        buffers = None if clients.buffers is None else clients.buffers[row]
-        return features(self.oracle, v[row], inputs, self.head_name, buffers)
+    def _features(self, clients: Clients, v: Tensor, rows: slice, batch: Batch) -> Tensor:
+        buffers = None if clients.buffers is None else clients.buffers[rows]
+        return features(self.oracle, v[rows], batch, self.head_name, buffers)
 
     def _prototypes(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns the class means of the clients' features as in `_no_prototypes`, [C, ...]."""
-        none = self._no_prototypes()
-        sums = none.repeat(len(clients), 1, 1)
-        for _, batch in clients.samples():
-            for row, count in enumerate(batch.counts):
-                targets = batch.targets[row, :count]
-                z = self._features(clients, v, row, batch.inputs[row, :count])
-                parts = [torch.ones_like(z[:, :1]), z]
-                if self.classes:
-                    member = nn.functional.one_hot(targets, self.classes).to(z)
-                else:
-                    member = parts[0]
-                    parts.append(targets.flatten(1))
-                sums[row] += member.T @ torch.cat(parts, 1)
+        sums = self._no_prototypes().repeat(len(clients), 1, 1)
+        for rows, batch in clients.samples():
+            z = self._features(clients, v, rows, batch)
+            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
+            parts = [torch.ones_like(member), z]
+            if self.classes:
+                member = member * nn.functional.one_hot(batch.targets, self.classes)
+            else:
+                parts.append(batch.targets.flatten(2))
+            sums[rows] += member.mT @ torch.cat(parts, 2)
         return sums / sums[..., :1].clamp_min(1)
 
     @torch.enable_grad()

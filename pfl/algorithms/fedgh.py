@@ -55,6 +55,8 @@ class FedGH(FederatedAlgorithm):
         Differences from the authors' code: there the head never moves, because the server's loop
         calls the optimizer of the clients' model; a class mean is the mean of batches' means;
         gradients are clipped; and clients are scored with the heads h_i that they have trained.
+        In one public implementation the server's head is the same object as the head of client 0,
+        whose local steps then move it.
 
     Example:
         >>> from models import MLP
@@ -76,7 +78,10 @@ class FedGH(FederatedAlgorithm):
         server_batch_size: int | None = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__(network, server_optimizer=None, buffers="local", **kwargs)
+        # The server uses the pairs themselves; a weighted mean of them would have no meaning.
+        super().__init__(
+            network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
+        )
         require("server_lr", server_lr, server_lr > 0, "positive")
         require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
         whole = server_batch_size is None or server_batch_size >= 1
@@ -136,7 +141,7 @@ class FedGH(FederatedAlgorithm):
         reported = torch.from_numpy(clients.ids[:, None] == self._cohort)
         return {
             "prototypes": Message(clients.state["prototypes"], nbytes),
-            "reported": Message(reported.to(w), 0, weighting="uniform"),
+            "reported": Message(reported.to(w), 0),  # the server sees who sends
         }
 
     def server_update(self, mean: dict[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from pfl.algorithms.fedbabu import FedBABU
 from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.feddyn import FedDyn
+from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedper import FedPer
@@ -45,6 +46,7 @@ __all__ = [
     "FedBN",
     "FedCLUP",
     "FedDyn",
+    "FedGH",
     "FedPD",
     "FedPer",
     "FedProx",

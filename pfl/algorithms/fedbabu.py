@@ -20,6 +20,7 @@ from pfl.method import (
     masked,
     require,
     require_one_of,
+    require_part,
     select_part,
 )
 
@@ -32,13 +33,19 @@ class FedBABU(FederatedAlgorithm):
     For an evaluation every client fine-tunes (φ, h_0) on its own training samples.
 
     Evaluated: the global model (φ, h_0), and the fine-tuned models. Shared: φ; personal: what
-    fine-tuning makes of it. Cost: the body down, the body up. No states. A newcomer fine-tunes the
-    global model like everyone; so does fine-tuning in an evaluation.
+    fine-tuning makes of (φ, h_0). Cost: the body down, the body up. No client state; no server
+    state but the model. A newcomer is fine-tuned from (φ, h_0) like everyone.
 
     Args:
         head: The part that does not move; see `PartlyPersonal` for its values.
-        finetune_epochs: Epochs of fine-tuning before the evaluation, with the rate of the round.
+        finetune_epochs: Epochs of fine-tuning before each evaluation, with the local rate of the
+            coming round, the same batch size and the same optimizer as in training.
         finetune_part: What fine-tuning moves: the "body", the "head" or all ("full").
+
+    Note:
+        The paper fine-tunes once, after the last round. Here every evaluation fine-tunes, and
+        nothing of it is kept: with many clients, evaluate every few rounds
+        (`trainer.check_val_every_n_epoch`).
 
     Example:
         >>> from models import MLP
@@ -63,8 +70,7 @@ class FedBABU(FederatedAlgorithm):
         require("finetune_epochs", finetune_epochs, finetune_epochs >= 1, "at least 1")
         require_one_of("finetune_part", finetune_part, "body", "head", "full")
         part = select_part(network, self.space, head, "model.head")
-        holds = bool(part.any()) and not bool(part.all())
-        require("head", head, holds, "some of the parameters, and not all")
+        require_part("head", head, part)
         self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
         self.add_server_state("head", part)
 

@@ -19,8 +19,10 @@ class LGFedAvg(PartlyPersonal):
     (u_i, h) <- (u_i, h) - η g_i(u_i, h), local steps;  h <- sum_S n_i h_i / sum_S n_i.
 
     FedPer with the parts exchanged: `personal` is the body u_i here.
-    Evaluated: (u_i, h) with the client's last u_i and the newest h. Cost: the head down, the head
-    up. Client state: u_i. A newcomer has the initial body.
+    Evaluated: (u_i, h) with the client's last u_i and the newest h. Shared: h; personal: u_i, with
+    the running statistics of BatchNorm. Cost: the head down, the head up. Client state: u_i (the
+    state `head`, a name that `PartlyPersonal` gives). No server state but h. A newcomer has the
+    initial body and the newest head.
 
     Args:
         personal: The local part, as in `PartlyPersonal`.
@@ -28,7 +30,10 @@ class LGFedAvg(PartlyPersonal):
     Note:
         All bodies begin at the network's initial one. The authors' runs begin with a model that
         FedAvg has trained, which is not in the algorithm; here a network with trained values does
-        the same.
+        the same. For a client without a body of its own the paper averages the outputs of all
+        clients' models, which is left out here. In the authors' code all participants weigh the
+        same (`weighting: uniform`), and a client is scored with the model that was best on its test
+        samples in any round; here it is scored with its newest one.
 
     Example:
         >>> from models import MLP
@@ -38,7 +43,7 @@ class LGFedAvg(PartlyPersonal):
     """
 
     def __init__(self, network: Network, *, personal: Part = "body", **kwargs: Any) -> None:
-        super().__init__(network, personal=personal, **kwargs)
+        super().__init__(network, personal=personal, buffers="local", **kwargs)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Trains body and head together; keeps the body and sends the head."""

@@ -7,8 +7,9 @@ from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.features import features, head_name
 from pfl.method.module import Network
-from pfl.method.partly_personal import Part, PartlyPersonal, select_part
+from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
@@ -25,13 +26,16 @@ __all__ = [
     "PartlyPersonal",
     "Step",
     "dense",
+    "features",
     "generator",
+    "head_name",
     "low_rank",
     "low_rank_size",
     "masked",
     "nuclear_norm_prox",
     "require",
     "require_one_of",
+    "require_part",
     "select_part",
     "singular_value_threshold",
     "soft_threshold",

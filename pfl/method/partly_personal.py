@@ -12,6 +12,7 @@ from pfl.clients import Clients
 from pfl.communication import Message, masked
 from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.features import head_name
 from pfl.method.module import Network
 from pfl.parameters import ParameterSpace
 
@@ -25,10 +26,11 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
     Args:
         network: The network.
         space: The map of the network's parameters.
-        part: "head", the parameters of the module `head` of the network or, where there is none,
-            of the last module that has parameters; "body", all other parameters; one or several
-            shell patterns of names; or a function of a parameter's name and of the module that
-            owns the parameter.
+        part: "head", all parameters of the network's head (`head_name`); "body", all others; one or
+            several shell patterns of names; or a function of a parameter's name and of the module
+            that owns the parameter. A parameter that several layers share is one parameter, with
+            the name and the owner that the network lists first; it belongs to the head if the head
+            has it.
         argument: The argument that the error names.
 
     Raises:
@@ -46,8 +48,9 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
         if not chosen:
             raise ConfigError(f"{argument}: the function chooses none of {', '.join(names)}")
     elif part in ("head", "body"):
-        last = "head." if any(n.startswith("head.") for n in names) else _module(names[-1])
-        chosen = [n for n in names if n.startswith(last) == (part == "head")]
+        head = {id(p) for p in network.get_submodule(head_name(network)).parameters()}
+        owned = zip(names, space.parameters_of(network), strict=True)
+        chosen = [n for n, p in owned if (id(p) in head) == (part == "head")]
     else:
         return space.mask([part] if isinstance(part, str) else list(part), argument)
     mask = torch.zeros(space.size, dtype=torch.bool, device=space.vector.device)
@@ -56,9 +59,17 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
     return mask
 
 
-def _module(name: str) -> str:
-    """Returns the module of a parameter with a dot behind it, "2." of "2.weight"."""
-    return name.rpartition(".")[0] + "."
+def require_part(name: str, part: Part, mask: Tensor) -> None:
+    """Raises a ConfigError about a method's argument `name` unless a part leaves something over.
+
+    Args:
+        name: The argument, which the command line calls `model.<name>`.
+        part: What was given for the argument.
+        mask: The parameters in the part, bool [P].
+    """
+    holds = bool(mask.any()) and not bool(mask.all())
+    shown = getattr(part, "__name__", part)
+    require(name, shown, holds, "some of the parameters, and not all")
 
 
 class PartlyPersonal(FederatedAlgorithm):
@@ -73,9 +84,10 @@ class PartlyPersonal(FederatedAlgorithm):
     Cost: the body down, the body up. Client state: h_i (`head`).
 
     Args:
-        personal: The parameters that are personal: "head", the last layer of the network that has
-            parameters; "body", all others; shell patterns of their names; or, from Python, a
-            function of a parameter's name and of the module that owns it.
+        personal: The parameters that are personal: "head", the network's module `head` or, where
+            there is none, its last layer with parameters; "body", all others; shell patterns of
+            their names; or, from Python, a function of a parameter's name and of the module that
+            owns it.
 
     Attributes:
         personal_part: Which of the P values are personal, bool [P].
@@ -94,8 +106,7 @@ class PartlyPersonal(FederatedAlgorithm):
     def __init__(self, network: Network, *, personal: Part = "head", **kwargs: Any) -> None:
         super().__init__(network, server_optimizer=None, **kwargs)
         part = select_part(network, self.space, personal, "model.personal")
-        holds = bool(part.any()) and not bool(part.all())
-        require("personal", personal, holds, "some of the parameters, and not all")
+        require_part("personal", personal, part)
         self.add_server_state("personal_part", part)
         self.add_client_state("head", lambda: self.global_model[self.personal_part])
 

@@ -95,6 +95,15 @@ def body_then_finetuned(
     return w, q.optima + (1 - lr * q.curvatures) ** finetune_epochs * (w - q.optima)
 
 
+def head_of_means(q: Quadratics, **_: Any) -> Models:
+    """FedGH with one layer, which is the head. Inputs have mean 0, so a client sends 0 and its mean
+    target c_i. At 0 the head's output is its bias b: the weights never move, and b goes to the
+    minimum of the mean of 1/2 |b - c_i|^2 over the clients."""
+    weights = weights_of(q)
+    biases = np.where(weights, START, q.optima.mean(0))
+    return None, np.tile(biases, (len(q.optima), 1))
+
+
 def messages(
     q: Quadratics,
     *,
@@ -125,3 +134,11 @@ def biases(x: Exchange) -> tuple[float, float]:
     """The biases down and up; the matrices stay."""
     floats = sum(shape[0] for shape in x.shapes if len(shape) == 1)
     return floats, floats
+
+
+def head_and_pair(x: Exchange) -> tuple[float, float]:
+    """FedGH in regression: the last layer down, a mean feature and a mean target up."""
+    names = [layer.name.rpartition(".")[0] for layer in x.algorithm.space.layers]
+    head = [shape for name, shape in zip(names, x.shapes, strict=True) if name == names[-1]]
+    outputs, features = next(shape for shape in head if len(shape) == 2)
+    return sum(int(np.prod(shape)) for shape in head), features + outputs

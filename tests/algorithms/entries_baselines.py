@@ -20,6 +20,7 @@ from pfl.algorithms import (
     FedBABU,
     FedBN,
     FedDyn,
+    FedGH,
     FedPer,
     FedProx,
     FedRep,
@@ -218,6 +219,18 @@ ENTRIES = [
         cost=forms.body,
         arguments={"head": ["*bias"], "finetune_epochs": 2},
         still=["*bias"],
+    ),
+    Method(
+        name="FedGH",
+        kind=FedGH,
+        limit=more.head_of_means,
+        cost=more.head_and_pair,
+        private=("body",),
+        trained_with_private=True,
+        arguments={"server_lr": 0.3, "server_epochs": 2},
+        settle={"lr": 0.4, "local_steps": 6, "server_batch_size": None},
+        rounds=30,
+        timed=True,  # the order of the pairs is drawn anew in each round
     ),
     Method(
         name="FedAMP",

@@ -1,0 +1,198 @@
+"""FedGH.
+
+Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header",
+ACM Multimedia 2023.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from pfl.method import (
+    Batch,
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    features,
+    generator,
+    head_name,
+    masked,
+    require,
+    select_part,
+)
+
+
+class FedGH(FederatedAlgorithm):
+    """Personal bodies and a global head that the server trains on class means (Algorithm 1).
+
+    (u_i, h_i) <- (u_i, h_i) - η g_i(u_i, h_i), local steps from the client's own last u_i and the
+    received head h; the client keeps u_i.
+    z_i,c = mean of u_i(x) over the client's samples x of class c, for its classes c.
+    h <- h - η_s ∇_h loss(h(z_i,c), c), SGD of the server over the pairs (z_i,c, c) of the round.
+
+    Evaluated: (u_i, h) with the client's last u_i and the newest h. Shared: h; personal: u_i, with
+    the running statistics of BatchNorm. Cost: the head down; K + 1 numbers for each class of the
+    client up, with K the number of features. Client state: u_i, and the means z_i,c that it has
+    sent last. Server state: the head. A newcomer has the initial body and the newest head.
+
+    Args:
+        server_lr: η_s, without decay. The server's SGD has no momentum and no weight decay.
+        server_epochs: Passes of the server over the pairs of a round.
+        server_batch_size: Pairs in a step of the server, in random order; null: all of them. The
+            paper takes one pair at a time; more save time where there are many pairs.
+
+    Note:
+        The head is a linear layer, whose output is that of the network. A network of one layer is a
+        head without a body, whose clients send the class means of their inputs.
+        Differences from the paper: all bodies begin at the network's initial one. For regression,
+        which the paper does not have, a client sends one pair, its mean feature and mean target.
+        Differences from the authors' code: there the head never moves, because the server's loop
+        calls the optimizer of the clients' model; a class mean is the mean of batches' means;
+        gradients are clipped; and clients are scored with the heads h_i that they have trained.
+        In one public implementation the server's head is the same object as the head of client 0,
+        whose local steps then move it.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedGH(MLP(64, (8,)), server_lr=0.1)
+        >>> method.download().nbytes // 4  # the head, 8 * 10 + 10
+        90
+    """
+
+    has_global = False
+    has_personalized = True
+    personal_part: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        server_lr: float = 0.01,
+        server_epochs: int = 1,
+        server_batch_size: int | None = 1,
+        **kwargs: Any,
+    ) -> None:
+        # The server uses the pairs themselves; a weighted mean of them would have no meaning.
+        super().__init__(
+            network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
+        )
+        require("server_lr", server_lr, server_lr > 0, "positive")
+        require("server_epochs", server_epochs, server_epochs >= 1, "at least 1")
+        whole = server_batch_size is None or server_batch_size >= 1
+        require("server_batch_size", server_batch_size, whole, "at least 1, or null")
+        self.server_lr, self.server_epochs = server_lr, server_epochs
+        self.server_batch_size = server_batch_size
+        self.head_name = head_name(network)
+        part = select_part(network, self.space, "head", "model.network")
+        if not isinstance(self.head, nn.Linear) or not part.any():
+            raise ConfigError(
+                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
+                f"{type(self.head).__name__}; FedGH needs a linear layer that is not frozen"
+            )
+        self.add_server_state("personal_part", ~part)
+        if self.personal_part.any():
+            self.add_client_state("body", lambda: self.global_model[self.personal_part])
+        self.add_client_state("prototypes", lambda: self._no_prototypes().flatten(), sparse=True)
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the models."""
+        return None
+
+    @property
+    def head(self) -> nn.Linear:
+        """The last layer of the network; its parameters are a part of the global model."""
+        return cast(nn.Linear, self.network.get_submodule(self.head_name))
+
+    def check_setup(self) -> None:
+        """Finds the number of classes, and refuses samples with several labels."""
+        classes = self.problem_constant("num_classes")
+        if classes is not None and not self.problem_constant("has_labels"):
+            raise ConfigError("data: the targets are several labels per sample; FedGH needs one")
+        self.classes = None if classes is None else int(classes)
+
+    def begin_round(self, round_index: int) -> None:
+        """Remembers the cohort, by whose order clients say that they have reported."""
+        self._cohort = self.cohort(round_index)
+
+    def download(self) -> Message:
+        """Returns a message of h."""
+        return masked(self.global_model, ~self.personal_part)
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """Trains body and head, keeps the body and sends the class means of the features."""
+        start = self.personalized(clients)
+        if clients.round == 0:  # an unsuitable network must show before it is trained
+            for rows, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
+                self._features(clients, start, rows, batch)
+        v = self.local_sgd(clients, start)
+        if "body" in clients.state:
+            clients.state["body"] = v[:, self.personal_part]
+        prototypes = self._prototypes(clients, v)
+        clients.state["prototypes"] = prototypes.flatten(1)
+        pair = self.head.in_features + (1 if self.classes else self.head.out_features)
+        nbytes = prototypes[..., 0].sum(1).long() * pair * w.element_size()
+        reported = torch.from_numpy(clients.ids[:, None] == self._cohort)
+        return {
+            "prototypes": Message(clients.state["prototypes"], nbytes),
+            "reported": Message(reported.to(w), 0),  # the server sees who sends
+        }
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Trains h on the pairs of the clients that have reported."""
+        ids = self._cohort[mean["reported"].cpu().numpy() > 0]
+        rows = self.client_rows("prototypes", ids).unflatten(1, self._no_prototypes().shape)
+        client, label = rows[..., 0].nonzero(as_tuple=True)
+        z, y = rows[client, label, 1:].tensor_split([self.head.in_features], 1)
+        self._train_head(z, label if self.classes else y)
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns (u_i, h)."""
+        v = self.global_model.repeat(len(clients), 1)
+        if "body" in clients.state:
+            v[:, self.personal_part] = clients.state["body"]
+        return v
+
+    def _no_prototypes(self) -> Tensor:
+        """Returns zeros [classes, 1 + K]: whether the client has the class, and its class mean.
+
+        For regression [1, 1 + K + T]: the one pair has T values of the target as well.
+        """
+        width = 1 + self.head.in_features + (0 if self.classes else self.head.out_features)
+        return self.global_model.new_zeros(self.classes or 1, width)
+
+    def _features(self, clients: Clients, v: Tensor, rows: slice, batch: Batch) -> Tensor:
+        buffers = None if clients.buffers is None else clients.buffers[rows]
+        return features(self.oracle, v[rows], batch, self.head_name, buffers)
+
+    def _prototypes(self, clients: Clients, v: Tensor) -> Tensor:
+        """Returns the class means of the clients' features as in `_no_prototypes`, [C, ...]."""
+        sums = self._no_prototypes().repeat(len(clients), 1, 1)
+        for rows, batch in clients.samples():
+            z = self._features(clients, v, rows, batch)
+            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
+            parts = [torch.ones_like(member), z]
+            if self.classes:
+                member = member * nn.functional.one_hot(batch.targets, self.classes)
+            else:
+                parts.append(batch.targets.flatten(2))
+            sums[rows] += member.mT @ torch.cat(parts, 2)
+        return sums / sums[..., :1].clamp_min(1)
+
+    @torch.enable_grad()
+    def _train_head(self, z: Tensor, y: Tensor) -> None:
+        """Takes the server's SGD steps on features z [N, K] and their labels or targets y [N]."""
+        parameters = [p for p in self.head.parameters() if p.requires_grad]
+        rng = generator(self.seed, "head", self.rounds)
+        for _ in range(self.server_epochs):
+            order = torch.from_numpy(rng.permutation(len(z))).to(z.device)
+            for picks in order.split(self.server_batch_size or max(1, len(z))):
+                loss = self.oracle.runner.per_sample(self.head(z[picks]), y[picks]).mean()
+                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.data.sub_(g, alpha=self.server_lr)

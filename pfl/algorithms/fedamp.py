@@ -24,7 +24,7 @@ class FedAMP(FederatedAlgorithm):
 
     Evaluated: w_i; there is no global model. Shared: only the mixtures u_i. Personal: w_i. Cost: P
     values down (u_i), P up (w_i). Client state: w_i, of which the server keeps a copy. A newcomer
-    gets the initial model.
+    trains a first local model from the initial one, and gets its u_i among the last round's cohort.
 
     Args:
         alpha: α_1, the step of the message passing in the first round.
@@ -129,6 +129,22 @@ class FedAMP(FederatedAlgorithm):
     def personalized(self, clients: Clients) -> Tensor:
         """Returns w_i."""
         return clients.state["w"]
+
+    def begin_evaluation(self) -> None:
+        """Collects the last cohort's models, in which clients that never trained take part."""
+        if len(self.unseen_clients):
+            last = self.cohort(self.rounds - 1) if self.rounds else self.population[:0]
+            self._known = self.client_rows("w", last)
+
+    def newcomer(self, clients: Clients) -> Tensor:
+        """Returns u_i of a first local model."""
+        first = self.adapt(clients, self.global_model)
+        return torch.stack([self._mixed(torch.cat([self._known, own[None]])) for own in first])
+
+    def _mixed(self, models: Tensor) -> Tensor:
+        """Returns the last client's u_i from the models [n, P]."""
+        alpha = self.alpha_of(max(0, self.rounds - 1))
+        return self.weights(models, alpha)[-1].to(models) @ models
 
 
 class HeurFedAMP(FedAMP):

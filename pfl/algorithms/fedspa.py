@@ -47,6 +47,7 @@ class FedSpa(FederatedAlgorithm):
     Args:
         density: The share of all P values that is in a mask, 1-D layers included.
         pruning_rate: a_0.
+        pruning_rounds: T, after which the masks stay; null: the number of rounds of the run.
         layers: How the values are spread over the layers at the beginning: "erk" (Erdős-Rényi
             kernels), where a layer's density is proportional to the sum of its dimensions over
             their product; or "uniform", the same density everywhere.
@@ -73,6 +74,7 @@ class FedSpa(FederatedAlgorithm):
         *,
         density: float = 0.5,
         pruning_rate: float = 0.5,
+        pruning_rounds: int | None = None,
         layers: Literal["erk", "uniform"] = "erk",
         **kwargs: Any,
     ) -> None:
@@ -84,10 +86,13 @@ class FedSpa(FederatedAlgorithm):
         holds = rest >= len(self.prunable) > 0
         require("density", density, holds, f"at most 1, and at least {least:.3g} for this network")
         require("pruning_rate", pruning_rate, 0 <= pruning_rate <= 1, "from 0 to 1")
+        possible = pruning_rounds is None or pruning_rounds >= 1
+        require("pruning_rounds", pruning_rounds, possible, "at least 1, or null")
         require_one_of("layers", layers, "erk", "uniform")
         shapes = [layer.shape for layer in self.prunable]
         self.counts = spread(shapes, rest, even=layers == "uniform")
-        self.pruning_rate, self.values = pruning_rate, fixed + rest
+        self.density, self.values = density, fixed + rest
+        self.pruning_rate, self.pruning_rounds = pruning_rate, pruning_rounds
         self.add_client_state("mask", lambda: packed(self.initial_mask()[None])[0])
 
     @property
@@ -96,8 +101,9 @@ class FedSpa(FederatedAlgorithm):
         return None
 
     def check_setup(self) -> None:
-        """Refuses a run without a known last round, which the pruning rate needs."""
-        require("pruning_rate", self.pruning_rate, bool(self.max_rounds), "used with max_epochs")
+        """Refuses a run without a last round if T is not given."""
+        known = bool(self.pruning_rounds or self.max_rounds)
+        require("pruning_rounds", None, known, "given if trainer.max_epochs is not")
 
     def initial_mask(self) -> Tensor:
         """Returns the common random mask of the beginning, [P], 0 and 1."""
@@ -113,8 +119,10 @@ class FedSpa(FederatedAlgorithm):
 
     def rate(self, round_index: int) -> float:
         """Returns a_t of a round (from 0)."""
-        assert self.max_rounds is not None
-        return self.pruning_rate / 2 * (1 + math.cos(math.pi * round_index / self.max_rounds))
+        rounds = self.pruning_rounds or self.max_rounds
+        assert rounds is not None
+        passed = min(1.0, round_index / rounds)
+        return self.pruning_rate / 2 * (1 + math.cos(math.pi * passed))
 
     def download(self) -> Message:
         """Returns a message of w, of which each client gets the values in its mask."""
@@ -133,8 +141,9 @@ class FedSpa(FederatedAlgorithm):
         """Returns the masks [C, P] after the models v [C, P] have left values and found others."""
         schedule = LocalSchedule(self.batch_size, steps=1, purpose="mask", complete=True)
         gradient = torch.zeros_like(v)
+        buffers = None if clients.buffers is None else clients.buffers.clone()  # nothing is trained
         for batch in clients.batches(schedule):
-            loss, gradient = self.oracle.gradient(v, batch, clients.buffers)
+            loss, gradient = self.oracle.gradient(v, batch, buffers)
             self.log_loss("mask", loss, batch.counts)
         new = mask.clone()
         for layer, count in zip(self.prunable, self.counts, strict=True):

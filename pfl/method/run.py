@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,9 +16,6 @@ from pfl.errors import ConfigError
 from pfl.method.checkpoint import check, restore, save
 from pfl.method.module import FederatedModule
 from pfl.method.scoring import Evaluation, predictions
-
-if TYPE_CHECKING:
-    from pfl.method.local_training import LocalTraining
 
 
 class FederatedRun(FederatedModule):
@@ -232,7 +229,7 @@ class FederatedRun(FederatedModule):
         with self.in_full_precision():
             if self.store.slow and self.device.type == "cpu":  # the whole chunk was read ahead
                 self.load_state(clients)
-            self._pass.update(cast("LocalTraining", self), clients)
+            self._pass.update(self, clients)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the scores, once all clients have theirs."""

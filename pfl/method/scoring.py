@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,10 +17,7 @@ from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks
 from pfl.method.module import FederatedModule
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
-
-if TYPE_CHECKING:
-    from pfl.method.local_training import LocalTraining
-    from pfl.rounds.loop import FederatedLoop
+from pfl.rounds.loop import FederatedLoop
 
 POOL = 4096  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
@@ -62,7 +59,7 @@ class Evaluation:
         self._global_numbers: int | None = None
         self._shared: dict[str, Tensor] = {}
 
-    def update(self, algorithm: LocalTraining, clients: Clients) -> None:
+    def update(self, algorithm: FederatedModule, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
         newcomers = clients
         if len(self.unseen):
@@ -135,9 +132,12 @@ class Evaluation:
                 metric.update(*part)
 
     def _score_adapted(
-        self, kind: str, steps: Sequence[int], algorithm: LocalTraining, clients: Clients
+        self, kind: str, steps: Sequence[int], algorithm: Any, clients: Clients
     ) -> None:
-        """Scores the models after numbers of local steps, always from the same start."""
+        """Scores the models after numbers of local steps, always from the same start.
+
+        `algorithm` is a `LocalTraining`, whose module imports this one.
+        """
         metrics = {k: self._metric(clients.split, f"{kind}/{k}") for k in steps}
         if not len(clients):  # every process has the same kinds of scores
             return

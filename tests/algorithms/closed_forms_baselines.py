@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from pfl.algorithms import FedSpa
 from tests.algorithms.closed_forms import Exchange, Models, Quadratics, averaging, mean_of
 
 START = 0.3  # all values of the first model
@@ -142,3 +143,17 @@ def head_and_pair(x: Exchange) -> tuple[float, float]:
     head = [shape for name, shape in zip(names, x.shapes, strict=True) if name == names[-1]]
     outputs, features = next(shape for shape in head if len(shape) == 2)
     return sum(int(np.prod(shape)) for shape in head), features + outputs
+
+
+def everything_in_the_mask(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """FedSpa with the density 1: FedAvg with equal weights, whose moves cancel in the limit."""
+    w = mean_of(1 - (1 - lr * q.curvatures) ** local_steps, q)
+    return None, np.tile(w, (len(q.optima), 1))
+
+
+def half_and_the_mask(x: Exchange) -> tuple[float, float]:
+    """FedSpa: a share of all values each way; a bit for each weight up (a float has 8 bytes)."""
+    assert isinstance(x.algorithm, FedSpa)
+    weights = sum(int(np.prod(shape)) for shape in x.shapes if len(shape) > 1)
+    values = int(x.algorithm.density * x.size)
+    return values, values + -(-weights // 8) / 8

@@ -24,6 +24,7 @@ from pfl.algorithms import (
     FedPer,
     FedProx,
     FedRep,
+    FedSpa,
     FedYogi,
     GlobalTrain,
     HeurFedAMP,
@@ -211,6 +212,17 @@ ENTRIES = [
         cost=forms.body,
         private=("head",),
         trained_with_private=True,
+    ),
+    Method(
+        name="FedSpa",
+        kind=FedSpa,
+        limit=more.everything_in_the_mask,
+        cost=more.half_and_the_mask,
+        arguments={"pruning_rounds": 4},
+        settle={"lr": 0.4, "local_steps": 6, "density": 1.0},
+        timed=True,
+        still=["*weight", "0.bias"],  # in no mask, or before weights that are in none
+        whole=["mask"],
     ),
     Method(
         name="FedBABU",

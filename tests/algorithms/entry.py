@@ -34,7 +34,8 @@ class Method:
         timed: Whether the number of a round decides what it does, even with full gradients.
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
             `local_epochs`.
-        still: Patterns of the parameters that the global model never changes.
+        still: Patterns of the parameters that keep values of the first global model.
+        whole: The client states that hold whole numbers.
         drawn_steps: drawn_steps(algorithm): the local steps that every client takes in the first
             round, where the method draws their number; None: `local_epochs` decides.
     """
@@ -54,6 +55,7 @@ class Method:
     timed: bool = False
     more_epochs: int = 0
     still: Sequence[str] = ()
+    whole: Sequence[str] = ()
     drawn_steps: Callable[[Any], int] | None = None
 
     @property

@@ -285,7 +285,7 @@ def test_a_client_that_never_took_part_has_the_initial_model(fit, problem):
     algorithm = FedAMP(problem.network(0.5), batch_size=None, loss=LOSS)
     fit(algorithm, problem, 2, trace=[[0, 2], [2, 3]])
     for clients in algorithm.iter_clients():
-        for rule in (algorithm.personalized, algorithm.newcomer, algorithm.adaptation_start):
+        for rule in (algorithm.personalized, algorithm.adaptation_start):
             models = rule(clients).numpy()
             assert (models[clients.ids == 1] == 0.5).all()
             assert (models[clients.ids != 1] != 0.5).all()

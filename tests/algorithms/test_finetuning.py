@@ -10,7 +10,7 @@ from torch import nn
 from datamodules import Natural, Partitioner, SharedTest, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedACS, FedAvg, FedPer, FedRep, LocalTrain
+from pfl.algorithms import FedACS, FedAMP, FedAvg, FedPer, FedRep, HeurFedAMP, LocalTrain
 from pfl.algorithms.fedacs import attention, cosine
 from pfl.cli import main
 from pfl.clients import Clients
@@ -200,6 +200,35 @@ def test_a_newcomer_of_partly_personal_models_has_the_initial_head(tmp_path, kin
     head, w = algorithm.personal_part, algorithm.newcomer(clients_of(algorithm, [1]))[0]
     assert torch.equal(w[head], initial[head]) and torch.equal(w, algorithm.global_model)
     assert not torch.equal(w[~head], initial[~head])
+
+
+@pytest.mark.parametrize(
+    ("kind", "weights"),
+    [
+        (FedAMP, {"alpha": 0.5, "sigma": 4.0, "penalty": 0.1}),
+        (HeurFedAMP, {"own_weight": 0.4, "sigma": 2.0, "alpha": 0.5, "penalty": 0.1}),
+    ],
+)
+def test_a_newcomer_of_fedamp_joins_the_last_cohort(tmp_path, kind, weights):
+    """xi of its first local model among those of clients 0 and 2, by the formulas of the paper."""
+    problem = least_squares((6, 3, 5, 4))
+    algorithm = kind(
+        problem.network(0.5), lr=0.1, batch_size=None, loss=HalfSquaredError(), **weights
+    )
+    begin(tmp_path, algorithm, 2, problem.datamodule, trace=[[0, 1, 2], [0, 2]], unseen=[3])
+    initial = algorithm.global_model.numpy()
+    own = initial - 0.1 * problem.gradient(3, initial)
+    others = algorithm.client_rows("w", np.array([0, 2])).numpy()
+    if kind is FedAMP:
+        xi = 0.5 / 4 * np.exp(-((others - own) ** 2).sum(1) / 4)
+    else:
+        norms = np.linalg.norm(others, axis=1) * np.linalg.norm(own)
+        xi = np.exp(2 * (others @ own) / norms)
+        xi *= 0.6 / xi.sum()
+    expected = xi @ others + (1 - xi.sum()) * own
+    algorithm.begin_evaluation()
+    actual = algorithm.newcomer(clients_of(algorithm, [3]))[0].numpy()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("candidates", ["participants", "all"])

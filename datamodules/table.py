@@ -105,9 +105,10 @@ class TableDataModule(FederatedDataModule):
         columns = [self._column(table, "feature_columns", name) for name in features]
         for name, values in zip(features, columns, strict=True):
             if values.dtype.kind not in "biuf":
+                first = values.tolist()[0]
                 raise ConfigError(
-                    f"TableDataModule.feature_columns: the column {name!r} holds {values[0]!r}; "
-                    "it must hold numbers, or be left out"
+                    f"TableDataModule.feature_columns: the column {name!r} holds {first!r}; it "
+                    "must hold numbers, or be left out"
                 )
         require(
             "TableDataModule.feature_columns", features, len(columns) > 0, "at least one column"

@@ -27,6 +27,7 @@ from datamodules import (
     Transform,
 )
 from datamodules.randomness import choice, normal, uniform
+from tests.device import DEVICE, OtherDevice
 from tests.draws import (
     CLIENTS,
     IMAGES,
@@ -107,6 +108,19 @@ def test_a_result_does_not_depend_on_the_rest_of_the_batch(name, dtype, training
     for size in (1, 5, 16):
         parts = torch.cat([apply(rows) for rows in torch.arange(N).split(size)])
         assert torch.equal(parts, everyone)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_another_device_gives_the_same_images_and_is_not_waited_for(name):
+    pipeline = bound(TRANSFORMS[name])
+    given = IMAGES, OWNERS, INDEX, VISITS
+    with OtherDevice() as device:
+        moved = [tensor.to(DEVICE) for tensor in given]
+        before = len(device.waits)
+        seen = pipeline(*moved)
+        assert device.waits[before:] == []
+        assert seen.device == DEVICE
+        assert torch.equal(seen.cpu(), pipeline(*given))
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)

@@ -161,14 +161,17 @@ class RandomCrop(Transform):
 
     Args:
         padding: Pixels on each side, p; the shifts are from -p to p in each direction.
+        probability: The probability that an image is moved at all, from 0 to 1.
 
     Example:
         >>> RandomCrop(padding=2)
-        RandomCrop(padding=2)
+        RandomCrop(padding=2, probability=1.0)
     """
 
-    def __init__(self, padding: int = 4) -> None:
+    def __init__(self, padding: int = 4, probability: float = 1.0) -> None:
         self.padding = check_whole("RandomCrop.padding", padding)
+        require("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+        self.probability = probability
 
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         """Returns moved images in training, and the images themselves in evaluation."""
@@ -176,7 +179,9 @@ class RandomCrop(Transform):
         if draws.visit is None:
             return inputs
         p, (height, width) = self.padding, inputs.shape[2:]
-        down, right = (choice(draws.visit, 2 * p + 1, number) for number in (0, 1))
+        moved = uniform(draws.visit, 2) < self.probability
+        shifts = (choice(draws.visit, 2 * p + 1, number) for number in (0, 1))
+        down, right = (torch.where(moved, shift, p) for shift in shifts)
         windows = nn.functional.pad(inputs, [p] * 4).unfold(2, height, 1).unfold(3, width, 1)
         return windows[torch.arange(len(inputs), device=inputs.device), :, down, right]
 

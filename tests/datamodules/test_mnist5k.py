@@ -108,7 +108,10 @@ data:
 """)
     assert main(["fit", "--config", str(config)]) == 0
     summary = (tmp_path / "domains" / "summary.json").read_text()
-    assert "ClientRotation(angles=[0.0, 45.0]), RandomCrop(padding=2), Normalize(mean=[" in summary
+    assert (
+        "ClientRotation(angles=[0.0, 45.0]), RandomCrop(padding=2, probability=1.0), Normalize(mean=["
+        in summary
+    )
     capsys.readouterr()
     assert main(["fit", "--config", str(config), "--data.transforms=[RandomCorp]"]) == 2
     error = capsys.readouterr().err

@@ -196,12 +196,16 @@ def test_given_statistics_are_used_as_they_are():
 # ---- augmentation --------------------------------------------------------------------------------
 
 
-def test_crops_are_windows_of_the_padded_image():
+@pytest.mark.parametrize("probability", [1.0, 0.6])
+def test_crops_are_windows_of_the_padded_image(probability):
     p = 2
-    seen = bound(Normalize([0] * 3, [1] * 3), RandomCrop(p))(IMAGES, OWNERS, INDEX, VISITS)
+    crop = RandomCrop(p, probability)
+    seen = bound(Normalize([0] * 3, [1] * 3), crop)(IMAGES, OWNERS, INDEX, VISITS)
     shifts = set()
     for i in range(N):
         down, right = (choice_of(visit_key(i, 1), 2 * p + 1, number) for number in (0, 1))
+        if uniform_of(visit_key(i, 1), 2) >= probability:
+            down, right = p, p
         expected = np.zeros((3, 7, 9), np.float32)
         for row in range(7):
             for column in range(9):
@@ -312,6 +316,7 @@ def test_transforms_do_not_move_partitions():
         (lambda: Normalize(std=[0.5]), ["Normalize.std: [0.5]", "mean, which is None"]),
         (lambda: Normalize([0.5], [0.0]), ["Normalize.std: [0.0]; it must be positive"]),
         (lambda: RandomCrop(0), ["RandomCrop.padding: 0"]),
+        (lambda: RandomCrop(1, 2), ["RandomCrop.probability: 2; it must be from 0 to 1"]),
         (lambda: HorizontalFlip(1.5), ["HorizontalFlip.probability: 1.5; it must be from 0 to 1"]),
         (lambda: ClientRotation([]), ["ClientRotation.angles: []"]),
         (lambda: ClientRotation([math.inf]), ["ClientRotation.angles: [inf]"]),

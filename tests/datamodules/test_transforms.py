@@ -1,6 +1,8 @@
 """Transforms of gathered batches: what they compute, and that no result depends on the batch."""
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -302,6 +304,19 @@ def test_shapes_and_descriptions_follow_the_transforms():
     assert inputs.shape[1:] == (1, 12, 10)
     assert "transforms" not in DigitsDataModule().describe()
     assert not DigitsDataModule().transforms and data.transforms
+
+
+def test_the_transform_of_the_document_erases_training_images_only():
+    text = (Path(__file__).parents[2] / "docs" / "data-sets.md").read_text()
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names: dict = {}
+    exec(block, names)
+    client = names["data"].client(0)
+    images = torch.cat([inputs for inputs, _ in client.train_dataloader()])
+    erased = (images == 0).flatten(1).all(1)
+    assert 0 < erased.sum() < len(erased)
+    images = torch.cat([inputs for inputs, _ in client.test_dataloader()])
+    assert not (images == 0).flatten(1).all(1).any()
 
 
 def test_transforms_do_not_move_partitions():

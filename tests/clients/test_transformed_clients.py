@@ -24,6 +24,7 @@ from datamodules import (
 from models import MLP
 from pfl.algorithms import FedAvg
 from pfl.clients import ClientData, Clients, LocalSchedule, view
+from tests.commands import QUICKSTART, call, finish, table
 from tests.draws import client_key, uniform_of
 from tests.networks import put
 from tests.problems import History, run
@@ -192,6 +193,38 @@ def test_runs_with_transforms_do_not_depend_on_engines_and_chunks(tmp_path, engi
     expected, got = trained("sequential", CLIENTS), trained(engine, at_once)
     for one, other in zip(expected, got, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+@pytest.mark.processes
+def test_runs_with_transforms_do_not_depend_on_processes_and_resuming(tmp_path):
+    """In float64; two processes add the clients' models up in another order."""
+    shown = "[ClientNoise, RandomCrop, HorizontalFlip, Normalize]"
+    options = ["--model=FedAvg", "--trainer.precision=64-true", "--trainer.callbacks=[]"]
+    options += ["--trainer.accelerator=cpu", f"--data.transforms={shown}", "--model.lr=0.05"]
+
+    def fit(name, *others, config=QUICKSTART, apart=False):
+        command = ["fit", "--config", config, "--trainer.name", name, *others]
+        command += ["--trainer.default_root_dir", tmp_path]
+        if apart:
+            finish("-m", "pfl", *command, cwd=tmp_path)
+        else:
+            status, _, error = call(*command)
+            assert status == 0, error
+        rows = table(tmp_path / name / "metrics.csv")
+        columns = [name for name in rows[0] if "loss" in name or "accuracy" in name]
+        assert len(columns) > 10
+        return np.array([[float(row[name]) for name in columns] for row in rows])
+
+    whole = fit("whole", *options, "--trainer.max_epochs=2")
+    half = fit("half", *options, "--trainer.max_epochs=1")
+    point = tmp_path / "half" / "checkpoints" / "last.ckpt"
+    config = tmp_path / "half" / "config.yaml"
+    resumed = fit("half", "--trainer.max_epochs=2", "--ckpt_path", point, config=config)
+    assert len(half) == 1 and np.array_equal(resumed, whole)
+    two = fit("two", *options, "--trainer.max_epochs=2", "--trainer.devices=2", apart=True)
+    np.testing.assert_allclose(two, whole, rtol=1e-10)
 
 
 def test_data_without_transforms_are_gathered_from_the_store():

@@ -23,7 +23,8 @@ from pfl.randomness import fold, key
 if TYPE_CHECKING:
     from datamodules import FederatedDataModule
 
-READ_AHEAD = 1 << 20  # floats of streamed samples
+READ_AHEAD = 1 << 20  # floats of streamed or transformed samples
+READ_AHEAD_ON_GPU = 1 << 24  # transforms are many small kernels, which should be few calls
 
 
 class ClientData:
@@ -118,8 +119,8 @@ class ClientData:
         owners = torch.from_numpy(ids).to(picks.device, non_blocking=True)
         visits = torch.from_numpy(epochs).to(picks.device, non_blocking=True)
         visits = fold(fold(torch.full_like(owners, key(base, "transforms")), owners), visits)
-        size = picks[0].numel()
-        ahead = max(1, READ_AHEAD // (size * max(1, math.prod(self.samples.input_shape))))
+        size = picks[0].numel() * max(1, math.prod(self.samples.input_shape))
+        ahead = max(1, (READ_AHEAD if self.device.type == "cpu" else READ_AHEAD_ON_GPU) // size)
         for first in range(0, len(picks), ahead):
             steps = slice(first, first + ahead)
             part = picks[steps]

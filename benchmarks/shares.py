@@ -10,6 +10,7 @@ matrix product in the same run; and its time by kind of operator (PyTorch's prof
 import time
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -38,7 +39,7 @@ def training(key: str) -> tuple[Callable[[], None], int]:
     network, loop = workload.make(), workload.loop()
     data, space = ClientData(loop.datamodule), ParameterSpace(network)
     oracle = Oracle(network, space, default_loss)
-    inputs, targets = data.gather(torch.arange(2), torch.float32)
+    inputs, targets = data.gather(torch.arange(2), torch.float32, np.zeros(2, np.int64))
     oracle.inspect(inputs, targets)
     size = oracle.engine.group_size(workload.per_round, threads=1)
 

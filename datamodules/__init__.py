@@ -2,61 +2,97 @@
 
 from datamodules.arrays import ArrayDataModule, TensorDataModule
 from datamodules.base import FederatedDataModule, Loaded
-from datamodules.digits import DigitsDataModule
+from datamodules.digits import DigitDomainsDataModule, DigitsDataModule, MNIST5kDataModule
 from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError
+from datamodules.feature_shifts import (
+    ClientBlur,
+    ClientColour,
+    ClientInversion,
+    ClientNoise,
+    ClientRotation,
+)
+from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
 from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
+from datamodules.table import TableDataModule
 from datamodules.theory import LeastSquares, TheoryProblem
 from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic
 from datamodules.tiny_imagenet import TinyImageNetDataModule
+from datamodules.transforms import (
+    Apply,
+    Draws,
+    HorizontalFlip,
+    Normalize,
+    Pipeline,
+    RandomCrop,
+    Transform,
+)
 from datamodules.vision import (
     CIFAR10DataModule,
     CIFAR100DataModule,
     EMNISTDataModule,
     FashionMNISTDataModule,
     MNISTDataModule,
+    SVHNDataModule,
 )
 
 __all__ = [
     "IID",
     "AgentLogistic",
+    "Apply",
     "ArrayDataModule",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
     "ClassesPerClient",
+    "ClientBlur",
+    "ClientColour",
     "ClientDataModule",
+    "ClientInversion",
+    "ClientNoise",
+    "ClientRotation",
     "ConfigError",
     "DatasetSamples",
+    "DigitDomainsDataModule",
     "DigitsDataModule",
     "Dirichlet",
     "Drawn",
+    "Draws",
     "EMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "HeterogeneousLogistic",
+    "HorizontalFlip",
+    "ImageFolderDataModule",
     "IndexArrays",
     "LeastSquares",
     "Loaded",
     "LogNormal",
+    "MNIST5kDataModule",
     "MNISTDataModule",
     "MatchLabels",
     "Natural",
+    "Normalize",
     "Partition",
     "Partitioner",
+    "Pipeline",
     "Protocol",
     "Ragged",
+    "RandomCrop",
+    "SVHNDataModule",
     "Sampled",
     "Samples",
     "Shards",
     "SharedTest",
     "SplitOwn",
+    "TableDataModule",
     "TensorDataModule",
     "TensorSamples",
     "TheoryProblem",
     "TinyImageNetDataModule",
+    "Transform",
 ]

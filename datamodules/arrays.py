@@ -1,6 +1,7 @@
 """Federated data modules for a user's own tensors, arrays or `.npz` file."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from datamodules.errors import ConfigError, require
 from datamodules.partitioners import Partitioner
 from datamodules.protocols import Protocol
 from datamodules.samples import TensorSamples
+from datamodules.transforms import Transform
 
 
 class TensorDataModule(FederatedDataModule):
@@ -33,6 +35,7 @@ class TensorDataModule(FederatedDataModule):
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
+        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
 
     Raises:
         ConfigError: An argument is out of range, or the shapes of the tensors do not match.
@@ -57,8 +60,11 @@ class TensorDataModule(FederatedDataModule):
         batch_size: int | None = 32,
         seed: int | None = None,
         num_workers: int = 0,
+        transforms: Sequence[Transform] | None = None,
     ) -> None:
-        super().__init__(num_clients, partition, protocol, batch_size, seed, num_workers)
+        super().__init__(
+            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
+        )
         ids = None if client_ids is None else np.asarray(client_ids)
         self._loaded = _loaded(inputs, targets, test_inputs, test_targets, ids)
 
@@ -94,6 +100,7 @@ class ArrayDataModule(FederatedDataModule):
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
+        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
 
     Raises:
         ConfigError: An argument is out of range, the file does not exist, an array is missing, or
@@ -121,8 +128,11 @@ class ArrayDataModule(FederatedDataModule):
         batch_size: int | None = 32,
         seed: int | None = None,
         num_workers: int = 0,
+        transforms: Sequence[Transform] | None = None,
     ) -> None:
-        super().__init__(num_clients, partition, protocol, batch_size, seed, num_workers)
+        super().__init__(
+            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
+        )
         arrays = {
             "inputs": inputs,
             "targets": targets,

@@ -1,6 +1,7 @@
 """The base class of all federated data modules."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -10,12 +11,19 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.loaders import ClientDataModule, ShuffleSampler, make_loader
+from datamodules.loaders import (
+    ClientDataModule,
+    Selection,
+    ShuffleSampler,
+    make_loader,
+    visit_key,
+)
 from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import IID, Natural, Partitioner
 from datamodules.protocols import Protocol, SplitOwn
 from datamodules.randomness import generator
 from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
+from datamodules.transforms import Pipeline, Transform
 
 
 class Loaded(NamedTuple):
@@ -55,6 +63,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples, at least 0; None is 0.
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
+        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.
@@ -90,6 +99,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         batch_size: int | None = 32,
         seed: int | None = None,
         num_workers: int = 0,
+        transforms: Sequence[Transform] | None = None,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -110,6 +120,10 @@ class FederatedDataModule(LightningDataModule, ABC):
             self.batch_size = check_whole(f"{name}.batch_size", batch_size)
         self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
         self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
+        for transform in transforms or ():
+            expected = "a list of Transforms, such as [Normalize()]"
+            require(f"{name}.transforms", transform, isinstance(transform, Transform), expected)
+        self._transforms = Pipeline(transforms or (), self.seed)
         self.rounded_arrays: list[str] = []
         self._samples: Samples | None = None
         self._partition: Partition | None = None
@@ -139,7 +153,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         assert self._num_clients is not None
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         split_rng = generator(self.seed, "protocol")
-        self._partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
+        partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
+        self._transforms = self._transforms.bound(loaded.train, self._num_clients)
+        self._partition = partition
 
     def _check_loaded(self, loaded: Loaded) -> None:
         """Checks the result of `load`, which may be a user's own method."""
@@ -200,6 +216,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._partition
 
     @property
+    def transforms(self) -> Pipeline:
+        """The transforms of gathered samples, with the statistics of the data."""
+        self._ready()
+        return self._transforms
+
+    @property
     def num_clients(self) -> int:
         """M, the number of clients."""
         return self._num_clients if self._num_clients is not None else len(self.partition)
@@ -230,8 +252,9 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def input_shape(self) -> torch.Size:
-        """The shape of one input, without a batch axis."""
-        return self.samples.input_shape
+        """The shape of one input after the transforms, without a batch axis."""
+        one = torch.zeros(1, dtype=torch.int64)
+        return self.transforms(self.samples.gather(one)[0], one, one).shape[1:]
 
     def label_counts(
         self, split: Literal["train", "val", "test"] = "train", clients: slice = slice(None)
@@ -284,28 +307,40 @@ class FederatedDataModule(LightningDataModule, ABC):
             self.num_workers,
             self.seed,
             client,
+            self.transforms,
         )
 
     def train_dataloader(self) -> DataLoader:
         """Returns a loader of all clients' training samples, in a new order in every epoch."""
-        indices = _pooled(self.partition.train)
-        sampler = ShuffleSampler(len(indices), self.seed, "pooled order")
-        return make_loader(self.samples, indices, self.batch_size, self.num_workers, sampler)
+        selection = self._pooled(self.partition.train, visit_key(self.seed, "pooled visits"))
+        sampler = ShuffleSampler(len(selection), self.seed, "pooled order")
+        return make_loader(selection, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
         """Returns a loader of all clients' validation samples."""
-        indices = _pooled(self.partition.val)
-        return make_loader(self.samples, indices, self.batch_size, self.num_workers)
+        return make_loader(self._pooled(self.partition.val), self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
         """Returns a loader of all clients' test samples, each sample once."""
-        indices = _pooled(self.partition.test)
-        return make_loader(self.samples, indices, self.batch_size, self.num_workers)
+        return make_loader(self._pooled(self.partition.test), self.batch_size, self.num_workers)
+
+    def _pooled(self, arrays: IndexArrays, augmented: int | None = None) -> Selection:
+        """Returns the samples of all clients, each sample once, ascending.
+
+        A sample that several clients own is transformed as that of the first of them.
+        """
+        if arrays.is_shared:
+            return Selection(self.samples, np.unique(arrays[0]), self.transforms)
+        indices, first = np.unique(arrays.flat, return_index=True)
+        owners = arrays.owners[first]
+        return Selection(self.samples, indices, self.transforms, owners, augmented)
 
     def describe(self) -> str:
         """Describes partition rule, protocol and seed in words, for the record of a run."""
         rule, protocol = self.partitioner.describe(), self.protocol.describe()
-        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}."
+        changes = ", ".join(map(repr, self._transforms.transforms))
+        ends = f"; transforms {changes}." if changes else "."
+        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
 
 
 def _host_targets(samples: Samples) -> np.ndarray:
@@ -317,8 +352,3 @@ def _host_targets(samples: Samples) -> np.ndarray:
         least = int(targets.min())
         require("smallest target", least, least >= 0, "at least 0, as integer targets are classes")
     return targets
-
-
-def _pooled(arrays: IndexArrays) -> np.ndarray:
-    """Returns the samples of all clients, each sample once, ascending."""
-    return np.unique(arrays[0] if arrays.is_shared else arrays.flat)

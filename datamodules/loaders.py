@@ -9,33 +9,61 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from datamodules.randomness import generator
+from datamodules.randomness import fold, generator
 from datamodules.samples import Samples
+from datamodules.transforms import Pipeline
 
 
 class Selection(Dataset):
-    """A map-style data set of the samples at the given indices.
+    """A map-style data set of the samples at the given indices, after the transforms.
 
     Args:
         samples: All samples.
-        indices: The indices of the samples of this data set, int64 [n].
+        indices: The indices of the n samples of this data set, int64 [n].
+        transforms: The transforms; None for none.
+        owners: The client of each sample, int64 [n], or of all samples.
+        augmented: In training, the key of the random numbers of augmentation; None in evaluation.
     """
 
-    def __init__(self, samples: Samples, indices: np.ndarray) -> None:
+    def __init__(
+        self,
+        samples: Samples,
+        indices: np.ndarray,
+        transforms: Pipeline | None = None,
+        owners: np.ndarray | int = 0,
+        augmented: int | None = None,
+    ) -> None:
         self.samples = samples
         self.indices = torch.as_tensor(indices)
+        self.transforms = Pipeline() if transforms is None else transforms
+        self.owners = torch.as_tensor(owners).expand(len(self.indices))
+        self.augmented = augmented
 
     def __len__(self) -> int:
         """Returns n, the number of samples."""
         return len(self.indices)
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        """Returns the input and the target of one sample."""
-        return self.samples.gather(self.indices[position])
+        """Returns the input and the target of one sample, as in the first epoch."""
+        inputs, targets = self.__getitems__([range(len(self))[position]])
+        return inputs[0], targets[0]
 
     def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Returns a whole batch; PyTorch's loader calls this method of data sets that have one."""
-        return self.samples.gather(self.indices[torch.as_tensor(positions)])
+        """Returns a whole batch; PyTorch's loader calls this method of data sets that have one.
+
+        Args:
+            positions: Positions in this data set, plus the epoch (from 0) times its length.
+        """
+        given, length = torch.as_tensor(positions), len(self)
+        place = given % length
+        index = self.indices[place]
+        inputs, targets = self.samples.gather(index)
+        if not self.transforms:
+            return inputs, targets
+        owners, visits = self.owners[place], None
+        if self.augmented is not None:
+            visits = fold(fold(torch.full_like(owners, self.augmented), owners), given // length)
+        return self.transforms(inputs, owners, index, visits), targets
 
 
 class ShuffleSampler(Sampler[int]):
@@ -65,15 +93,18 @@ class ShuffleSampler(Sampler[int]):
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        """Yields the positions 0 to `length` - 1 in the order of the epoch."""
+        """Yields the positions of the epoch in random order, as `Selection` expects them.
+
+        In the epoch e these are the numbers from e `length` to (e + 1) `length` - 1.
+        """
         order = generator(*self.keys, self.epoch).permutation(self.length)
+        order += self.epoch * self.length
         self.epoch += 1
         yield from order.tolist()
 
 
 def make_loader(
-    samples: Samples,
-    indices: np.ndarray,
+    selection: Selection,
     batch_size: int | None,
     num_workers: int = 0,
     sampler: Sampler | None = None,
@@ -81,18 +112,17 @@ def make_loader(
     """Returns a loader of batches (inputs, targets).
 
     Args:
-        samples: All samples.
-        indices: The indices of the samples to load, int64 [n].
+        selection: The n samples to load.
         batch_size: Samples per batch; None loads all n samples as one batch.
         num_workers: Worker processes of the loader.
-        sampler: The order of the samples; None keeps the order of `indices`.
+        sampler: The order of the samples; None keeps the order of `selection`.
     """
     # PyTorch draws a seed for workers at the start of every pass. With a generator of its own a
     # loader does not draw this seed from the global random state.
     own = torch.Generator()
     return DataLoader(
-        Selection(samples, indices),
-        batch_size=batch_size or max(len(indices), 1),
+        selection,
+        batch_size=batch_size or max(len(selection), 1),
         sampler=sampler,
         num_workers=num_workers,
         collate_fn=_collate,
@@ -112,6 +142,7 @@ class ClientDataModule(LightningDataModule):
         num_workers: Worker processes of the loaders.
         seed: Seed of the order of the training samples.
         client: The number of the client, on which the order of the training samples depends, too.
+        transforms: The transforms of the samples; None for none.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -131,6 +162,7 @@ class ClientDataModule(LightningDataModule):
         num_workers: int,
         seed: int,
         client: int,
+        transforms: Pipeline | None = None,
     ) -> None:
         super().__init__()
         self.samples = samples
@@ -139,19 +171,30 @@ class ClientDataModule(LightningDataModule):
         self.num_workers = num_workers
         self.seed = seed
         self.client = client
+        self.transforms = transforms
 
     def train_dataloader(self) -> DataLoader:
         """Returns a loader of the training samples, in a new random order in every epoch."""
         sampler = ShuffleSampler(len(self.train), self.seed, "client order", self.client)
-        return make_loader(self.samples, self.train, self.batch_size, self.num_workers, sampler)
+        selection = self._selection(self.train, visit_key(self.seed, "client visits"))
+        return make_loader(selection, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
         """Returns a loader of the validation samples."""
-        return make_loader(self.samples, self.val, self.batch_size, self.num_workers)
+        return make_loader(self._selection(self.val), self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
         """Returns a loader of the test samples."""
-        return make_loader(self.samples, self.test, self.batch_size, self.num_workers)
+        return make_loader(self._selection(self.test), self.batch_size, self.num_workers)
+
+    def _selection(self, indices: np.ndarray, augmented: int | None = None) -> Selection:
+        """Returns the samples at some indices as the client sees them."""
+        return Selection(self.samples, indices, self.transforms, self.client, augmented)
+
+
+def visit_key(seed: int, purpose: str) -> int:
+    """Returns the key of the augmentation of a loader's samples."""
+    return int(generator(seed, purpose).integers(1 << 63))
 
 
 def _collate(batch: Any) -> Any:

@@ -1,8 +1,10 @@
 """Random numbers that are functions of a key: results depend on no global random state."""
 
 import zlib
+from functools import lru_cache
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -43,3 +45,42 @@ def fold(keys: Tensor, data: Tensor) -> Tensor:
     x *= -0x6B2FB644ECCEEE15
     x ^= (x >> 31).bitwise_and_(0x1FFFFFFFF)
     return x
+
+
+def uniform(keys: Tensor, number: int = 0) -> Tensor:
+    """Returns a uniform number in [0, 1) for each key, float32 with 24 random bits.
+
+    Args:
+        keys: int64 of any shape.
+        number: Counts the numbers that are drawn from the same keys, from 0.
+    """
+    bits = fold(keys, torch.full_like(keys, number)) >> 40
+    return bits.bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
+
+
+def choice(keys: Tensor, options: int, number: int = 0) -> Tensor:
+    """Returns a uniform integer from 0 to `options` - 1 for each key; see `uniform`."""
+    bits = fold(keys, torch.full_like(keys, number)) >> 16
+    return bits.bitwise_and_(0x7FFFFFFF).remainder_(options)
+
+
+def normal(keys: Tensor, count: int) -> Tensor:
+    """Returns `count` standard normal numbers for each key, float32 [n, count].
+
+    They are the quantiles of 16 random bits: the same on every device, in every batch, and at most
+    4.3 in absolute value.
+
+    Args:
+        keys: int64 [n].
+        count: How many numbers each key gets.
+    """
+    words = torch.arange(-(-count // 4), device=keys.device)
+    bits = fold(keys[:, None], words).view(torch.int16)[:, :count]
+    return _quantiles().to(keys.device, non_blocking=True)[bits.int() + 32768]
+
+
+@lru_cache
+def _quantiles() -> Tensor:
+    """Returns the quantiles of the normal distribution at (i + 1/2) / 65536, float32 [65536]."""
+    shares = (torch.arange(65536, dtype=torch.float64) + 0.5) / 65536
+    return torch.special.ndtri(shares).float()

@@ -3,12 +3,13 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from datamodules.image_folder import decode
 from datamodules.vision import ImageDataModule, Pairs
 
 
@@ -62,7 +63,7 @@ class TinyImageNetDataModule(ImageDataModule):
         ]
         for split, pairs in (("train", train), ("val", val)):
             paths, labels = zip(*pairs, strict=True)
-            _save(folder / f"{split}_images.npy", _decode(paths, (3, 64, 64)))
+            _save(folder / f"{split}_images.npy", decode(paths))
             _save(folder / f"{split}_labels.npy", np.array(labels, np.int64))
 
     def _unpack(self) -> None:
@@ -89,17 +90,6 @@ class TinyImageNetDataModule(ImageDataModule):
         # warns about read-only arrays.
         images = np.load(f"{split}_images.npy", mmap_mode="c")
         return torch.from_numpy(images), torch.from_numpy(np.load(f"{split}_labels.npy"))
-
-
-def _decode(paths: Iterable[Path], shape: tuple[int, int, int]) -> np.ndarray:
-    """Reads images as uint8 [N, 3, H, W]; gray images get three equal channels."""
-    from torchvision.datasets.folder import default_loader
-
-    paths = list(paths)
-    images = np.empty((len(paths), *shape), np.uint8)
-    for image, path in zip(images, paths, strict=True):
-        image[:] = np.asarray(default_loader(path)).transpose(2, 0, 1)
-    return images
 
 
 def _save(path: Path, array: np.ndarray) -> None:

@@ -20,6 +20,7 @@ from datamodules.partitioners import Partitioner
 from datamodules.protocols import Protocol
 from datamodules.randomness import generator
 from datamodules.samples import TensorSamples
+from datamodules.transforms import Transform
 
 Pairs = tuple[Tensor, Tensor]
 """Images uint8 [N, C, H, W] and labels int64 [N]."""
@@ -28,9 +29,9 @@ Pairs = tuple[Tensor, Tensor]
 class ImageDataModule(FederatedDataModule):
     """The base class of image data sets with a download and an official test set.
 
-    Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. Images are neither
-    normalized nor augmented. Nothing is downloaded if the files exist. Archives that a user has put
-    into the folder are unpacked instead of downloaded.
+    Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. They are normalized,
+    augmented or shifted as `transforms` says. Nothing is downloaded if the files exist. Archives
+    that a user has put into the folder are unpacked instead of downloaded.
 
     Args:
         num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
@@ -42,6 +43,7 @@ class ImageDataModule(FederatedDataModule):
         root: The folder of all data sets, with a subfolder for each of them.
         train_samples: The number of samples to use of the official training set, drawn at random by
             `seed`; None uses all.
+        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
@@ -63,8 +65,11 @@ class ImageDataModule(FederatedDataModule):
         num_workers: int = 0,
         root: str | os.PathLike = "data",
         train_samples: int | None = None,
+        transforms: Sequence[Transform] | None = None,
     ) -> None:
-        super().__init__(num_clients, partition, protocol, batch_size, seed, num_workers)
+        super().__init__(
+            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
+        )
         self.root = Path(root).expanduser()
         self.train_samples = train_samples
         if train_samples is not None:
@@ -314,6 +319,44 @@ class CIFAR100DataModule(CIFAR10DataModule):
     def files(self) -> Sequence[str]:
         """The paths of training set, test set and class names, which torchvision requires."""
         return [f"cifar-100-python/{name}" for name in ("train", "test", "meta")]
+
+
+class SVHNDataModule(ImageDataModule):
+    """SVHN: 73,257 training and 26,032 test images [3, 32, 32] of digits on house numbers.
+
+    Netzer, Wang, Coates, Bissacco, Wu, Ng, "Reading Digits in Natural Images with Unsupervised
+    Feature Learning", NIPS workshop 2011. The file gives the digit 0 the label 10, which becomes 0.
+    The 531,131 easier "extra" images are not used. The arguments are those of `ImageDataModule`.
+
+    Example:
+        >>> data = SVHNDataModule(num_clients=10)  # downloads on first use
+        >>> data.archives
+        ['SVHN/train_32x32.mat', 'SVHN/test_32x32.mat']
+    """
+
+    title = "SVHN"
+    source = "http://ufldl.stanford.edu/housenumbers"
+
+    @property
+    def archives(self) -> Sequence[str]:
+        """The paths of the two files."""
+        return ["SVHN/train_32x32.mat", "SVHN/test_32x32.mat"]
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The paths of the two files, which are not compressed."""
+        return self.archives
+
+    def download(self) -> None:
+        """Downloads the files with torchvision, unless they exist."""
+        for split in ("train", "test"):
+            _torchvision(self.title, self.root / self.title, split=split, download=True)
+
+    def read(self, train: bool) -> Pairs:
+        """Reads the images and labels of the training or test set."""
+        split = "train" if train else "test"
+        stored = _torchvision(self.title, self.root / self.title, split=split)
+        return torch.from_numpy(stored.data), torch.from_numpy(stored.labels.astype(np.int64))
 
 
 def _torchvision(name: str, root: Path, **arguments: Any) -> Any:

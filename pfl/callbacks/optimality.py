@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from pfl.callbacks.round_checkpoint import is_last
-from pfl.clients import Clients, LocalSchedule
+from pfl.clients import Clients
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -148,7 +148,8 @@ class Optimality(Callback):
 def full_gradients(algorithm: FederatedAlgorithm, clients: Clients, w: Tensor) -> Tensor:
     """Returns grad f_i(w) [C, P] at one model w [P]; zero for clients without samples."""
     gradients = w.new_zeros(len(clients), len(w))
-    for batch in clients.batches(LocalSchedule(None)):  # all samples, or none
+    largest = max(1, int(clients.sizes.max(initial=0)))
+    for _, batch in clients.samples(limit=largest):  # one batch of all samples, or none
         gradients = algorithm.oracle.gradient(w.expand_as(gradients), batch, clients.buffers)[1]
     return gradients
 

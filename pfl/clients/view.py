@@ -19,12 +19,13 @@ from datamodules.samples import TensorSamples
 from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.engines.batch import Batch, StepBlock, cast
-from pfl.randomness import key
+from pfl.randomness import fold, key
 
 if TYPE_CHECKING:
     from datamodules import FederatedDataModule
 
-READ_AHEAD = 1 << 20  # floats of streamed samples
+READ_AHEAD = 1 << 20  # floats of streamed or transformed samples
+READ_AHEAD_ON_GPU = 1 << 24  # transforms are many small kernels, which should be few calls
 
 
 class ClientData:
@@ -43,6 +44,7 @@ class ClientData:
         self.device = torch.device(device)
         self.splits = datamodule.partition
         self.samples = datamodule.samples.to(device)
+        self.transforms = datamodule.transforms
         self._stored: dict[str, Tensor] = {}
         self._pooled: ClientData | None = None
 
@@ -85,34 +87,63 @@ class ClientData:
         return type(self.samples) is TensorSamples
 
     def shared(self, split: str) -> bool:
-        """Returns True if all clients have the same samples of a split."""
-        return getattr(self.splits, split).is_shared
+        """Returns True if all clients have the same samples of a split, and see them alike."""
+        return getattr(self.splits, split).is_shared and not self.transforms.per_client
 
-    def gather(self, index: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns inputs and targets by index; floating values are converted to `dtype`."""
-        inputs, targets = self.samples.gather(index.long())
-        return cast(inputs, dtype), cast(targets, dtype)
-
-    def stored(self, picks: Tensor) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Yields the samples of K local steps; streamed samples are read for some steps at a time.
+    def gather(
+        self, index: Tensor, dtype: torch.dtype, owners: np.ndarray
+    ) -> tuple[Tensor, Tensor]:
+        """Returns samples as evaluation sees them; floating values are converted to `dtype`.
 
         Args:
-            picks: The indices of the samples that each step takes, [K, ...].
+            index: The indices of the samples, integers of any shape.
+            dtype: The models' dtype.
+            owners: The client of each sample, int64, of a shape that broadcasts to that of `index`.
+
+        Returns:
+            Inputs and targets.
+        """
+        inputs, targets = self.samples.gather(index.long())
+        if self.transforms:
+            ids = torch.from_numpy(owners).to(index.device)
+            seen = self.transforms(inputs.flatten(0, index.ndim - 1), ids, index)
+            inputs = seen.unflatten(0, index.shape)
+        return cast(inputs, dtype), cast(targets, dtype)
+
+    def stored(
+        self, picks: Tensor, ids: np.ndarray, epochs: np.ndarray, base: int
+    ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Yields the samples of K local steps of A clients.
+
+        Streamed samples are read, and transforms made, for some steps at a time. What a training
+        sample looks like is a function of (base, client, epoch, sample).
+
+        Args:
+            picks: The indices of the samples that each step takes, [K, A, B].
+            ids: The clients, int64 [A].
+            epochs: The epoch of each step, int64 [K, A].
+            base: The key of the draws of the round and the purpose.
 
         Yields:
             A range of steps; inputs and targets; the positions in these of the steps' samples.
         """
-        if self.in_memory:
+        if self.in_memory and not self.transforms:
             samples = typing.cast(TensorSamples, self.samples)
             yield slice(0, len(picks)), samples.inputs, samples.targets, picks
             return
-        size = picks[0].numel()
-        ahead = max(1, READ_AHEAD // (size * max(1, math.prod(self.samples.input_shape))))
+        owners = torch.from_numpy(ids).to(picks.device, non_blocking=True)
+        visits = torch.from_numpy(epochs).to(picks.device, non_blocking=True)
+        visits = fold(fold(torch.full_like(owners, key(base, "transforms")), owners), visits)
+        size = picks[0].numel() * max(1, math.prod(self.samples.input_shape))
+        ahead = max(1, (READ_AHEAD if self.device.type == "cpu" else READ_AHEAD_ON_GPU) // size)
         for first in range(0, len(picks), ahead):
-            part = picks[first : first + ahead]
+            steps = slice(first, first + ahead)
+            part = picks[steps]
             inputs, targets = self.samples.gather(part.reshape(-1))
+            if self.transforms:
+                inputs = self.transforms(inputs, owners[:, None], part, visits[steps, :, None])
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
-            yield slice(first, first + ahead), inputs, targets, places
+            yield steps, inputs, targets, places
 
 
 @dataclass
@@ -232,7 +263,8 @@ class Clients:
                 picks = sample_order.shuffled_indices(
                     indices, owned[:, :A], base, epoch, place, counts, size
                 )
-            for part, inputs, targets, places in self.data.stored(picks):
+            stored = self.data.stored(picks, self.ids[:A], epoch, base)
+            for part, inputs, targets, places in stored:
                 origin = partial(
                     StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
                 )
@@ -264,7 +296,8 @@ class Clients:
             columns = begin + torch.arange(int(counts.max()), device=starts.device)
             last = torch.from_numpy(sizes[:active] - 1).to(starts.device)[:, None]
             index = indices[starts[:active, None] + torch.minimum(columns, last)]
-            yield slice(0, active), Batch(*self.data.gather(index, self.dtype), counts.tolist())
+            samples = self.data.gather(index, self.dtype, self.ids[:active, None])
+            yield slice(0, active), Batch(*samples, counts.tolist())
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yields all clients' samples one after another, at most `limit` at a time.

@@ -192,7 +192,7 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
 
     def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor]:
         with algorithm.in_full_precision():
-            inputs, targets = data.gather(piece[1], w.dtype)
+            inputs, targets = data.gather(piece[1], w.dtype, clients.ids[piece[0]])
             return oracle.evaluate_one(w, inputs, targets, buffers)
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
@@ -245,7 +245,7 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
         w["personalized"] = algorithm.personalized(adapted)
         own["personalized"] = _with_buffers_of("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
-        inputs, targets = clients.data.gather(index, clients.dtype)
+        inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}
         values["target"] = targets.cpu().numpy()
         for kind, models in w.items():

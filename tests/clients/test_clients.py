@@ -14,6 +14,7 @@ from datamodules import (
     TensorDataModule,
     TensorSamples,
 )
+from datamodules.transforms import Pipeline
 from pfl.clients import ClientData, Clients, LocalSchedule, sample_order
 
 SIZES = [3, 10, 0, 7, 10, 1]  # of clients 0 ... 5, one without samples
@@ -35,7 +36,9 @@ def data(sizes=SIZES, shared=4, seed=0, dtype=torch.float32, device="cpu"):
         Ragged.shared(np.arange(total - shared, total), len(sizes)),
     )
     samples = TensorSamples(torch.stack([values, -values], 1).to(dtype), values)
-    return ClientData(SimpleNamespace(partition=partition, samples=samples), device, seed)
+    return ClientData(
+        SimpleNamespace(partition=partition, samples=samples, transforms=Pipeline()), device, seed
+    )
 
 
 def chunk(ids, split="train", round_index=0, **kwargs):
@@ -76,14 +79,16 @@ def test_client_data_has_sizes_and_samples_by_client_id():
 
 
 def test_gather_takes_the_models_dtype_and_leaves_classes_alone():
-    x, y = data().gather(torch.tensor([[3, 1], [0, 2]], dtype=torch.int32), torch.float64)
+    x, y = data().gather(
+        torch.tensor([[3, 1], [0, 2]], dtype=torch.int32), torch.float64, np.zeros((2, 1), int)
+    )
     assert x.dtype == torch.float64
     assert y.dtype == torch.int64
     assert y.tolist() == [[3, 1], [0, 2]]
     assert x[0, 0].tolist() == [3, -3]
     d = data()
     d.samples = TensorSamples(torch.arange(4).view(2, 2), torch.rand(2, dtype=torch.float32))
-    x, y = d.gather(torch.tensor([1]), torch.float64)
+    x, y = d.gather(torch.tensor([1]), torch.float64, np.array([0]))
     assert x.dtype == torch.int64  # tokens stay tokens
     assert y.dtype == torch.float64
 
@@ -302,7 +307,9 @@ def test_samples_drawn_when_asked_for_come_like_stored_ones(split):
     )
     parts = drawn.partition
     kept = [Ragged.from_sizes(p.flat, p.sizes) for p in (parts.train, parts.val, parts.test)]
-    stored = SimpleNamespace(partition=Partition(*kept), samples=drawn.samples)
+    stored = SimpleNamespace(
+        partition=Partition(*kept), samples=drawn.samples, transforms=drawn.transforms
+    )
     ids = np.array([17, 99, 3, 42])
     some = [Clients(ids, 2, ClientData(module, seed=5), split) for module in (drawn, stored)]
     for size in (3, None):

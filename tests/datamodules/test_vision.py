@@ -19,6 +19,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import scipy.io
 import torch
 from torchvision import datasets
 from torchvision.transforms.functional import to_pil_image
@@ -32,6 +33,7 @@ from datamodules import (
     FashionMNISTDataModule,
     MNISTDataModule,
     SharedTest,
+    SVHNDataModule,
     TinyImageNetDataModule,
 )
 from datamodules.vision import ImageDataModule
@@ -116,6 +118,18 @@ def write_cifar100(folder):
     return write_cifar(folder, archive, inner, ["train", "test"], "fine_labels", meta, 40)
 
 
+def write_svhn(folder):
+    """Writes MATLAB files: images [32, 32, 3, N] and labels [N, 1], with the label 10 for 0."""
+    parts = []
+    for split, number in (("train", TRAIN), ("test", TEST)):
+        images, labels = draw(number, (3, 32, 32), 10)
+        stored = np.where(labels == 0, 10, labels).astype(np.uint8)[:, None]
+        content = {"X": images.transpose(2, 3, 1, 0), "y": stored}
+        scipy.io.savemat(folder / f"{split}_32x32.mat", content)
+        parts.append((images, labels))
+    return parts
+
+
 def write_tiny(folder):
     """Writes JPEG files of one colour each, which JPEG keeps up to rounding, by WordNet id."""
     wnids = ["n03", "n01", "n02"]  # the file wnids.txt is not sorted
@@ -152,6 +166,7 @@ SETS = {
     "EMNIST balanced": (EMNISTDataModule, lambda f: write_emnist(f, "balanced", 12, 0)),
     "CIFAR10": (CIFAR10DataModule, write_cifar10),
     "CIFAR100": (CIFAR100DataModule, write_cifar100),
+    "SVHN": (SVHNDataModule, write_svhn),
     "TinyImageNet": (TinyImageNetDataModule, write_tiny),
 }
 
@@ -184,6 +199,11 @@ def internet(tmp_path, monkeypatch):
     for name in ("EMNIST", "CIFAR10", "CIFAR100"):
         kind = getattr(datasets, name)
         monkeypatch.setattr(kind, "url", f"{address}/{kind.url.rpartition('/')[2]}")
+    addresses = {
+        split: [f"{address}/{url.rpartition('/')[2]}", *rest]
+        for split, (url, *rest) in datasets.SVHN.split_list.items()
+    }
+    monkeypatch.setattr(datasets.SVHN, "split_list", addresses)
     monkeypatch.setattr(TinyImageNetDataModule, "source", address)
     monkeypatch.setattr(datasets.utils, "check_md5", lambda path, md5, **kwargs: True)
     yield folder, requests
@@ -265,11 +285,16 @@ def test_the_address_in_the_error_is_that_of_torchvision():
     """The error of a failed download sends a user to the place from which torchvision downloads."""
     kinds = [d for d in vars(datamodules).values() if isinstance(d, type)]
     image_sets = [d for d in kinds if issubclass(d, ImageDataModule)]
-    assert len(image_sets) == 6
+    assert len(image_sets) == 7
     for dm in image_sets:
         if dm is not TinyImageNetDataModule:
             stored = getattr(datasets, dm.title)
-            urls = [stored.url] if "url" in vars(stored) else [m + "x" for m in stored.mirrors]
+            if "url" in vars(stored):
+                urls = [stored.url]
+            elif "split_list" in vars(stored):
+                urls = [url for url, *_ in stored.split_list.values()]
+            else:
+                urls = [m + "x" for m in stored.mirrors]
             assert dm.source in [url.rpartition("/")[0] for url in urls]
 
 

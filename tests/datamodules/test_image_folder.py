@@ -1,0 +1,153 @@
+"""Images in folders and in tables, written here with known pixels."""
+
+import numpy as np
+import pytest
+import torch
+from torchvision.transforms.functional import to_pil_image
+
+from datamodules import IID, ImageFolderDataModule, Natural, SharedTest, SplitOwn
+
+
+def write(folder, images):
+    """Writes images by path: a colour (of 6x4 pixels), a gray level, or an array [H, W, 3]."""
+    for path, pixels in images.items():
+        if isinstance(pixels, tuple | int):
+            pixels = np.full((6, 4, 3) if isinstance(pixels, tuple) else (6, 4), pixels, np.uint8)
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        to_pil_image(torch.from_numpy(pixels.reshape(*pixels.shape[:2], -1)).permute(2, 0, 1)).save(
+            file
+        )
+
+
+COLOURS = {
+    "photo/dog/b.png": (1, 2, 3),
+    "photo/cat/a.bmp": (4, 5, 6),
+    "sketch/cat/c.PNG": 7,  # gray
+    "sketch/cat/d.png": (8, 9, 10),
+}
+# In the order of the paths: class (cat 0, dog 1), client and colour.
+EXPECTED = [
+    (0, "photo", (4, 5, 6)),
+    (1, "photo", (1, 2, 3)),
+    (0, "sketch", (7, 7, 7)),
+    (0, "sketch", (8, 9, 10)),
+]
+
+
+def rows(samples, ids):
+    """Class, client and colour of each image, all of whose pixels are equal."""
+    found = []
+    for image, target, client in zip(samples.inputs, samples.targets.tolist(), ids, strict=True):
+        assert image.shape == (3, 6, 4) and image.dtype == torch.uint8
+        (colour,) = {tuple(pixel) for pixel in image.flatten(1).T.tolist()}
+        found.append((target, client, colour))
+    return found
+
+
+def test_folders_are_clients_and_classes(tmp_path):
+    write(tmp_path, COLOURS)
+    (tmp_path / "photo" / "notes.txt").write_text("no image")
+    data = ImageFolderDataModule(
+        tmp_path, "client/class", partition=Natural(), protocol=SplitOwn(0.0, 0.0)
+    )
+    loaded = data.load()
+    assert rows(loaded.train, loaded.client_ids) == EXPECTED
+    assert loaded.test is None
+    assert data.class_names == ["cat", "dog"]
+    assert (data.num_clients, data.client_sizes.tolist()) == (2, [2, 2])
+    assert data.label_counts().tolist() == [[1, 1], [2, 0]]
+
+
+@pytest.mark.parametrize(
+    "levels", [None, "class/client", "split/class", "split/class/client", "client/split/class"]
+)
+def test_levels_have_any_order(levels, tmp_path):
+    """The last image is a test image, where there are splits."""
+    names = (levels or "class").split("/")
+    for path, colour in COLOURS.items():
+        client, label, name = path.split("/")
+        parts = {"client": client, "class": label, "split": "test" if "d." in name else "train"}
+        write(tmp_path, {"/".join([*(parts[level] for level in names), name]): colour})
+    loaded = ImageFolderDataModule(tmp_path, levels, num_clients=1).load()
+    ids = [None] * 4 if loaded.client_ids is None else loaded.client_ids.tolist()
+    number = len(loaded.train)
+    found = rows(loaded.train, ids[:number])
+    expected = [(label, c if "client" in names else None, colour) for label, c, colour in EXPECTED]
+    if "split" in names:
+        assert rows(loaded.test, ids[number:]) == expected[3:]
+        expected = expected[:3]
+    else:
+        assert loaded.test is None
+    assert sorted(found, key=str) == sorted(expected, key=str)
+
+
+def test_a_table_names_class_client_and_split(tmp_path):
+    write(tmp_path, COLOURS)
+    lines = ["file,class,client,split,age", "sketch/cat/c.PNG,b,ann,test,3"]
+    lines += ["photo/dog/b.png,c,bob,train,4", "photo/cat/a.bmp,b,ann,train,5"]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    data = ImageFolderDataModule(
+        tmp_path, table="list.csv", partition=Natural(), protocol=SharedTest(validation=0.0)
+    )
+    loaded = data.load()
+    assert rows(loaded.train, loaded.client_ids[:2]) == [
+        (1, "bob", (1, 2, 3)),
+        (0, "ann", (4, 5, 6)),
+    ]
+    assert rows(loaded.test, loaded.client_ids[2:]) == [(0, "ann", (7, 7, 7))]
+    assert data.client_sizes.tolist() == [1, 1]
+
+
+def test_images_are_resized_to_squares(tmp_path):
+    ramp = np.zeros((6, 6, 3), np.uint8) + np.arange(0, 60, 10, np.uint8)[:, None, None]
+    write(tmp_path, {"a/1.png": (9, 8, 7), "a/2.png": ramp})
+    loaded = ImageFolderDataModule(tmp_path, image_size=3, num_clients=1).load()
+    assert loaded.train.inputs.shape == (2, 3, 3, 3)
+    assert (loaded.train.inputs[0] == torch.tensor([9, 8, 7])[:, None, None]).all()
+    # Each pixel is a mean around the middle of two rows; in the middle of a ramp this is exact.
+    assert loaded.train.inputs[1, :, 1].tolist() == [[25] * 3] * 3
+
+
+def test_mistakes_are_named(tmp_path, one_line):
+    def load(*args, **kwargs):
+        ImageFolderDataModule(*args, **{"num_clients": 1, "partition": IID(), **kwargs}).setup()
+
+    missing = tmp_path / "missing"
+    with one_line(f"folder: '{missing}' is no folder", "images at <client>/<class>/<image>"):
+        load(missing, "client/class")
+    (tmp_path / "empty").mkdir()
+    with one_line("holds no images", "<class>/<image>"):
+        load(tmp_path / "empty")
+    with one_line("ImageFolderDataModule.levels: 'class/class'; it must be class, client/class"):
+        load(tmp_path, "class/class")
+    with one_line("levels: 'class'; it must be None, as there is a table"):
+        load(tmp_path, "class", table="list.csv")
+    with one_line("image_size: 0; it must be a whole number"):
+        load(tmp_path, image_size=0)
+
+    write(tmp_path / "set", COLOURS)
+    with one_line("levels: 'class', but there is", "cat/a.bmp'", "at <class>/<image>"):
+        load(tmp_path / "set")
+    write(tmp_path / "split", {"val/a/1.png": 3})
+    with one_line("split 'val' of", "val/a/1.png", "must be train or test"):
+        load(tmp_path / "split", "split/class")
+    write(tmp_path / "tests", {"test/a/1.png": 3})
+    with one_line("holds test images only"):
+        load(tmp_path / "tests", "split/class")
+    write(tmp_path / "sizes", {"a/1.png": 3, "a/2.png": np.zeros((5, 7, 3), np.uint8)})
+    with one_line("image_size: None", "1.png has 6x4 pixels", "2.png has 5x7"):
+        load(tmp_path / "sizes")
+    (tmp_path / "set" / "photo" / "cat" / "a.bmp").write_bytes(b"BM")
+    with one_line("a.bmp: cannot be read as an image"):
+        load(tmp_path / "set", "client/class")
+
+    table = tmp_path / "set" / "list.csv"
+    with one_line("table: '", "list.csv'; it must be an existing CSV file"):
+        load(tmp_path / "set", table="list.csv")
+    table.write_text("path,class\na.png,b")
+    with one_line("has the columns path, class; it must have the columns file and class"):
+        load(tmp_path / "set", table="list.csv")
+    table.write_text("file,class\na.png,b")
+    with one_line("list.csv' names", "a.png', which does not exist"):
+        load(tmp_path / "set", table="list.csv")

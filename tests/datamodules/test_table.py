@@ -1,0 +1,136 @@
+"""Tables in CSV and Parquet files, written here with known values."""
+
+import builtins
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from datamodules import IID, Natural, SharedTest, SplitOwn, TableDataModule
+
+COLUMNS = {
+    "age": [30, 41, 52, 63],
+    "dose": [0.5, 1.5, 2.5, 0.1],
+    "smoker": [True, False, False, True],
+    "outcome": ["well", "ill", "well", "ill"],
+    "hospital": ["north", "south", "south", "south"],
+}
+INPUTS = np.array([[30, 0.5, 1], [41, 1.5, 0], [52, 2.5, 0], [63, 0.1, 1]], np.float32)
+
+
+def write(path, columns):
+    from pyarrow import csv, parquet
+
+    table = pa.table(columns)
+    csv.write_csv(table, path) if path.suffix == ".csv" else parquet.write_table(table, path)
+    return path
+
+
+@pytest.fixture(params=["csv", "parquet"])
+def file(request, tmp_path):
+    """A function that writes columns to a file of one of the two formats."""
+    return lambda columns, name="table": write(tmp_path / f"{name}.{request.param}", columns)
+
+
+def test_columns_become_inputs_classes_and_clients(file):
+    data = TableDataModule(
+        file(COLUMNS), "outcome", client_column="hospital", partition=Natural(),
+        protocol=SplitOwn(0.0, 0.0),
+    )  # fmt: skip
+    loaded = data.load()
+    assert loaded.test is None
+    assert loaded.train.inputs.dtype == torch.float32
+    assert np.array_equal(loaded.train.inputs, INPUTS)
+    assert loaded.train.targets.tolist() == [1, 0, 1, 0]  # ill is 0, well is 1
+    assert loaded.client_ids.tolist() == COLUMNS["hospital"]
+    assert (data.num_classes, data.client_sizes.tolist()) == (2, [1, 3])
+    assert data.rounded_arrays == ["features"]  # 0.1
+
+
+def test_features_can_be_chosen_and_ordered(file):
+    data = TableDataModule(file(COLUMNS), "outcome", ["smoker", "age"], num_clients=2)
+    assert np.array_equal(data.load().train.inputs, INPUTS[:, [2, 0]])
+    assert data.rounded_arrays == []
+
+
+@pytest.mark.parametrize(
+    ("values", "targets"),
+    [
+        ([7, -2, 7, 30], [1, 0, 1, 2]),
+        ([True, False, True, True], [1, 0, 1, 1]),
+        ([0.25, 2.0, 1.0, -0.5], [0.25, 2.0, 1.0, -0.5]),
+    ],
+)
+def test_targets_are_classes_unless_they_are_floating(values, targets, file):
+    columns = {"x": [1, 2, 3, 4], "y": values}
+    data = TableDataModule(file(columns), "y", num_clients=2, partition=IID())
+    assert data.load().train.targets.tolist() == targets
+    assert data.num_classes == (None if isinstance(values[0], float) else len(set(values)))
+
+
+def test_categories_of_parquet_are_text(tmp_path):
+    columns = COLUMNS | {"outcome": pa.array(COLUMNS["outcome"]).dictionary_encode()}
+    data = TableDataModule(
+        write(tmp_path / "a.parquet", columns), "outcome", ["age"], num_clients=2
+    )
+    assert data.load().train.targets.tolist() == [1, 0, 1, 0]
+
+
+def test_an_official_test_set_has_the_same_classes(file):
+    test = {"outcome": ["dead", "well"], "dose": [1.0, 2.0], "age": [1, 2], "smoker": [True, True]}
+    data = TableDataModule(
+        file(COLUMNS), "outcome", ["age", "dose"], test_file=file(test, "test"), num_clients=2,
+        partition=IID(), protocol=SharedTest(validation=0.0),
+    )  # fmt: skip
+    loaded = data.load()
+    # In ascending order over both files: dead, ill, well.
+    assert loaded.train.targets.tolist() == [2, 1, 2, 1]
+    assert loaded.test.targets.tolist() == [0, 2]
+    assert loaded.test.inputs.tolist() == [[1, 1], [2, 2]]
+    assert data.partition.test.sizes.tolist() == [2, 2]
+
+
+def test_mistakes_are_named(file, tmp_path, one_line, monkeypatch):
+    def load(path, *args, **kwargs):
+        TableDataModule(path, *args, **{"num_clients": 1, "partition": IID(), **kwargs}).setup()
+
+    path = file(COLUMNS)
+    with one_line("TableDataModule.file: ", "missing.csv'; it must be the path of an existing"):
+        load(tmp_path / "missing.csv", "y")
+    (tmp_path / "table.xlsx").touch()
+    with one_line("TableDataModule.file: ", "table.xlsx'", ".csv or .parquet"):
+        load(tmp_path / "table.xlsx", "y")
+    with one_line("TableDataModule.test_file: ", "existing .csv or .parquet file"):
+        load(path, "outcome", test_file=tmp_path / "no.csv")
+    with one_line("target_column: 'y'; it must be one of the columns, which are age, dose"):
+        load(path, "y")
+    with one_line("client_column: 'city'; it must be one of the columns"):
+        load(path, "outcome", ["age"], client_column="city")
+    with one_line("feature_columns: the column 'hospital' holds 'north'; it must hold numbers"):
+        load(path, "outcome")
+    with one_line("feature_columns: ['outcome']; it must be columns for inputs only"):
+        load(path, "outcome", ["outcome"])
+    with one_line("feature_columns: []; it must be"):
+        load(path, "outcome", [])
+    with one_line("feature_columns: 'weight'; it must be one of the columns"):
+        load(path, "outcome", ["weight"])
+    holes = COLUMNS | {"age": [1, None, None, 4]}
+    with one_line("the column 'age' has no value in 2 of 4 rows"):
+        load(file(holes), "outcome", ["age"])
+    with one_line("the column 'dose' has no value in 1 of 4 rows"):
+        load(file(COLUMNS | {"dose": [1.0, float("nan"), 2.0, 3.0]}), "outcome", ["dose"])
+    path.write_bytes(b"a,b\n1,2,3\n")
+    with one_line("TableDataModule.file: ", "cannot be read: "):
+        load(path, "a")
+
+    plain = builtins.__import__
+
+    def without_pyarrow(name, *args, **kwargs):
+        if name == "pyarrow":
+            raise ImportError(name)
+        return plain(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_pyarrow)
+    with one_line("TableDataModule.file: ", "pyarrow must be installed", "pip install pyarrow"):
+        load(path, "a")

@@ -47,17 +47,23 @@ class ClientData:
         self.transforms = datamodule.transforms
         self._stored: dict[str, Tensor] = {}
         self._pooled: ClientData | None = None
+        self._owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns these samples with those of the clients `ids` owned by one client, whose id is 0.
 
-        The samples are not copied.
+        The samples are not copied. Transforms show a sample as its own client sees it, or as one of
+        its clients if it has several.
         """
         if self._pooled is None:
             pooled, own = copy.copy(self), self.splits.train
             indices = own.flat if len(ids) == len(own.sizes) else own.of(ids)
             train = Ragged.from_sizes(indices, np.array([len(indices)]))
             pooled.splits, pooled._stored = replace(self.splits, train=train), {}
+            if self.transforms.per_client:
+                owners = np.zeros(len(self.samples), np.int64)
+                owners[indices] = np.repeat(ids, own.sizes[ids])
+                pooled._owners = torch.from_numpy(owners).to(self.device)
             self._pooled = pooled
         return self._pooled
 
@@ -141,7 +147,8 @@ class ClientData:
             part = picks[steps]
             inputs, targets = self.samples.gather(part.reshape(-1))
             if self.transforms:
-                inputs = self.transforms(inputs, owners[:, None], part, visits[steps, :, None])
+                seen_by = owners[:, None] if self._owners is None else self._owners[part.long()]
+                inputs = self.transforms(inputs, seen_by, part, visits[steps, :, None])
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
             yield steps, inputs, targets, places
 

@@ -7,17 +7,21 @@ import pytest
 import torch
 
 from datamodules import (
+    ClientInversion,
+    ClientNoise,
     DatasetSamples,
     DigitsDataModule,
     FederatedDataModule,
     Loaded,
+    LogNormal,
     Natural,
     Sampled,
     SplitOwn,
+    TensorDataModule,
 )
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, GlobalTrain, LocalTrain
-from pfl.clients import ClientData
+from pfl.clients import ClientData, Clients, LocalSchedule
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import (
     differing,
@@ -194,3 +198,23 @@ def test_a_run_scores_the_global_model_on_every_client(fit):
     assert pooled.row[key] == pytest.approx(single.row[key], rel=1e-12)
     assert pooled.row[f"{key}_std"] == pytest.approx(0.0, abs=1e-12)
     assert "test/personalized/loss" not in pooled.row
+
+
+@pytest.mark.parametrize("ids", [[0, 1, 2, 3, 4], [4, 1]], ids=str)
+def test_the_pool_shows_each_sample_as_its_own_client_sees_it(ids):
+    """Transforms that differ between clients: the pool's samples are those of the clients."""
+    images = np.random.default_rng(0).integers(0, 256, (60, 1, 4, 4), np.uint8)
+    shifts = [ClientInversion(), ClientNoise()]
+    rules = {"partition": LogNormal(0.5, min_size=3), "protocol": SplitOwn(0.0, 0.0)}
+    data = TensorDataModule(images, np.arange(60), num_clients=5, transforms=shifts, **rules)
+    clients = ClientData(data)
+
+    def seen(own, client):
+        batches = Clients(np.array([client]), 0, own).batches(LocalSchedule(7))
+        pairs = ((b.inputs[0, : b.counts[0]], b.targets[0].tolist()) for b in batches)
+        return {y: x for inputs, targets in pairs for x, y in zip(inputs, targets, strict=False)}
+
+    pooled = seen(clients.as_one_client(np.array(ids)), 0)
+    own = {y: x for client in ids for y, x in seen(clients, client).items()}
+    assert pooled.keys() == own.keys()
+    assert all(torch.equal(pooled[y], own[y]) for y in own)

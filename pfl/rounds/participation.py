@@ -139,7 +139,8 @@ class Participation:
     @cached_property
     def population(self) -> np.ndarray:
         """The ids of the clients from which cohorts are drawn, ascending int64 [M]."""
-        return np.setdiff1d(np.arange(self.datamodule.num_clients), self.unseen_clients)
+        everyone = np.arange(self.datamodule.num_clients)
+        return np.delete(everyone, self.unseen_clients) if len(self.unseen_clients) else everyone
 
     # ---- cohorts ------------------------------------------------------------------------------
 
@@ -215,12 +216,13 @@ class Participation:
                 f"loop.clients_per_round: {count}; it must be from 1 to {total} ({of}), or null "
                 f"for everyone"
             )
-        able = int((self.datamodule.client_sizes[self.population] > 0).sum())
-        if self.trace is None and self.sampling == "weighted" and able < self.cohort_size:
-            raise ConfigError(
-                f"loop.clients_per_round: {count}; weighted sampling draws clients with samples, "
-                f"and only {able} have some"
-            )
+        if self.trace is None and self.sampling == "weighted":
+            able = int((self.datamodule.client_sizes[self.population] > 0).sum())
+            if able < self.cohort_size:
+                raise ConfigError(
+                    f"loop.clients_per_round: {count}; weighted sampling draws clients with "
+                    f"samples, and only {able} have some"
+                )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
         if self.trace is not None:

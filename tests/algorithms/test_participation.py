@@ -37,7 +37,7 @@ LEFT = [[0, 2], [1, 2, 3], [], [0, 1]]
 FROM_THE_COHORT = {
     name
     for name, method in METHODS.items()
-    if "self.cohort(" in inspect.getsource(method.kind.begin_round)
+    if "self.client_rows(" in inspect.getsource(method.kind.begin_round)
 }
 # Methods that train on pooled samples have no clients that could fail or be slow.
 FEDERATED = {n: m for n, m in METHODS.items() if not getattr(m.kind, "pooled", False)}
@@ -177,9 +177,9 @@ def test_methods_that_need_everyone_refuse_drop_outs(train_small, method):
 
 
 def loops(kind, epochs):
-    """A number of epochs for every loop of a method."""
-    own = (name for name in inspect.signature(kind).parameters if name.endswith("_epochs"))
-    return dict.fromkeys(["local_epochs", *own], epochs)
+    """A number of epochs for every loop of a client."""
+    own = {name for name in inspect.signature(kind).parameters if name.endswith("_epochs")}
+    return dict.fromkeys(["local_epochs", *(own - {"server_epochs"})], epochs)
 
 
 @cases({n: m for n, m in FEDERATED.items() if not n.startswith(("FedAgg", "L2GD"))})

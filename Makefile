@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick lint format bench bench-peers lock clean
+.PHONY: help quickstart test test-quick lint format docs bench bench-peers lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ lint: $(INSTALLED)  ## check format, style and types
 format: $(INSTALLED)  ## format the code and mend what can be mended
 	$(PY) -m ruff check --fix-only --quiet .
 	$(PY) -m ruff format .
+
+docs: $(INSTALLED)  ## build the documentation into site/; open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 
 bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
 	$(PY) benchmarks/compare.py $(ARGS)

@@ -1,8 +1,8 @@
-"""Hooks of mkdocs: what the pages link to outside of docs/.
+"""Hooks of mkdocs, for what the pages link to outside of docs/.
 
 The pages are written for people who read them in the repository, with links such as
-`../benchmarks/results/peers.md`. On the site the benchmark results are pages too, and a link to another
-file of the repository is its path.
+`../benchmarks/results/peers.md`. On the site the benchmark results are pages too, and a link to
+another file of the repository is the path of that file.
 """
 
 import re

@@ -30,7 +30,7 @@ format: $(INSTALLED)  ## format the code and mend what can be mended
 	$(PY) -m ruff format .
 
 docs: $(INSTALLED)  ## build the documentation into site/; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
 	$(PY) benchmarks/compare.py $(ARGS)

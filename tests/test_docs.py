@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -54,6 +55,27 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path, monkeyp
     assert saved["federated"]["clients"]["h"]["parts"][0]["rows"].shape[1] == head
     assert saved["federated"]["parameters"] == body + head
     assert "personalized" in capsys.readouterr().out
+
+
+@pytest.mark.cli
+@pytest.mark.slow
+def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
+    """With fewer rounds, and one seed of the comparison."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    for name, block in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", text, re.S):
+        Path(name).write_text(block.replace("seeds: 5", "seeds: 1"))
+    commands = re.findall(r"```sh\n(.*?)```", text, re.S)
+    rounds = {"fit": ["--trainer.max_epochs", "2"], "compare": ["--change", "trainer.max_epochs=1"]}
+    for words in map(str.split, commands):
+        if words[0] == "python":
+            runpy.run_path(words[1])
+        else:
+            assert main([*words[1:], *rounds[words[1]]]) == 0
+    assert [words.split()[1] for words in commands] == ["make_data.py", "fit", "fit", "compare"]
+    assert len(list(Path("runs").rglob("summary.json"))) == 2 + 3
+    assert Path("runs/compare/compare/comparison.md").is_file()
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])

@@ -1,7 +1,7 @@
 """The language of a file that describes many runs: configurations x a grid x seeds.
 
     seeds: 3                  # repeats every run with the seeds 0, 1, 2; or a list of seeds
-    common: {...}             # a configuration of `fit`
+    common: {...}             # a configuration of `fit`; or its file, without that file's method
     runs:                     # by name, what a run changes in `common`
       FedAvg: {model: {class_path: FedAvg}}
       FedProx: {model: {class_path: FedProx, init_args: {proximal_weight: 1.0}}}
@@ -37,6 +37,7 @@ CHANGE: dict[str, Any] = {  # the option `--change` of a command
     "metavar": "KEY=VALUE",
     "help": "changes every run, such as trainer.max_epochs=2; can be repeated",
 }
+CONFIG_KEYS = ("seed_everything", "trainer", "model", "data", "loop")  # of a configuration of `fit`
 OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
 
 
@@ -116,11 +117,23 @@ def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config
         raise ConfigError(f"{path}: it must have the keys {', '.join(keys)}")
     if unknown := [key for key in content if key not in keys]:
         raise ConfigError(f"{path}: there is no key {unknown[0]!r}; known are {', '.join(keys)}")
+    if isinstance(content.get("common"), str):
+        content["common"] = _without_method(path.parent / content["common"], f"{path}: common")
     for key, kind in kinds.items():
         value = content.get(key)
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{path}: {key}: {value!r}; it must be a {NAMES[kind]}")
     return normal(content)
+
+
+def _without_method(path: Path, key: str) -> Config:
+    """Returns a configuration of `fit` without the class of its method, which each run names."""
+    if not path.is_file():
+        raise ConfigError(f"{key}: {path}: there is no such file")
+    config = load(path, CONFIG_KEYS, {"model": dict})
+    if "model" in config:
+        config["model"] = {k: v for k, v in config["model"].items() if k != "class_path"}
+    return config
 
 
 def normal(content: Config) -> Config:

@@ -163,6 +163,7 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"budget": {"bytes": -1}}, ["budget", "-1"]),
         ({"runs": {}}, ["runs"]),
         ({"panels": []}, ["panels", "baseline"]),
+        ({"common": "nothing.yaml"}, ["common", "nothing.yaml", "no such file"]),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
@@ -198,6 +199,17 @@ def test_runs_with_other_partitions_are_refused(finished, tmp_path, capsys):
     folders = [str(path) for path in sorted(out.glob("*/seed?"))]
     assert main(["compare", *folders, "--out", str(tmp_path / "new")]) == 2
     assert "other partitions" in capsys.readouterr().err
+
+
+def test_common_may_be_the_file_of_a_run_whose_method_is_left_out(tmp_path):
+    (tmp_path / "small-run.yaml").write_text(yaml.safe_dump(SMALL))
+    written_out, by_name = (
+        read_comparison(comparison(tmp_path, **change)).jobs()
+        for change in ({}, {"common": "small-run.yaml"})
+    )
+    for one, other in zip(written_out, by_name, strict=True):
+        assert (one.run, one.seed) == (other.run, other.seed)
+        assert one.config["model"] == other.config["model"] and other.config["model"]["class_path"]
 
 
 def test_the_shipped_comparison_can_be_read():

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import pfl.algorithms
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
@@ -131,6 +132,34 @@ def test_the_own_data_command_of_the_readme_runs(tmp_path, monkeypatch):
     assert main([*arguments, "--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]) == 0
     clients = (tmp_path / "runs/quickstart/clients.csv").read_text().splitlines()
     assert len(clients) == 1 + 50
+
+
+def rows_of_methods() -> list[list[str]]:
+    """The cells of the rows of docs/methods.md, without heads; all of a table are equally long."""
+    lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
+    heads = [number for number, row in enumerate(rows) if row[0] == "method"]
+    assert len(heads) == 2
+    for begin, end in zip(heads, [*heads[1:], len(rows)], strict=True):
+        assert {len(row) for row in rows[begin:end]} == {len(rows[begin])}
+    return [row for row in rows if row[0].startswith("`")]
+
+
+def test_every_method_has_one_row_in_the_table_of_methods():
+    named = [name for row in rows_of_methods() for name in re.findall(r"`(\w+)`", row[0])]
+    assert sorted(named) == sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"})
+
+
+def test_the_table_of_methods_names_tests_that_exist():
+    """The last cell of each row, and the text above the tables, which names some in folders."""
+    folder = ROOT / "tests" / "algorithms"
+    for row in rows_of_methods():
+        named = re.findall(r"`(test_\w+\.py)`", row[-1])
+        assert named, row[0]
+        assert not [name for name in named if not (folder / name).exists()], row[0]
+    text = (ROOT / "docs" / "methods.md").read_text()
+    for name in re.findall(r"`((?:tests/\w+/)?test_\w+\.py)`", text):
+        assert (folder / name).exists() or (ROOT / name).exists(), name
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

@@ -23,8 +23,10 @@ class APFL(FederatedAlgorithm):
     The server replaces w by the unweighted mean of the cohort's w_i.
     Adaptive: in the first step of a round α_i <- clip(α_i - η <v_i - w_i, g_i(v̄_i)>, 0, 1).
 
-    Evaluated: the global model w, and α_i v_i + (1 - α_i) w. Shared: w; personal: v_i and α_i.
-    Cost: P values down, P up; 2 gradients in a local step. Client state: v_i, and α_i if it adapts.
+    Evaluated: the global model w, and α_i v_i + (1 - α_i) w with the client's last v_i and α_i and
+    the newest w; a client that never took part has the initial ones. Shared: w; personal: v_i and
+    α_i. A newcomer receives w. Cost: P values down, P up; 2 gradients in a local step. Client
+    state: v_i, and α_i if it adapts. Server state: none beside w.
 
     Args:
         alpha: α_i of all clients at the start. 0: the global model; 1: every client alone.
@@ -32,9 +34,13 @@ class APFL(FederatedAlgorithm):
 
     Note:
         The derivative of f_i(v̄_i) with respect to α_i is <v_i - w_i, g_i(v̄_i)>, that with respect
-        to v_i is α_i g_i(v̄_i). The paper evaluates a mean over iterates; here the last ones
-        count. Its code adds a penalty to α_i's gradient, which the paper does not have.
-        `weight_decay` is a part of f_i.
+        to v_i is α_i g_i(v̄_i). `weight_decay` is a part of f_i.
+        Differences from the paper: in its Algorithm 1 v̄_i has the w_i from before the local step,
+        here and in the authors' code the new one; it evaluates a mean over iterates, here the last
+        ones count.
+        Differences from the authors' code: there the outputs of v_i and w_i are mixed instead of
+        their parameters, which is the same for a linear network only; and α_i moves after v_i, with
+        the factor α_i^2 + (1 - α_i)^2 and a penalty of 0.02 α_i in its gradient.
 
     Example:
         >>> from models import MLP
@@ -82,10 +88,11 @@ class APFL(FederatedAlgorithm):
             loss, g = self.oracle.gradient(mixed, batch, personal)
             self.log_loss("personal", loss, batch.counts)
             g = (g + decay * mixed)[rows]
-            slope = ((own - shared)[rows] * g).sum(1, keepdim=True)  # of α_i
-            own[rows] -= lr * alpha[rows] * g
+            share = alpha[rows].clone()
             if self.adaptive and step == 0:
-                alpha[rows] = torch.clamp(alpha[rows] - lr * slope, 0.0, 1.0)
+                slope = ((own - shared)[rows] * g).sum(1, keepdim=True)
+                alpha[rows] = torch.clamp(share - lr * slope, 0.0, 1.0)
+            own[rows] -= lr * share * g
         clients.state["v"] = own
         if self.adaptive:
             clients.state["alpha"] = alpha

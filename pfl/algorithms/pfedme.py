@@ -21,22 +21,25 @@ class pFedMe(FederatedAlgorithm):
     from w_i;  w_i <- w_i - η λ (w_i - θ_i).
     The server sets w <- (1 - β) w + β mean_S w_i.
 
-    Evaluated: the global model w, and θ_i of the client's last local step. Shared: w; personal:
-    θ_i. Cost: P values down, P up; K gradients in a local step. Client state: θ_i, for the
-    evaluation only.
+    Evaluated: the global model w, and the θ_i of the client's last local step, which its last
+    mini-batch gave; a client that never took part has the initial model. Shared: w; personal: θ_i,
+    which never influences w. A newcomer receives w. Cost: P values down, P up; K gradients in a
+    local step. Client state: θ_i, for the evaluation only. Server state: none beside w.
 
     Args:
         penalty: λ.
         personal_steps: K.
-        personal_lr: η_p; η is `lr`. η λ must be at most 1, or w_i moves beyond θ_i.
+        personal_lr: η_p, without decay; η is `lr`. η λ must be at most 1, or w_i moves beyond θ_i.
         server_mixture: β.
 
     Note:
-        In the authors' code all clients train in every round and the server averages the cohort's
-        models only; θ_i starts where the last local step left it; and the inner gradient has
-        another 0.001 θ. Here only the cohort trains, and θ_i starts at w_i, the envelope's
-        centre. `weight_decay` is a part of f_i. The statistics of BatchNorm that belong to w_i are
-        those of the first of the K passes, which is at w_i; the other passes move θ_i's.
+        Differences from the paper: there all clients train in every round, and the server asks the
+        cohort for its models; here only the cohort trains. The paper leaves the solver of the inner
+        problem open; here it takes K gradient steps from w_i, the envelope's centre.
+        Differences from the authors' code: there θ_i starts where the last local step left it, the
+        inner gradient has another 0.001 θ, and the mean is weighted by samples. `weight_decay` is a
+        part of f_i. The statistics of BatchNorm that belong to w_i are those of the first of the K
+        passes, which is at w_i; the other passes move θ_i's.
 
     Example:
         >>> from models import MLP

@@ -189,6 +189,16 @@ ENTRIES = [
         rounds=40,
     ),
     Method(
+        name="APFL, adaptive",
+        kind=APFL,
+        limit=more.common_minimum,
+        cost=forms.dense,
+        private=("v",),
+        arguments={"alpha": 0.7, "adaptive": True},
+        rounds=40,
+        problem=forms.alike,
+    ),
+    Method(
         name="pFedMe",
         kind=pFedMe,
         limit=more.envelopes,

@@ -1,12 +1,14 @@
 """What the documents show runs as it stands there."""
 
 import importlib
+import json
 import re
 import runpy
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -77,6 +79,23 @@ def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
     assert [words.split()[1] for words in commands] == ["make_data.py", "fit", "fit", "compare"]
     assert len(list(Path("runs").rglob("summary.json"))) == 2 + 3
     assert Path("runs/compare/compare/comparison.md").is_file()
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
+    """With two rounds instead of 40."""
+    monkeypatch.chdir(tmp_path)
+    matplotlib.use("agg")
+    cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())["cells"]
+    code = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+    assert code.count("ROUNDS = 40") == 1
+    exec(code.replace("ROUNDS = 40", "ROUNDS = 2"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "worst tenth" in line] == [
+        "FedAvg",
+        "FedRep",
+        "Ditto",
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])

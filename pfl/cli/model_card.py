@@ -16,9 +16,9 @@ from pfl.rounds.loop import FederatedLoop
 
 LOADING = """\
 from safetensors.torch import load_file
-from {module} import {name}
+{imports}
 
-network = {name}({arguments}){dtype}.eval()
+network = {network}{dtype}.eval()
 network.load_state_dict(load_file("model.safetensors"))
 """
 
@@ -71,11 +71,22 @@ def card(
 
 def loading_code(content: dict[str, Any]) -> str:
     """Returns the lines of Python that load the model of a card."""
-    network = content["network"]
-    module, _, name = network["class_path"].rpartition(".")
-    values = ", ".join(f"{key}={value!r}" for key, value in network["init_args"].items())
+    modules: dict[str, set[str]] = {}
+    network = _call(content["network"], modules)
+    imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
     dtype = ".double()" if content["dtype"] == "float64" else ""
-    return LOADING.format(module=module, name=name, arguments=values, dtype=dtype)
+    return LOADING.format(imports=imports, network=network, dtype=dtype)
+
+
+def _call(value: Any, modules: dict[str, set[str]]) -> str:
+    """Returns the Python of a configured value, and adds the classes that it names to `modules`."""
+    if isinstance(value, dict) and "class_path" in value:
+        module, _, name = value["class_path"].rpartition(".")
+        modules.setdefault(module, set()).add(name)
+        given = value.get("init_args") or {}
+        arguments = ", ".join(f"{key}={_call(one, modules)}" for key, one in given.items())
+        return f"{name}({arguments})"
+    return repr(value)
 
 
 def readme(content: dict[str, Any]) -> str:

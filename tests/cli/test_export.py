@@ -19,13 +19,17 @@ from tests.commands import finish, table
 pytestmark = pytest.mark.cli
 
 MLP = {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}}
+SIZES = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
+BATCH_NORM = {"class_path": "CelebACNN", "init_args": SIZES}
+GROUP_NORM = {"class_path": "models.replace_batch_norm", "init_args": {"network": BATCH_NORM}}
 CNN = {"class_path": "SmallCNN", "init_args": {"width": 4}}
 # The run -> (the method, its arguments, the network, what is exported). Client 5 never trains.
 RUNS = {
-    "global": ("FedAvg", {}, CNN, ["--global"]),
+    "global": ("FedAvg", {}, GROUP_NORM, ["--global"]),
     "both": ("FedSLR", {"low_rank_penalty": 0.01}, MLP, ["--client", "all", "--global"]),
     "head": ("FedRep", {}, CNN, ["--client", "0", "3"]),
     "attention": ("FedAMP", {}, MLP, ["--client", "2", "5"]),
+    "statistics": ("Ditto", {"buffers": "local"}, BATCH_NORM, ["--client", "0", "1"]),
     "adapted": ("PerFedAvg", {}, MLP, ["--client", "4"]),
 }
 # Runs the lines of each README, as its reader would, and scores the network.

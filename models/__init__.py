@@ -5,18 +5,30 @@ arguments are plain values, so that a YAML file can describe them. The two losse
 objectives for which PyTorch has no loss.
 """
 
-from models.cnn import CNN, SmallCNN
+from models.cnn import CIFAR10CNN, CNN, FEMNISTCNN, CelebACNN, FedCLUPCNN, SmallCNN
 from models.dense import MLP, LinearRegression, LogisticRegression
 from models.lenet import LeNet5
 from models.losses import HalfSquaredError
+from models.norm import replace_batch_norm
 from models.penalized import PenalizedCrossEntropy, PenalizedLogisticRegression
+from models.recurrent import LSTM, CharLSTM, Sent140LSTM
 from models.resnet import ResNet18
 from models.vgg import VGG11
+from models.vision import AlexNet, DenseNet121, GoogLeNet, Timm, TorchVision
 
 __all__ = [
+    "CIFAR10CNN",
     "CNN",
+    "FEMNISTCNN",
+    "LSTM",
     "MLP",
     "VGG11",
+    "AlexNet",
+    "CelebACNN",
+    "CharLSTM",
+    "DenseNet121",
+    "FedCLUPCNN",
+    "GoogLeNet",
     "HalfSquaredError",
     "LeNet5",
     "LinearRegression",
@@ -24,5 +36,9 @@ __all__ = [
     "PenalizedCrossEntropy",
     "PenalizedLogisticRegression",
     "ResNet18",
+    "Sent140LSTM",
     "SmallCNN",
+    "Timm",
+    "TorchVision",
+    "replace_batch_norm",
 ]

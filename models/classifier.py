@@ -32,27 +32,6 @@ class Classifier(nn.Module):
         return self.head(self.body(x))
 
 
-def pooled_size(network: str, image_size: int, padding: int) -> int:
-    """Returns the side of an image after 5x5 convolution, 2x2 pooling, and both once more.
-
-    Args:
-        network: The class of the network, for the message of an error.
-        image_size: The side of the square input image.
-        padding: The padding of the convolutions.
-
-    Raises:
-        ValueError: The image is too small.
-    """
-    size = image_size
-    for _ in range(2):
-        size = (size + 2 * padding - 4) // 2
-    if size < 1:
-        # Backwards from a side of 1: pooling halves it, a convolution subtracts 4 - 2 padding.
-        least = 2 * (2 + 4 - 2 * padding) + 4 - 2 * padding
-        raise ValueError(f"{network}.image_size: {image_size}; it must be at least {least}")
-    return size
-
-
 def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
     """Returns a GroupNorm layer.
 

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import nn
 
@@ -15,24 +16,25 @@ class CNN(Classifier):
     AISTATS 2017: two 5x5 convolutions (32 and 64 channels), each with ReLU and 2x2 max pooling,
     then a linear layer with 512 units and ReLU. The convolutions are padded and keep the size of
     the image, as only then the network has the paper's 1,663,370 parameters for 28x28 images.
-    `kernel_size=3, hidden=128` is the network with two convolutions in FedCLUP's released code, and
-    `channels=(32, 64, 128), kernel_size=3` has three convolutions.
+    This is also FedAgg's MNIST-CNN. Other papers' variants are `FedCLUPCNN`, `CIFAR10CNN` and
+    `FEMNISTCNN`.
 
     Args:
         in_channels: The number of channels of an image: 1 for gray, 3 for color.
         num_classes: The number of scores.
         image_size: The side of the square images, at least 2 to the power of the number of
-            convolutions.
+            poolings.
         kernel_size: The side of the kernels, an odd number.
         hidden: The number of units of the linear layer.
         channels: The number of channels of each convolution, first to last.
+        pools: How many of the convolutions, from the first on, are followed by pooling; null: all.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Raises:
-        ValueError: `image_size` is too small, `kernel_size` is even or below 1, or there are no
-            `channels`.
+        ValueError: `image_size` is too small, `kernel_size` is even or below 1, there are no
+            `channels`, or more `pools` than these.
 
     Example:
         >>> CNN()(torch.zeros(2, 1, 28, 28)).shape
@@ -47,13 +49,17 @@ class CNN(Classifier):
         kernel_size: int = 5,
         hidden: int = 512,
         channels: Sequence[int] = (32, 64),
+        pools: int | None = None,
     ) -> None:
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f"CNN.kernel_size: {kernel_size}; it must be odd and positive")
         if not channels:
             raise ValueError(f"CNN.channels: {channels}; it must have a number per convolution")
+        pools = len(channels) if pools is None else pools
+        if not 0 <= pools <= len(channels):
+            raise ValueError(f"CNN.pools: {pools}; it must be 0 to {len(channels)}, or null")
         # With padding the size changes by pooling only, whatever the kernel size.
-        side, least = image_size >> len(channels), 2 ** len(channels)
+        side, least = image_size >> pools, 2**pools
         if side < 1:
             raise ValueError(f"CNN.image_size: {image_size}; it must be at least {least}")
         body: OrderedDict[str, nn.Module] = OrderedDict()
@@ -61,12 +67,155 @@ class CNN(Classifier):
         for i, outputs in enumerate(channels, start=1):
             body[f"conv{i}"] = nn.Conv2d(inputs, outputs, kernel_size, padding=kernel_size // 2)
             body[f"relu{i}"] = nn.ReLU()
-            body[f"pool{i}"] = nn.MaxPool2d(2)
+            if i <= pools:
+                body[f"pool{i}"] = nn.MaxPool2d(2)
             inputs = outputs
         body["flatten"] = nn.Flatten()
         body["linear1"] = nn.Linear(inputs * side * side, hidden)
         body[f"relu{len(channels) + 1}"] = nn.ReLU()
         super().__init__(nn.Sequential(body), nn.Linear(hidden, num_classes))
+
+
+class FedCLUPCNN(CNN):
+    """FedCLUP's networks with 2, 3 or 5 convolutions of 3x3.
+
+    Yu, He, Sun, Xue, Li, ICML 2025. Two convolutions (32, 64 channels, each with pooling, then 128
+    units) are those of the released code. The paper gives no widths of the others: here 32, 64, 128
+    with three poolings, and 32, 64, 64, 128, 128 with two, so that images of 28x28 suffice.
+
+    Args:
+        convolutions: 2, 3 or 5.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        num_classes: The number of scores.
+        image_size: The side of the square images, 28 for MNIST, 32 for CIFAR-10.
+
+    Shape:
+        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: There is no network with so many convolutions, or `image_size` is too small.
+
+    Example:
+        >>> FedCLUPCNN(convolutions=5)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        convolutions: int = 2,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        image_size: int = 28,
+    ) -> None:
+        widths = {2: (32, 64), 3: (32, 64, 128), 5: (32, 64, 64, 128, 128)}
+        if convolutions not in widths:
+            raise ValueError(f"FedCLUPCNN.convolutions: {convolutions}; it must be 2, 3 or 5")
+        pools = 3 if convolutions == 3 else 2
+        channels = widths[convolutions]
+        super().__init__(in_channels, num_classes, image_size, 3, 128, channels, pools)
+
+
+class CIFAR10CNN(CNN):
+    """FedAgg's network for CIFAR-10: three 3x3 convolutions, each with 2x2 max pooling.
+
+    Yuan, Wang, "FedAgg: Adaptive Federated Learning with Aggregated Gradients", arXiv 2303.15799.
+    The paper gives no widths: here 32, 64, 128 channels and 128 units.
+
+    Args:
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        image_size: The side of the square images, at least 8.
+
+    Shape:
+        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: `image_size` is too small.
+
+    Example:
+        >>> CIFAR10CNN()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> None:
+        super().__init__(in_channels, num_classes, image_size, 3, 128, (32, 64, 128))
+
+
+class FEMNISTCNN(CNN):
+    """LEAF's network for FEMNIST: that of the FedAvg paper with 2,048 units.
+
+    Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019; FedPD uses it.
+
+    Args:
+        num_classes: The number of scores: 62 digits and letters.
+        image_size: The side of the square images, at least 4.
+
+    Shape:
+        Input: [B, 1, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: `image_size` is too small.
+
+    Example:
+        >>> FEMNISTCNN()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 62])
+    """
+
+    def __init__(self, num_classes: int = 62, image_size: int = 28) -> None:
+        super().__init__(1, num_classes, image_size, hidden=2048)
+
+
+class CelebACNN(Classifier):
+    """LEAF's network for CelebA: four 3x3 convolutions with BatchNorm, pooling and ReLU.
+
+    Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019. Every convolution has 32
+    channels and keeps the size of the image; pooling rounds odd sides up. LEAF's code evaluates
+    with the statistics of the test batch, here BatchNorm has running ones.
+
+    Args:
+        num_classes: The number of scores.
+        image_size: The side of the square images; 84 in LEAF.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        width: The number of channels of every convolution.
+        norm: "batch" for BatchNorm, or "group" for GroupNorm.
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+
+    Shape:
+        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+
+    Raises:
+        ValueError: `norm` is unknown, or `norm_groups` does not divide `width`.
+
+    Example:
+        >>> CelebACNN()(torch.zeros(2, 3, 84, 84)).shape
+        torch.Size([2, 2])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 2,
+        image_size: int = 84,
+        in_channels: int = 3,
+        width: int = 32,
+        norm: Literal["group", "batch"] = "batch",
+        norm_groups: int = 2,
+    ) -> None:
+        if norm not in ("group", "batch"):
+            raise ValueError(f"CelebACNN.norm: {norm!r}; it must be 'group' or 'batch'")
+        body: OrderedDict[str, nn.Module] = OrderedDict()
+        inputs, side = in_channels, image_size
+        for i in range(1, 5):
+            body[f"conv{i}"] = nn.Conv2d(inputs, width, kernel_size=3, padding=1)
+            body[f"norm{i}"] = (
+                nn.BatchNorm2d(width)
+                if norm == "batch"
+                else group_norm("CelebACNN", norm_groups, width)
+            )
+            body[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)
+            body[f"relu{i}"] = nn.ReLU()
+            inputs, side = width, (side + 1) // 2
+        body["flatten"] = nn.Flatten()
+        super().__init__(nn.Sequential(body), nn.Linear(width * side * side, num_classes))
 
 
 class SmallCNN(Classifier):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from models.classifier import Classifier, pooled_size
+from models.classifier import Classifier
 
 
 class LeNet5(Classifier):
@@ -13,12 +13,16 @@ class LeNet5(Classifier):
     Y. LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 1998.
     Two unpadded 5x5 convolutions (6 and 16 channels), each with 2x2 pooling, then linear layers
     with 120 and 84 units. The first linear layer has 16 x 5 x 5 inputs for the paper's images of
-    32x32, and 16 x 4 x 4 inputs for MNIST's images of 28x28.
+    32x32, and 16 x 4 x 4 inputs for MNIST's images of 28x28. `channels=(16, 32), padding=2` is
+    FedAgg's wider LeNet-5 for EMNIST, 5 x 5 x 32 - 120 - 84 - 26, whose first width the paper does
+    not give.
 
     Args:
         in_channels: The number of channels of an image: 1 for gray, 3 for color.
         num_classes: The number of scores.
-        image_size: The side of the square images, at least 16.
+        image_size: The side of the square images, at least 16 without padding.
+        channels: The number of channels of the two convolutions.
+        padding: The padding of the first convolution; 2 makes of 28x28 what 32x32 is without.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
@@ -31,17 +35,28 @@ class LeNet5(Classifier):
         torch.Size([2, 10])
     """
 
-    def __init__(self, in_channels: int = 1, num_classes: int = 10, image_size: int = 28) -> None:
-        side = pooled_size("LeNet5", image_size, padding=0)
+    def __init__(
+        self,
+        in_channels: int = 1,
+        num_classes: int = 10,
+        image_size: int = 28,
+        channels: tuple[int, int] = (6, 16),
+        padding: int = 0,
+    ) -> None:
+        side = ((image_size + 2 * padding - 4) // 2 - 4) // 2
+        if side < 1:
+            least = 16 - 2 * padding
+            raise ValueError(f"LeNet5.image_size: {image_size}; it must be at least {least}")
+        first, second = channels
         body = OrderedDict(
-            conv1=nn.Conv2d(in_channels, 6, kernel_size=5),
+            conv1=nn.Conv2d(in_channels, first, kernel_size=5, padding=padding),
             relu1=nn.ReLU(),
             pool1=nn.MaxPool2d(2),
-            conv2=nn.Conv2d(6, 16, kernel_size=5),
+            conv2=nn.Conv2d(first, second, kernel_size=5),
             relu2=nn.ReLU(),
             pool2=nn.MaxPool2d(2),
             flatten=nn.Flatten(),
-            linear1=nn.Linear(16 * side * side, 120),
+            linear1=nn.Linear(second * side * side, 120),
             relu3=nn.ReLU(),
             linear2=nn.Linear(120, 84),
             relu4=nn.ReLU(),

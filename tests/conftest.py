@@ -14,7 +14,15 @@ import torch
 from tests.commands import elsewhere
 
 torch.set_num_threads(1)
-LARGE = ("ResNet18", "VGG11")  # networks that take a second or more, in parametrized tests
+LARGE = (
+    "ResNet18",
+    "VGG11",
+    "AlexNet",
+    "GoogLeNet",
+    "DenseNet121",
+    "TorchVision",
+    "Timm",
+)  # networks that take a second or more, in parametrized tests
 
 
 def pytest_collection_modifyitems(items):

@@ -41,6 +41,10 @@ def main(args: list[str] | None = None) -> int:
                 from pfl.cli import compare
 
                 compare.command(args[1:])
+            elif args[:1] == ["export"]:
+                from pfl.cli import export
+
+                export.command(args[1:])
             else:
                 FederatedCLI(args)
     except Ended as error:

@@ -33,7 +33,7 @@ _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
 _FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
 _UNKNOWN_KEY = r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
 _INTERNAL = ("Namespace(", "NestedArg(")  # how jsonargparse shows values that it has parsed
-_FEW = 20  # names that a line has room for
+_FEW = 30  # names that a line has room for
 
 
 def explain(error: Exception) -> str | None:
@@ -180,12 +180,14 @@ def _classes(types: str) -> list[str]:
 
 
 def _parser(owner: str) -> ArgumentParser:
-    """Returns a parser of the arguments of a class, given by its import path."""
+    """Returns a parser of the arguments of a class or a function, given by its import path."""
     module, _, name = owner.rpartition(".")
     cls = getattr(sys.modules.get(module), name, None)
     parser = ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
+    elif callable(cls):  # such as models.replace_batch_norm
+        parser.add_function_arguments(cls, fail_untyped=False)
     return parser
 
 

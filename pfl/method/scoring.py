@@ -122,7 +122,7 @@ class Evaluation:
                     checks.check_models(name, w, group, algorithm)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), len(group)]
-                scored = _with_buffers_of(kind, algorithm, group)
+                scored = with_buffers_of(kind, algorithm, group)
                 return numbers, list(row_scores(algorithm.oracle, scored, w))
 
         size = _clients_at_once(algorithm, clients)
@@ -151,7 +151,7 @@ class Evaluation:
                     start = begin(group)
                 name = f"{type(algorithm).__name__}.{begin.__name__}"
                 checks.check_models(name, start, group, algorithm)
-                group = _with_buffers_of("personalized", algorithm, group)
+                group = with_buffers_of("personalized", algorithm, group)
                 scores = {}
                 for k in steps:
                     adapted = replace(group)  # with running statistics of their own
@@ -201,7 +201,7 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
         metric.update(ids, *scores, torch.ones(len(owners)))
 
 
-def _with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:
+def with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:
     """Returns the clients with the statistics of their "global" or "personalized" models."""
     is_own = kind == "personalized" and algorithm.personal_buffers
     return clients.personal if is_own else clients
@@ -243,7 +243,7 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
     if algorithm.has_personalized:
         adapted = replace(clients)  # with running statistics that `personalized` may replace
         w["personalized"] = algorithm.personalized(adapted)
-        own["personalized"] = _with_buffers_of("personalized", algorithm, adapted)
+        own["personalized"] = with_buffers_of("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}

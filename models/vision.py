@@ -1,0 +1,273 @@
+"""Networks of torchvision and timm, with a head of their own, for images of any size."""
+
+from typing import Any, Literal
+
+from torch import nn
+
+from models.classifier import Classifier
+from models.norm import replace_batch_norm
+
+Norm = Literal["group", "batch"]
+
+
+class TorchVision(Classifier):
+    """A classification network of torchvision, untrained.
+
+    The last linear layer is the head; all other layers, in torchvision's order, are the body.
+
+    Args:
+        name: The name of the network, such as "resnet50" or "mobilenet_v3_small"
+            (`torchvision.models.list_models()`).
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image; other than 3 they replace the first
+            convolution.
+        norm: "batch" keeps BatchNorm, "group" replaces it by GroupNorm (`replace_batch_norm`).
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+        small_images: Whether the first convolution becomes one of 3x3 at full resolution, without
+            the first max pooling, for images of 32x32 or so.
+        arguments: Further arguments of torchvision's function, such as `dropout`.
+
+    Shape:
+        Input: [B, in_channels, H, W], as torchvision's network takes it. Output: [B, num_classes].
+
+    Raises:
+        ValueError: torchvision has no such network, the network has no linear head, or another
+            argument does not fit it.
+
+    Example:
+        >>> network = TorchVision("resnet18", num_classes=4, norm="group", small_images=True)
+        >>> network(torch.zeros(2, 3, 32, 32)).shape, network.head
+        (torch.Size([2, 4]), Linear(in_features=512, out_features=4, bias=True))
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        norm: Norm = "batch",
+        norm_groups: int = 2,
+        small_images: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        from torchvision.models import get_model, list_models
+
+        if name not in list_models():
+            raise ValueError(f"TorchVision.name: {name!r}; torchvision.models has no such network")
+        network = get_model(name, weights=None, num_classes=num_classes, **(arguments or {}))
+        if in_channels != 3 or small_images:
+            _replace_stem(network, in_channels, small_images)
+        super().__init__(*_split(network, name, norm, norm_groups))
+
+
+class Timm(Classifier):
+    """A classification network of timm, untrained (`pip install lightning-pfl[timm]`).
+
+    Args:
+        name: The name of the network, such as "resnet26" (`timm.list_models()`).
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image.
+        norm: "batch" keeps BatchNorm, "group" replaces it by GroupNorm (`replace_batch_norm`).
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+        small_images: As in `TorchVision`.
+        arguments: Further arguments of `timm.create_model`, such as `drop_rate` or `img_size`.
+
+    Shape:
+        Input: [B, in_channels, H, W], as timm's network takes it. Output: [B, num_classes].
+
+    Raises:
+        ValueError: timm is missing or has no such network, the network has no linear head, or
+            another argument does not fit it.
+
+    Example:
+        >>> network = Timm("resnet10t", num_classes=4, norm="group")
+        >>> network(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        norm: Norm = "batch",
+        norm_groups: int = 2,
+        small_images: bool = False,
+        arguments: dict[str, Any] | None = None,
+    ) -> None:
+        try:
+            import timm
+        except ImportError as error:
+            raise ValueError(
+                f"Timm.name: {name!r}; timm is missing, pip install lightning-pfl[timm]"
+            ) from error
+        if not timm.is_model(name):
+            raise ValueError(f"Timm.name: {name!r}; timm has no such network")
+        network = timm.create_model(
+            name,
+            pretrained=False,
+            num_classes=num_classes,
+            in_chans=in_channels,
+            **(arguments or {}),
+        )
+        if small_images:
+            _replace_stem(network, in_channels, small_images)
+        super().__init__(*_split(network, name, norm, norm_groups))
+
+
+class AlexNet(TorchVision):
+    """AlexNet as in torchvision, by default for small images.
+
+    Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014: five
+    convolutions, then linear layers with 4,096 units, 4,096 units and the scores, with dropout. For
+    small images the first convolution is 3x3 at full resolution, and the first pooling is left out.
+    It has no BatchNorm.
+
+    Args:
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        small_images: Whether images are of 32x32 or so. False needs at least 63x63.
+        hidden: The number of units of the two hidden linear layers.
+        dropout: The share of features that training sets to zero.
+
+    Shape:
+        Input: [B, in_channels, H, W]. Output: [B, num_classes].
+
+    Example:
+        >>> AlexNet(hidden=64)(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        small_images: bool = True,
+        hidden: int = 4096,
+        dropout: float = 0.5,
+    ) -> None:
+        options = {"dropout": dropout}
+        super().__init__(
+            "alexnet", num_classes, in_channels, small_images=small_images, arguments=options
+        )
+        if hidden != 4096:
+            layers: Any = self.body.classifier
+            layers[1], layers[4] = nn.Linear(256 * 6 * 6, hidden), nn.Linear(hidden, hidden)
+            self.head = nn.Linear(hidden, num_classes)
+
+
+class GoogLeNet(TorchVision):
+    """GoogLeNet as in torchvision, without auxiliary scores, by default for small images.
+
+    Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, with BatchNorm after every
+    convolution and 3x3 in the place of 5x5 convolutions, as in torchvision. For small images the
+    first convolution is 3x3 at full resolution, and the first pooling is left out.
+
+    Args:
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        norm: "group" for GroupNorm, or "batch" for BatchNorm.
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+        small_images: Whether images are of 32x32 or so.
+        dropout: The share of features that training sets to zero.
+
+    Shape:
+        Input: [B, in_channels, H, W]. Output: [B, num_classes].
+
+    Example:
+        >>> GoogLeNet()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        norm: Norm = "group",
+        norm_groups: int = 2,
+        small_images: bool = True,
+        dropout: float = 0.2,
+    ) -> None:
+        options = {"aux_logits": False, "init_weights": False, "dropout": dropout}
+        super().__init__(
+            "googlenet", num_classes, in_channels, norm, norm_groups, small_images, options
+        )
+
+
+class DenseNet121(TorchVision):
+    """DenseNet-121 as in torchvision, by default for small images.
+
+    Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017.
+    For small images the first convolution is 3x3 at full resolution, and the first pooling is left
+    out.
+
+    Args:
+        num_classes: The number of scores.
+        in_channels: The number of channels of an image: 1 for gray, 3 for color.
+        norm: "group" for GroupNorm, or "batch" for BatchNorm.
+        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
+        small_images: Whether images are of 32x32 or so.
+
+    Shape:
+        Input: [B, in_channels, H, W]. Output: [B, num_classes].
+
+    Example:
+        >>> DenseNet121()(torch.zeros(2, 3, 32, 32)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        norm: Norm = "group",
+        norm_groups: int = 2,
+        small_images: bool = True,
+    ) -> None:
+        super().__init__("densenet121", num_classes, in_channels, norm, norm_groups, small_images)
+
+
+def _split(
+    network: nn.Module, name: str, norm: str, norm_groups: int
+) -> tuple[nn.Module, nn.Linear]:
+    """Returns the network without its last linear layer, and that layer."""
+    if norm not in ("group", "batch"):
+        raise ValueError(f"{name}.norm: {norm!r}; it must be 'group' or 'batch'")
+    if norm == "group":
+        replace_batch_norm(network, norm_groups)
+    layers = [(n, m) for n, m in network.named_modules() if any(True for _ in m.parameters(False))]
+    path, head = layers[-1]
+    if not isinstance(head, nn.Linear):
+        raise ValueError(
+            f"{name}: its last layer {path} is no linear layer but {type(head).__name__}; give "
+            f"the class itself, by its import path"
+        )
+    _put(network, path, nn.Identity())
+    return network, head
+
+
+def _replace_stem(network: nn.Module, in_channels: int, small_images: bool) -> None:
+    """Gives the first convolution other channels, and for small images another size and stride."""
+    path, old = next((n, m) for n, m in network.named_modules() if isinstance(m, nn.Conv2d))
+    kernel: Any = old.kernel_size
+    stride: Any = old.stride
+    padding: Any = old.padding
+    if small_images:
+        kernel, stride, padding = (3, 3), (1, 1), (1, 1)
+        pools = (n for n, m in network.named_modules() if isinstance(m, nn.MaxPool2d))
+        if old.stride == stride:
+            raise ValueError(
+                f"{type(network).__name__}.small_images: true; its first convolution has stride 1 "
+                f"already, so that it takes small images as it is"
+            )
+        if (pool := next(pools, None)) is not None:
+            _put(network, pool, nn.Identity())
+    stem = nn.Conv2d(
+        in_channels, old.out_channels, kernel, stride, padding, bias=old.bias is not None
+    )
+    _put(network, path, stem)
+
+
+def _put(network: nn.Module, path: str, module: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(network.get_submodule(parent), name, module)

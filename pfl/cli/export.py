@@ -1,0 +1,189 @@
+"""`pfl export`: writes models of a checkpoint as files that other programs load without `pfl`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl.cli.app import FederatedCLI
+from pfl.cli.model_card import card, readme
+from pfl.errors import ConfigError
+from pfl.files import replaced, run_folder_errors, write_json
+from pfl.method.exported import client_network, global_network
+
+# What a run needs in training only: nothing of it may start, and the export needs no GPU.
+QUIET = {
+    "accelerator": "cpu",
+    "devices": "1",
+    "num_nodes": "1",
+    "strategy": "auto",
+    "logger": "false",
+    "callbacks": "[]",
+    "enable_progress_bar": "false",
+    "enable_checkpointing": "false",
+}
+
+
+class RestoredRun(FederatedCLI):
+    """The objects of a run as they were at a checkpoint; nothing runs, and nothing is written.
+
+    Args:
+        checkpoint: The path of a checkpoint in the folder of its run.
+
+    Raises:
+        ConfigError: There is no such checkpoint, or the configuration beside it is missing or
+            another run's.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.folder = checkpoint.parent.parent
+        path = self.folder / "config.yaml"
+        if not checkpoint.is_file():
+            raise ConfigError(f"export: --ckpt_path: {checkpoint} is not a file")
+        if not path.is_file():
+            raise ConfigError(
+                f"export: --ckpt_path: {checkpoint}; the run's configuration {path} is missing"
+            )
+        self.checkpoint = checkpoint
+        words = ["predict", "--config", str(path), "--ckpt_path", str(checkpoint)]
+        super().__init__([*words, *(f"--trainer.{key}={value}" for key, value in QUIET.items())])
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Restores the method, instead of a run."""
+        trainer, loop, algorithm = self.trainer, self.datamodule, self.model
+        trainer.datamodule = loop  # type: ignore[attr-defined]
+        loop.trainer, algorithm.trainer = trainer, trainer
+        loop.prepare_data()
+        loop.setup("predict")
+        algorithm.setup("predict")
+        content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
+        algorithm.on_load_checkpoint(content)
+        algorithm.load_state_dict(content["state_dict"])
+        algorithm.on_predict_start()
+        algorithm.begin_evaluation()
+
+    def inputs(self, count: int) -> Tensor:
+        """Returns `count` samples as the network gets them in an evaluation, [count, ...]."""
+        data, index = self.datamodule.client_data(self.model.device), torch.arange(count)
+        dtype = self.model.global_model.dtype
+        return data.gather(index % len(data.samples), dtype, np.zeros(count, np.int64))[0]
+
+    @property
+    def arguments(self) -> Any:
+        """The run's complete configuration, with all defaults."""
+        return self.config[self.subcommand]
+
+
+@contextmanager
+def restored(checkpoint: Path) -> Iterator[RestoredRun]:
+    """Opens a run at a checkpoint; afterwards the process has its threads again."""
+    run = RestoredRun(checkpoint)
+    try:
+        yield run
+    finally:
+        run.model.teardown("predict")
+
+
+def export(
+    checkpoint: Path, out: Path, clients: Sequence[int] | None = (), *, with_global: bool = False
+) -> list[Path]:
+    """Writes models of a checkpoint, a folder each: `client<id>` and `global`.
+
+    A folder has `model.safetensors`, the plain network's state dict, `card.json` and `README.md`.
+
+    Args:
+        checkpoint: A checkpoint in the folder of its run.
+        out: The folder in which the models get folders.
+        clients: Ids of the clients whose models are written; None: all clients.
+        with_global: Writes the global model.
+
+    Returns:
+        The folders of the models.
+
+    Raises:
+        ConfigError: There is no such checkpoint, client or model.
+    """
+    with restored(checkpoint) as run, run.model.in_full_precision():
+        count = run.datamodule.num_clients
+        for client in clients or ():
+            if not 0 <= client < count:
+                raise ConfigError(
+                    f"export: --client: {client}; it must be a client from 0 to {count - 1}, or all"
+                )
+        models: list[int | None] = [None] if with_global else []
+        models += range(count) if clients is None else clients
+        return [_write(run, out, client) for client in models]
+
+
+def _write(run: RestoredRun, out: Path, client: int | None) -> Path:
+    """Writes the model of a client, or the global one, and returns its folder."""
+    network = global_network(run.model) if client is None else client_network(run.model, client)
+    folder = out / ("global" if client is None else f"client{client}")
+    with run_folder_errors(folder, "export: --out"):
+        folder.mkdir(parents=True, exist_ok=True)
+    _save(network, folder / "model.safetensors")
+    content = card(run.model, run.datamodule, run.arguments, run.folder, run.inputs(1), client)
+    write_json(folder / "card.json", content)
+    with replaced(folder / "README.md") as file:
+        file.write(readme(content).encode())
+    return folder
+
+
+def _save(network: nn.Module, path: Path) -> None:
+    from safetensors.torch import save
+
+    tensors = {k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}
+    with replaced(path) as file:
+        file.write(save(tensors))
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"export: {message}")
+
+
+def command(words: list[str]) -> None:
+    """Runs `export --ckpt_path FILE [--client ID ... | all] [--global] --out FOLDER`.
+
+    Args:
+        words: The words behind `export`.
+    """
+    parser = _Parser(
+        prog="pfl export",
+        description="Write models of a finished or stopped run as files that other programs load "
+        "without pfl: safetensors, and a card that says where the model comes from.",
+    )
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
+    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    parser.add_argument(
+        "--global", action="store_true", dest="with_global", help="the global model"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
+    given = parser.parse_args(words)
+    if not (given.client or given.with_global):
+        raise ConfigError("export: give --client with ids or all, --global, or both")
+    clients = None if given.client == ["all"] else [_id(text) for text in given.client]
+    try:
+        folders = export(given.ckpt_path, given.out, clients, with_global=given.with_global)
+    except ImportError as error:
+        raise ConfigError(
+            f"export: {error.name} is missing; pip install lightning-pfl[export]"
+        ) from error
+    for folder in folders:
+        print(folder)
+
+
+def _id(text: str) -> int:
+    if not text.isdecimal():
+        raise ConfigError(f"export: --client: {text}; it must be the number of a client, or all")
+    return int(text)

@@ -1,0 +1,140 @@
+"""The card of an exported model: where the model comes from, and how it is loaded."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from torch import Tensor
+
+from pfl.callbacks.run_result import versions
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.rounds.loop import FederatedLoop
+
+LOADING = """\
+from safetensors.torch import load_file
+{imports}
+
+network = {network}{dtype}.eval()
+network.load_state_dict(load_file("model.safetensors"))
+"""
+
+
+def card(
+    algorithm: FederatedAlgorithm,
+    loop: FederatedLoop,
+    arguments: Namespace,
+    folder: Path,
+    inputs: Tensor,
+    client: int | None,
+) -> dict[str, Any]:
+    """Returns what is known about a model, as plain values.
+
+    The scores are those of the run's files, and are left out where these are of another round than
+    the checkpoint: a client's row of `clients.csv`, or the global numbers of `summary.json`.
+
+    Args:
+        algorithm: The method at the checkpoint.
+        loop: The loop around the data.
+        arguments: The run's complete configuration.
+        folder: The run's folder.
+        inputs: Samples as the network gets them, [n, ...].
+        client: The id of the model's client; None: the global model.
+    """
+    method = _class_of(arguments.model)
+    network = _class_of(method["init_args"].pop("network"))
+    summary = _summary(folder, algorithm.rounds)
+    return {
+        "model": "global" if client is None else "personalized",
+        **({} if client is None else {"client": client}),
+        "method": method,
+        "rounds": algorithm.rounds,
+        "network": network,
+        "parameters": sum(p.numel() for p in algorithm.network.parameters()),
+        "dtype": str(algorithm.global_model.dtype).partition(".")[2],
+        "input": {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).partition(".")[2]},
+        "data": _class_of(arguments.data),
+        "protocol": loop.describe(),
+        "partition_hash": loop.datamodule.partition.hash,
+        "seed": {
+            "seed_everything": arguments.seed_everything,
+            "data": loop.datamodule.seed,
+            "loop": loop.seed,
+        },
+        "scores": _scores(folder, summary, client),
+        "versions": {"run": summary.get("versions"), "export": versions()},
+    }
+
+
+def loading_code(content: dict[str, Any]) -> str:
+    """Returns the lines of Python that load the model of a card."""
+    modules: dict[str, set[str]] = {}
+    network = _call(content["network"], modules)
+    imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
+    dtype = ".double()" if content["dtype"] == "float64" else ""
+    return LOADING.format(imports=imports, network=network, dtype=dtype)
+
+
+def _call(value: Any, modules: dict[str, set[str]]) -> str:
+    """Returns the Python of a configured value, and adds the classes that it names to `modules`."""
+    if isinstance(value, dict) and "class_path" in value:
+        module, _, name = value["class_path"].rpartition(".")
+        modules.setdefault(module, set()).add(name)
+        given = value.get("init_args") or {}
+        arguments = ", ".join(f"{key}={_call(one, modules)}" for key, one in given.items())
+        return f"{name}({arguments})"
+    return repr(value)
+
+
+def readme(content: dict[str, Any]) -> str:
+    """Returns a card as Markdown."""
+    whose = f"client {content['client']}'s" if "client" in content else "the global"
+    method, data = (content[key]["class_path"].rpartition(".")[2] for key in ("method", "data"))
+    rows = {
+        "Network": content["network"]["class_path"],
+        "Parameters": f"{content['parameters']:,}",
+        "Input": f"{content['input']['dtype']} [samples, "
+        f"{', '.join(map(str, content['input']['shape']))}]",
+        "Rounds": content["rounds"],
+        "Data": f"{data}; partition {content['partition_hash']}",
+        "Seed": content["seed"]["seed_everything"],
+        "Versions": ", ".join(f"{k} {v}" for k, v in content["versions"]["export"].items()),
+        **content["scores"],
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return (
+        f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
+        f"## Load it\n\n```python\n{loading_code(content)}```\n\n"
+        f"`card.json` has all arguments of the method, the network and the data.\n"
+    )
+
+
+def _class_of(value: Namespace) -> dict[str, Any]:
+    """Returns a configured class as plain values: `class_path` and `init_args`."""
+    plain = value.as_dict() if isinstance(value, Namespace) else value
+    return {"class_path": plain["class_path"], "init_args": plain.get("init_args") or {}}
+
+
+def _summary(folder: Path, rounds: int) -> dict[str, Any]:
+    """Returns the run's summary if it is of this round; else nothing."""
+    path = folder / "summary.json"
+    summary = json.loads(path.read_text()) if path.is_file() else {}
+    return summary if summary.get("round") == rounds else {}
+
+
+def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[str, Any]:
+    if client is None or not summary:
+        return {k: v for k, v in summary.items() if "/global/" in k}
+    with (folder / "clients.csv").open(newline="") as file:
+        row = next(row for row in csv.DictReader(file) if int(row["client"]) == client)
+    skipped = ("client", "label_")
+    return {key: _number(text) for key, text in row.items() if not key.startswith(skipped)}
+
+
+def _number(text: str) -> float | int | None:
+    """Returns a number of a CSV file; None for NaN, which JSON does not have."""
+    value = float(text)
+    return None if value != value else int(value) if value.is_integer() else value

@@ -1,0 +1,80 @@
+"""The models of a run as state dicts of the plain network, for other programs."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl.clients import Clients
+from pfl.errors import ConfigError
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.scoring import with_buffers_of
+
+
+def global_network(algorithm: FederatedAlgorithm) -> nn.Module:
+    """Returns a copy of the network with the global model and its running statistics.
+
+    Raises:
+        ConfigError: The method has no global model, or no running statistics of it.
+    """
+    name = type(algorithm).__name__
+    if not algorithm.has_global:
+        raise ConfigError(f"export: --global: {name} has no global model; give --client")
+    if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
+        raise ConfigError(
+            "export: --global: with model.buffers: local every client has running statistics of "
+            "its own, and the global model has none; give --client"
+        )
+    return _network(algorithm, algorithm.global_model, None)
+
+
+def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
+    """Returns a copy of the network with the model that a client is evaluated with.
+
+    This is the client's personalized model. A client that never trains (`loop.unseen`) has the
+    method's first model for newcomers; `begin_evaluation` must have been called.
+
+    Args:
+        algorithm: A method whose states are those of a checkpoint.
+        client: The client's id.
+
+    Raises:
+        ConfigError: The method has the same model for all clients.
+    """
+    own_statistics = algorithm.oracle.buffers.size > 0 and algorithm.buffer_policy == "local"
+    if not (algorithm.has_personalized or own_statistics):
+        name = type(algorithm).__name__
+        raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
+    clients = client_rows(algorithm, client)
+    kind = "personalized" if algorithm.has_personalized else "global"
+    with torch.no_grad():
+        if client in algorithm.unseen_clients:
+            w = algorithm.newcomer(clients)
+        elif algorithm.has_personalized:
+            w = algorithm.personalized(clients)
+        else:
+            w = algorithm.global_model[None]
+    buffers = with_buffers_of(kind, algorithm, clients).buffers
+    return _network(algorithm, w[0], None if buffers is None else buffers[0])
+
+
+def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
+    """Returns one client with its states."""
+    data = algorithm.trainer.datamodule.client_data(algorithm.device)  # type: ignore[attr-defined]
+    clients = Clients(np.array([client]), algorithm.rounds, data)
+    algorithm.load_state(clients)
+    return clients
+
+
+def _network(algorithm: FederatedAlgorithm, w: Tensor, buffers: Tensor | None) -> nn.Module:
+    """Returns a copy of the network, in evaluation mode, with a model [P] and its statistics."""
+    network = copy.deepcopy(algorithm.network).eval()
+    with torch.no_grad():
+        for name, values in algorithm.space.split(w).items():
+            network.get_parameter(name).data = values.clone()
+        if buffers is not None:
+            algorithm.oracle.buffers.write(network, buffers)
+    return network

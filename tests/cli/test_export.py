@@ -1,0 +1,218 @@
+"""`pfl export`: exported models score as in the run, in a process that never imports `pfl`."""
+
+import copy
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from datamodules import DigitsDataModule, Dirichlet
+from models import SmallCNN
+from pfl.cli.main import main
+from tests.cli.configurations import SMALL, changed, write
+from tests.commands import finish, table
+
+pytestmark = pytest.mark.cli
+
+MLP = {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}}
+SIZES = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
+BATCH_NORM = {"class_path": "CelebACNN", "init_args": SIZES}
+GROUP_NORM = {"class_path": "models.replace_batch_norm", "init_args": {"network": BATCH_NORM}}
+CNN = {"class_path": "SmallCNN", "init_args": {"width": 4}}
+# The run -> (the method, its arguments, the network, what is exported). Client 5 never trains.
+RUNS = {
+    "global": ("FedAvg", {}, GROUP_NORM, ["--global"]),
+    "both": ("FedSLR", {"low_rank_penalty": 0.01}, MLP, ["--client", "all", "--global"]),
+    "head": ("FedRep", {}, CNN, ["--client", "0", "3"]),
+    "attention": ("FedAMP", {}, MLP, ["--client", "2", "5"]),
+    "statistics": ("Ditto", {"buffers": "local"}, BATCH_NORM, ["--client", "0", "1"]),
+    "adapted": ("PerFedAvg", {}, MLP, ["--client", "4"]),
+}
+# Runs the lines of each README, as its reader would, and scores the network.
+SCORE = """
+import json, os, re, sys, torch
+from torch.nn.functional import cross_entropy
+result = {}
+for folder in sys.argv[1:]:
+    os.chdir(folder)
+    scope = {}
+    exec(re.search(r"```python\\n(.*?)```", open("README.md").read(), re.S)[1], scope)
+    samples = torch.load("samples.pt")
+    with torch.no_grad():
+        outputs = scope["network"](samples["inputs"])
+    loss = cross_entropy(outputs, samples["targets"]).item()
+    accuracy = (outputs.argmax(1) == samples["targets"]).double().mean().item()
+    result[folder] = accuracy, loss
+assert not [name for name in sys.modules if name.split(".")[0] in ("pfl", "lightning")]
+print(json.dumps(result))
+"""
+
+
+def fit(folder, name, method, arguments, network):
+    config = copy.deepcopy(SMALL)
+    config["trainer"] |= {"name": name, "default_root_dir": str(folder / "runs")}
+    config["trainer"] |= {"enable_progress_bar": False}
+    config["model"]["class_path"] = method
+    config["model"]["init_args"] |= {"network": network, **arguments}
+    config["loop"]["unseen"] = [5]
+    assert main(["fit", "--config", str(write(folder / f"{name}.yaml", config))]) == 0
+    return folder / "runs" / name
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """For each run its folder, and the folder of its exported models."""
+    folder = tmp_path_factory.mktemp("export")
+    result = {}
+    for name, (*run, words) in RUNS.items():
+        made = fit(folder, name, *run)
+        out = folder / "out" / name
+        checkpoint = str(made / "checkpoints" / "last.ckpt")
+        assert main(["export", "--ckpt_path", checkpoint, *words, "--out", str(out)]) == 0
+        result[name] = made, out
+    return result
+
+
+def models(exported):
+    """(The run's folder, the model's folder, its client or None) of every exported model."""
+    for run, out in exported.values():
+        for folder in out.iterdir():
+            name = re.fullmatch(r"client(\d+)|global", folder.name)
+            yield run, folder, None if name[1] is None else int(name[1])
+
+
+def test_models_are_those_that_were_asked_for(exported):
+    names = {run: {folder.name for folder in out.iterdir()} for run, (_, out) in exported.items()}
+    assert names["global"] == {"global"}
+    assert names["both"] == {"global", *(f"client{i}" for i in range(6))}
+    assert names["head"] == {"client0", "client3"}
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_models_score_without_pfl_as_in_the_run(exported, tmp_path):
+    """The expected scores are those of the run's own evaluation, clients.csv."""
+    data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
+    data.setup()
+    for _, folder, client in models(exported):
+        owners = range(5) if client is None else [client]
+        index = np.concatenate([data.partition.test.of(np.array([i])) for i in owners])
+        inputs, targets = data.samples.gather(torch.from_numpy(index).long())
+        torch.save({"inputs": inputs, "targets": targets}, folder / "samples.pt")
+    folders = [folder for _, folder, _ in models(exported)]
+    scores = json.loads(finish("-c", SCORE, *folders, cwd=tmp_path))
+    for run, folder, client in models(exported):
+        rows = table(run / "clients.csv")[:5]
+        if client is None:  # all samples together: the mean weighs clients by their samples
+            sizes = [int(row["test_samples"]) for row in rows]
+            expected = [
+                np.average([float(row[f"test_global_{k}"]) for row in rows], weights=sizes)
+                for k in ("accuracy", "loss")
+            ]
+        else:
+            kind = "unseen/0" if client == 5 else "personalized"
+            row = table(run / "clients.csv")[client]
+            expected = [float(row[f"test_{kind}_{k}"]) for k in ("accuracy", "loss")]
+        np.testing.assert_allclose(scores[str(folder)], expected, rtol=2e-6)
+
+
+def test_the_card_says_where_the_model_comes_from(exported):
+    run, out = exported["both"]
+    card = json.loads((out / "client3" / "card.json").read_text())
+    summary = json.loads((run / "summary.json").read_text())
+    row = table(run / "clients.csv")[3]
+    assert card["method"]["class_path"].endswith("FedSLR")
+    assert card["method"]["init_args"]["low_rank_penalty"] == 0.01
+    assert card["network"]["init_args"] == {"in_features": 64, "hidden": [8], "num_classes": 10}
+    assert card["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
+    assert (card["model"], card["client"], card["rounds"]) == ("personalized", 3, 2)
+    assert card["input"] == {"shape": [1, 8, 8], "dtype": "float32"}
+    assert card["partition_hash"] == summary["partition_hash"]
+    assert card["seed"] == {"seed_everything": 0, "data": 0, "loop": 0}
+    assert card["data"]["init_args"]["partition"]["init_args"]["alpha"] == 1.0
+    assert card["versions"]["run"] == summary["versions"]
+    assert card["scores"]["test_personalized_loss"] == float(row["test_personalized_loss"])
+    assert card["scores"]["train_samples"] == int(row["train_samples"])
+    whole = json.loads((out / "global" / "card.json").read_text())
+    assert whole["scores"]["test/global/accuracy"] == summary["test/global/accuracy"]
+    assert "client" not in whole
+
+
+def test_scores_of_another_round_are_left_out(tmp_path, exported):
+    """The run went on for a round, but the checkpoint is that of the round before."""
+    run, _ = exported["head"]
+    summary = json.loads((run / "summary.json").read_text())
+    copied = tmp_path / "run"
+    (copied / "checkpoints").mkdir(parents=True)
+    for name in ("config.yaml", "clients.csv", "checkpoints/last.ckpt"):
+        (copied / name).write_bytes((run / name).read_bytes())
+    (copied / "summary.json").write_text(json.dumps({**summary, "round": 3}))
+    words = ["--ckpt_path", str(copied / "checkpoints/last.ckpt"), "--client", "0"]
+    assert main(["export", *words, "--out", str(tmp_path)]) == 0
+    assert json.loads((tmp_path / "client0/card.json").read_text())["scores"] == {}
+
+
+def test_an_export_changes_nothing_in_the_folder_of_the_run(exported, tmp_path):
+    run, _ = exported["head"]
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    threads = torch.get_num_threads()
+    words = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), "--client", "1"]
+    assert main(["export", *words, "--out", str(tmp_path)]) == 0
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+    assert torch.get_num_threads() == threads
+
+
+def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
+    _, out = exported["head"]
+    one, other = (load_file(out / name / "model.safetensors") for name in ("client0", "client3"))
+    assert one.keys() == SmallCNN(width=4).state_dict().keys()
+    same = {name for name in one if torch.equal(one[name], other[name])}
+    assert same == {name for name in one if name.startswith("body.")}  # FedRep shares the body
+
+
+@pytest.mark.parametrize(
+    ("run", "words", "message"),
+    [
+        ("head", ["--client", "6"], "--client: 6; it must be a client from 0 to 5, or all"),
+        ("head", ["--client", "x"], "--client: x; it must be the number of a client, or all"),
+        ("head", ["--global"], "--global: FedRep has no global model; give --client"),
+        ("global", ["--client", "0"], "FedAvg has one model for all clients; give --global"),
+        ("head", [], "give --client with ids or all, --global, or both"),
+        ("head", ["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (None, ["--global"], "is not a file"),
+    ],
+)
+def test_mistakes_are_one_line(run, words, message, exported, tmp_path, capsys):
+    folder = tmp_path if run is None else exported[run][0]
+    path = str(folder / "checkpoints" / "last.ckpt")
+    out = tmp_path / "out"
+    assert main(["export", "--ckpt_path", path, *words, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
+    assert not out.exists()
+
+
+def test_a_checkpoint_without_its_configuration_is_refused(exported, tmp_path, capsys):
+    run, _ = exported["head"]
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    path.parent.mkdir()
+    path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes())
+    words = ["--ckpt_path", str(path), "--client", "0", "--out", str(tmp_path / "out")]
+    assert main(["export", *words]) == 2
+    assert f"{tmp_path / 'config.yaml'} is missing" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_partition_is_refused(exported, tmp_path, capsys):
+    run, _ = exported["head"]
+    (tmp_path / "checkpoints").mkdir()
+    path = tmp_path / "checkpoints" / "last.ckpt"
+    path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes())
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    write(tmp_path / "config.yaml", changed(config, "seed_everything", 7))
+    words = ["--ckpt_path", str(path), "--client", "0", "--out", str(tmp_path / "out")]
+    assert main(["export", *words]) == 2
+    assert "the checkpoint's partition is" in capsys.readouterr().err

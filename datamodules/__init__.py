@@ -14,10 +14,12 @@ from datamodules.feature_shifts import (
 )
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
+from datamodules.leaf import CelebADataModule, FEMNISTDataModule, LeafDataModule
+from datamodules.leaf_text import Sent140DataModule, ShakespeareDataModule
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
-from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
+from datamodules.protocols import MatchLabels, OfficialSplit, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
 from datamodules.theory import LeastSquares, TheoryProblem
@@ -48,6 +50,7 @@ __all__ = [
     "ArrayDataModule",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CelebADataModule",
     "ClassesPerClient",
     "ClientBlur",
     "ClientColour",
@@ -63,12 +66,14 @@ __all__ = [
     "Drawn",
     "Draws",
     "EMNISTDataModule",
+    "FEMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "HeterogeneousLogistic",
     "HorizontalFlip",
     "ImageFolderDataModule",
     "IndexArrays",
+    "LeafDataModule",
     "LeastSquares",
     "Loaded",
     "LogNormal",
@@ -77,6 +82,7 @@ __all__ = [
     "MatchLabels",
     "Natural",
     "Normalize",
+    "OfficialSplit",
     "Partition",
     "Partitioner",
     "Pipeline",
@@ -86,6 +92,8 @@ __all__ = [
     "SVHNDataModule",
     "Sampled",
     "Samples",
+    "Sent140DataModule",
+    "ShakespeareDataModule",
     "Shards",
     "SharedTest",
     "SplitOwn",

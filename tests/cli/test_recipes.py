@@ -3,18 +3,19 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from jsonargparse import Namespace
 from torch import nn
+from torchvision.transforms.functional import to_pil_image
 
 import datamodules
-from datamodules import IID, ArrayDataModule
+from datamodules import IID, LeafDataModule
 from datamodules.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
 from pfl.cli.figure_file import read_figure
+from tests.leaf_files import images, write
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
@@ -33,8 +34,8 @@ DATA = {
     "CIFAR100": ((3, 32, 32), 100, 500, 100),
     "TinyImageNet": ((3, 64, 64), 200, 500, 50),
 }
-# Files of arrays that a user has to provide: shape of an image, number of classes.
-FILES = {"data/femnist.npz": ((1, 28, 28), 62), "data/celeba.npz": ((3, 84, 84), 2)}
+# Data sets whose files LEAF's scripts write: shape of an image, number of classes, clients.
+LEAF = {"FEMNISTDataModule": ((1, 28, 28), 62, 90), "CelebADataModule": ((3, 84, 84), 2, 100)}
 METRICS = {
     *(f"test/{kind}/accuracy" for kind in ("global", "personalized")),
     *(f"comm/{way}_bytes" for way in ("uplink", "downlink")),
@@ -103,15 +104,20 @@ def labels_only(monkeypatch):
     monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Puts small files of arrays where the recipes expect them: 3 clients with 10 samples each."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for file, (shape, classes) in FILES.items():
-        targets = np.arange(30) % classes
-        inputs, owners = np.zeros((30, *shape), np.uint8), np.arange(30) % 3
-        np.savez(tmp_path / file, inputs=inputs, targets=targets, client_ids=owners)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Small files of LEAF where the recipes expect them, in the current folder."""
+    folder = tmp_path_factory.mktemp("recipes")
+    leaf = folder / "data" / "leaf"
+    for part in ("train", "test"):
+        write(leaf, "femnist", part, {f"f{i:04}": (images(i), [i % 62]) for i in range(110)})
+        write(leaf, "celeba", part, {str(i): (["1.png"], [float(i % 2)]) for i in range(100)})
+    faces = leaf / "data" / "celeba" / "data" / "raw" / "img_align_celeba"
+    faces.mkdir(parents=True)
+    to_pil_image(torch.zeros(3, 218, 178)).save(faces / "1.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
 
 
 def test_every_table_of_the_papers_has_a_recipe():
@@ -135,9 +141,15 @@ def test_every_run_can_be_built_and_its_data_partitioned(name, build, labels_onl
         assert cli.trainer.max_epochs == config["trainer"]["max_epochs"]
         assert type(cli.model).__name__ == config["model"]["class_path"].rpartition(".")[2]
         network, loop = config["model"]["init_args"]["network"], cli.datamodule
-        if isinstance(loop.datamodule, ArrayDataModule):
-            shape, classes = FILES[config["data"]["init_args"]["file"]]
+        if isinstance(loop.datamodule, LeafDataModule):
+            shape, classes, clients = LEAF[type(loop.datamodule).__name__]
             assert cli.model.network(torch.zeros(2, *shape)).shape == (2, classes)
+            if new(seen, config["data"]):
+                loop.setup()
+                assert (loop.datamodule.input_shape, loop.datamodule.num_clients) == (
+                    shape,
+                    clients,
+                )
         if not isinstance(loop.datamodule, ImageDataModule):
             continue
         if new(seen, network, config["data"]["class_path"]):

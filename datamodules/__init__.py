@@ -12,6 +12,7 @@ from datamodules.feature_shifts import (
     ClientNoise,
     ClientRotation,
 )
+from datamodules.hugging_face import HuggingFaceDataModule
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.leaf import CelebADataModule, FEMNISTDataModule, LeafDataModule
@@ -71,6 +72,7 @@ __all__ = [
     "FederatedDataModule",
     "HeterogeneousLogistic",
     "HorizontalFlip",
+    "HuggingFaceDataModule",
     "ImageFolderDataModule",
     "IndexArrays",
     "LeafDataModule",

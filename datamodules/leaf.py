@@ -51,7 +51,7 @@ class LeafDataModule(FederatedDataModule):
             missing or not as LEAF writes them.
     """
 
-    name: ClassVar[str]
+    leaf_name: ClassVar[str]
     """The name of the data set's folder in LEAF's repository."""
     command: ClassVar[str] = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
     """The command that writes the files, in the data set's folder."""
@@ -74,7 +74,7 @@ class LeafDataModule(FederatedDataModule):
             num_clients, partition, protocol, batch_size, seed, num_workers, transforms
         )
         self.root = Path(root).expanduser()
-        self.folder = self.root / "data" / self.name / "data"
+        self.folder = self.root / "data" / self.leaf_name / "data"
         self.min_samples = check_whole(f"{type(self).__name__}.min_samples", min_samples)
 
     @abstractmethod
@@ -131,11 +131,11 @@ class LeafDataModule(FederatedDataModule):
         for name in _UNSPLIT:
             if found[name]:
                 return [found[name]]
+        place = f"data/{self.leaf_name}"
         raise ConfigError(
             f"{type(self).__name__}.root: {str(self.root)!r} has no file "
-            f"data/{self.name}/data/train/*.json; it must be a clone of "
-            f"https://github.com/TalwalkarLab/leaf in whose folder data/{self.name} the command "
-            f"{self.command} has run"
+            f"{place}/data/train/*.json; it must be a clone of "
+            f"https://github.com/TalwalkarLab/leaf in whose folder {place} the command {self.command} has run"
         )
 
     def _read(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -150,7 +150,7 @@ class LeafDataModule(FederatedDataModule):
             except (KeyError, TypeError, ValueError) as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 raise ConfigError(
-                    f"{key} cannot be read ({reason}); it must be a file of LEAF's {self.name}"
+                    f"{key} cannot be read ({reason}); it must be a file of LEAF's {self.leaf_name}"
                 ) from error
         owners, inputs, targets = map(np.concatenate, zip(*columns, strict=True))
         return owners, inputs, targets
@@ -187,7 +187,7 @@ class FEMNISTDataModule(LeafDataModule):
         (Natural(), OfficialSplit(validation=0.1))
     """
 
-    name = "femnist"
+    leaf_name = "femnist"
 
     def __init__(self, writers: int | None = None, pairs: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -237,7 +237,7 @@ class CelebADataModule(LeafDataModule):
         'data'
     """
 
-    name = "celeba"
+    leaf_name = "celeba"
     command = "./preprocess.sh -s niid --sf 1.0 -k 5 -t sample"
 
     def __init__(self, image_size: int = 84, **kwargs: Any) -> None:

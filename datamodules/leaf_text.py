@@ -43,7 +43,7 @@ class ShakespeareDataModule(LeafDataModule):
         './preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8'
     """
 
-    name = "shakespeare"
+    leaf_name = "shakespeare"
     command = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8"
 
     def __init__(self, **kwargs: Any) -> None:
@@ -101,7 +101,7 @@ class Sent140DataModule(LeafDataModule):
         ['Lyx', "isn't", 'cool', ',', 'is', 'it', '?']
     """
 
-    name = "sent140"
+    leaf_name = "sent140"
 
     def __init__(
         self,

@@ -135,7 +135,8 @@ class LeafDataModule(FederatedDataModule):
         raise ConfigError(
             f"{type(self).__name__}.root: {str(self.root)!r} has no file "
             f"{place}/data/train/*.json; it must be a clone of "
-            f"https://github.com/TalwalkarLab/leaf in whose folder {place} the command {self.command} has run"
+            f"https://github.com/TalwalkarLab/leaf in whose folder {place} the command "
+            f"{self.command} has run"
         )
 
     def _read(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -169,13 +170,14 @@ class FEMNISTDataModule(LeafDataModule):
     Classes 0 to 9 are the digits, 10 to 35 the capital and 36 to 61 the small letters. LEAF's files
     have pixels v / 255; they are stored as the whole number v, uint8.
 
-    FedPD's experiment has 90 agents that own 100 writers, of which the first ten own two each. This
-    is `FEMNISTDataModule(writers=100, pairs=10)` with the first writers by name, as the paper does
-    not say which it took.
+    FedPD's experiment has 90 agents that own 100 writers: `FEMNISTDataModule(writers=100,
+    agents=90)`. As in its code, the writer i (from 0, by name) belongs to the agent i modulo 90, so
+    that the first ten agents own two writers each. The paper does not say which writers it took.
 
     Args:
         writers: The number of writers, the first ones by name; None takes all.
-        pairs: The number of clients, the first ones, that own the samples of two writers each.
+        agents: The number of clients, to which the writers belong in turn; None makes each writer a
+            client.
         **kwargs: The arguments of `LeafDataModule`.
 
     Raises:
@@ -189,12 +191,14 @@ class FEMNISTDataModule(LeafDataModule):
 
     leaf_name = "femnist"
 
-    def __init__(self, writers: int | None = None, pairs: int = 0, **kwargs: Any) -> None:
+    def __init__(
+        self, writers: int | None = None, agents: int | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
-        self.pairs = check_whole("FEMNISTDataModule.pairs", pairs, 0)
-        self.writers = writers
-        if writers is not None:
-            self.writers = check_whole("FEMNISTDataModule.writers", writers, max(1, 2 * pairs))
+        self.writers, self.agents = writers, agents
+        for key in ("writers", "agents"):
+            if getattr(self, key) is not None:
+                setattr(self, key, check_whole(f"FEMNISTDataModule.{key}", getattr(self, key)))
 
     def inputs(self, rows: list) -> np.ndarray:
         """Returns images, uint8 [n, 1, 28, 28]."""
@@ -206,16 +210,15 @@ class FEMNISTDataModule(LeafDataModule):
         return pixels.astype(np.uint8)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
-        """Returns the client of each writer: "a+b" for a client that owns the writers a and b."""
+        """Returns the client of each writer: the name of the first writer of the client."""
         count = len(users) if self.writers is None else self.writers
         expected = f"at most {len(users)}, the number of writers with enough samples"
         require("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
-        expected = f"at most {count // 2}, half of the number of writers"
-        require("FEMNISTDataModule.pairs", self.pairs, 2 * self.pairs <= count, expected)
-        names = [*users[:count], *[""] * (len(users) - count)]
-        for first in range(0, 2 * self.pairs, 2):
-            names[first : first + 2] = ["+".join(names[first : first + 2])] * 2
-        return np.array(names)
+        agents = count if self.agents is None else self.agents
+        expected = f"at most {count}, the number of writers"
+        require("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
+        names = [users[i % agents] for i in range(count)]
+        return np.array([*names, *[""] * (len(users) - count)])
 
 
 class CelebADataModule(LeafDataModule):

@@ -91,12 +91,12 @@ def build():
 
 @pytest.fixture
 def labels_only(monkeypatch):
-    """Gives the image data sets their numbers of labels, and inputs of one value."""
+    """Gives the image data sets their numbers of labels and channels, and images of one pixel."""
 
     def read(self, train):
-        _, classes, *per_class = DATA[kind(self)]
+        shape, classes, *per_class = DATA[kind(self)]
         labels = torch.arange(classes).repeat_interleave(per_class[0 if train else 1])
-        return torch.zeros(len(labels), 1, dtype=torch.uint8), labels
+        return torch.zeros(len(labels), shape[0], 1, 1, dtype=torch.uint8), labels
 
     for cls in [c for c in vars(datamodules).values() if isinstance(c, type)]:
         if issubclass(cls, ImageDataModule):
@@ -173,10 +173,23 @@ def check_network(network, data):
 
 def check_partition(name, data):
     """Checks that every client has samples to train on and to be tested on."""
-    parts = data.partition
+    parts, changes = data.partition, [type(t).__name__ for t in data.transforms.transforms]
+    expected = {
+        "fedslr": ["Normalize", "HorizontalFlip", "RandomCrop"],
+        "fedagg": ["Normalize"],
+        "fedacs": ["Normalize"],
+        "fedclup": [],
+    }
+    assert changes == expected[name.partition("-")[0]]
     assert parts.train.sizes.min() > 0 and parts.test.sizes.min() > 0
     assert parts.val.sizes.sum() == 0  # none of these papers holds samples back
     if name.startswith("fedslr"):  # "all clients have equal n_i"
+        normalize, _, crop = data.transforms.transforms
+        assert (normalize.mean[0], crop.padding, crop.probability) == {
+            "CIFAR10": (0.491, 4, 0.5),  # read in the paper's code, utils_dataset.py
+            "CIFAR100": (0.5071, 4, 0.5),
+            "TinyImageNet": (0.5, 8, 0.5),
+        }[data.title]
         _, classes, per_class, _ = DATA[kind(data)]
         size = classes * per_class // 100
         assert (data.client_sizes == size).all()

@@ -56,10 +56,11 @@ def test_every_pixel_value_survives(tmp_path):
 
 
 def test_fedpds_agents_own_one_or_two_writers(tmp_path):
-    """Of 100 writers the first ten agents own 0+1, 2+3, ..., 18+19 and the others one each."""
-    write(tmp_path, "femnist", "all_data", {f"f{i:04}": (images(i), [i % 62]) for i in range(120)})
-    data = FEMNISTDataModule(root=tmp_path, writers=100, pairs=10, protocol=SplitOwn(0.0, 0.0))
-    expected = [[2 * i, 2 * i + 1] for i in range(10)] + [[i] for i in range(20, 100)]
+    """Writer i of the first 100 belongs to agent i modulo 90: 0 and 90 to agent 0, and so on."""
+    writers = {f"f{i:04}": (images(i), [i % 62]) for i in range(120)}
+    write(tmp_path, "femnist", "all_data", writers)
+    data = FEMNISTDataModule(root=tmp_path, writers=100, agents=90, protocol=SplitOwn(0.0, 0.0))
+    expected = [[i, 90 + i] for i in range(10)] + [[i] for i in range(10, 90)]
     owned = [pixels_and_labels(data, data.partition.train[i])[0] for i in range(90)]
     assert data.num_clients == 90 and owned == expected
 
@@ -178,10 +179,10 @@ def test_mistakes_are_named(tmp_path, one_line):
         FEMNISTDataModule(root=tmp_path).setup()
     with one_line("FEMNISTDataModule.writers: 4; it must be at most 3"):
         FEMNISTDataModule(root=tmp_path, writers=4).setup()
-    with one_line("FEMNISTDataModule.writers: 3; it must be a whole number of at least 4"):
-        FEMNISTDataModule(root=tmp_path, writers=3, pairs=2)
-    with one_line("FEMNISTDataModule.pairs: 2; it must be at most 1"):
-        FEMNISTDataModule(root=tmp_path, pairs=2).setup()
+    with one_line("FEMNISTDataModule.agents: 0; it must be a whole number of at least 1"):
+        FEMNISTDataModule(root=tmp_path, agents=0)
+    with one_line("FEMNISTDataModule.agents: 3; it must be at most 2, the number of writers"):
+        FEMNISTDataModule(root=tmp_path, writers=2, agents=3).setup()
     with one_line("FEMNISTDataModule.min_samples: 2; it must be at most 1, the largest number"):
         FEMNISTDataModule(root=tmp_path, min_samples=2).setup()
     for text, reason in (

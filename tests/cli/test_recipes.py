@@ -1,6 +1,7 @@
 """The recipes of the papers: every run of every grid can be built, and fits its data."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,8 @@ def build():
         parser = cli.subcommand_parser
 
         def built(config):
-            cli.config = Namespace(subcommand="fit", fit=parser.parse_object(config))
+            parsed = parser.parse_object(deepcopy(config))  # it changes lists in place
+            cli.config = Namespace(subcommand="fit", fit=parsed)
             cli.before_instantiate_classes()
             cli.instantiate_classes()
             return cli

@@ -21,7 +21,7 @@ from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
 from datamodules.protocols import MatchLabels, OfficialSplit, Protocol, SharedTest, SplitOwn
-from datamodules.samples import DatasetSamples, Samples, TensorSamples
+from datamodules.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
 from datamodules.theory import LeastSquares, TheoryProblem
 from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic
@@ -81,6 +81,7 @@ __all__ = [
     "LogNormal",
     "MNIST5kDataModule",
     "MNISTDataModule",
+    "MappedSamples",
     "MatchLabels",
     "Natural",
     "Normalize",

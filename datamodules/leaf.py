@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from datamodules.base import FederatedDataModule, Loaded
+from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.image_folder import decode
 from datamodules.partitioners import Natural, Partitioner
 from datamodules.protocols import OfficialSplit, Protocol
-from datamodules.samples import TensorSamples
+from datamodules.samples import train_and_test
 from datamodules.transforms import Transform
 
 # The folders of LEAF's scripts, of which the first one with files holds the latest result.
@@ -85,13 +85,13 @@ class LeafDataModule(FederatedDataModule):
         """Converts the targets of one user, the list "y" of a file, to classes, int64 [n]."""
         return np.array(values).astype(np.int64)  # CelebA's are floating numbers, 0.0 and 1.0
 
-    def encode(self, parts: list[np.ndarray]) -> list[np.ndarray]:
-        """Returns the inputs as they are stored, by default as `inputs` has converted them.
+    def encode(self, parts: list[np.ndarray]) -> np.ndarray:
+        """Returns all inputs as they are stored, by default as `inputs` has converted them.
 
         Args:
             parts: The converted inputs of the training set, and of the test set if there is one.
         """
-        return parts
+        return np.concatenate(parts)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
         """Returns the client id of each user, by default the user's name.
@@ -117,10 +117,9 @@ class LeafDataModule(FederatedDataModule):
         owners = ids[number].astype(str)
         kept = np.split(owners != "", [len(parts[0][0])])
         inputs = self.encode([part[1][k] for part, k in zip(parts, kept, strict=False)])
-        samples = [
-            TensorSamples(x, part[2][k]) for x, part, k in zip(inputs, parts, kept, strict=False)
-        ]
-        return Loaded(samples[0], samples[1] if len(samples) > 1 else None, owners[owners != ""])
+        targets = np.concatenate([part[2] for part in parts])[owners != ""]
+        train, test = train_and_test(inputs, targets, int(kept[0].sum()))
+        return Loaded(train, test, owners[owners != ""])
 
     def _files(self) -> list[list[Path]]:
         """Returns the files of the training set, and of the test set if there is one."""
@@ -230,6 +229,8 @@ class CelebADataModule(LeafDataModule):
 
     Args:
         image_size: Height and width of the images.
+        cache: A folder for the decoded images (4 GB), which are then mapped from a file into
+            memory. None decodes the images into memory at each start, which takes minutes.
         **kwargs: The arguments of `LeafDataModule`.
 
     Raises:
@@ -243,22 +244,30 @@ class CelebADataModule(LeafDataModule):
     leaf_name = "celeba"
     command = "./preprocess.sh -s niid --sf 1.0 -k 5 -t sample"
 
-    def __init__(self, image_size: int = 84, **kwargs: Any) -> None:
+    def __init__(
+        self, image_size: int = 84, cache: str | os.PathLike | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**kwargs)
+        self.cache = None if cache is None else Path(cache).expanduser()
         self.image_size = check_whole("CelebADataModule.image_size", image_size)
+
+    def prepare_data(self) -> None:
+        """Decodes the images into the cache, if there is one; has no effect if that is done."""
+        if self.cache is not None:
+            self.load()
 
     def inputs(self, rows: list) -> np.ndarray:
         """Returns the names of the images, text [n]."""
         return np.array(rows, str)
 
-    def encode(self, parts: list[np.ndarray]) -> list[np.ndarray]:
+    def encode(self, parts: list[np.ndarray]) -> np.ndarray:
         """Returns the images, uint8 [N, 3, H, W]."""
         folder = self.folder / "raw" / "img_align_celeba"
-        paths = [[folder / name for name in part] for part in parts]
-        for path in (path for part in paths for path in part):
+        paths = [folder / name for part in parts for name in part]
+        for path in paths:
             if not path.is_file():
                 raise ConfigError(
                     f"CelebADataModule.root: the image {str(path)!r} is missing; the images are "
                     "img_align_celeba.zip of https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
                 )
-        return [decode(part, self.image_size) for part in paths]
+        return decode(paths, self.image_size, self.cache)

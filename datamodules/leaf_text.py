@@ -132,7 +132,7 @@ class Sent140DataModule(LeafDataModule):
         # A row is: id, date, query, user and text of a tweet.
         return np.array([row[4] for row in rows], object)
 
-    def encode(self, parts: list[np.ndarray]) -> list[np.ndarray]:
+    def encode(self, parts: list[np.ndarray]) -> np.ndarray:
         """Returns the numbers of the words, int32 [N, length]."""
         if self.embeddings is None:
             counts = Counter(word for text in parts[0] for word in words(text))
@@ -142,14 +142,12 @@ class Sent140DataModule(LeafDataModule):
             self.vocabulary, self.vectors = read_vectors(self.embeddings, self.vocabulary_size)
         numbers = {word: number for number, word in enumerate(self.vocabulary)}
         unknown = len(self.vocabulary)
-        encoded = []
-        for part in parts:
-            rows = np.full((len(part), self.length), unknown, np.int32)
-            for row, text in zip(rows, part, strict=True):
-                found = [numbers.get(word, unknown) for word in words(text)[: self.length]]
-                row[: len(found)] = found
-            encoded.append(rows)
-        return encoded
+        tweets = np.concatenate(parts)
+        rows = np.full((len(tweets), self.length), unknown, np.int32)
+        for row, text in zip(rows, tweets, strict=True):
+            found = [numbers.get(word, unknown) for word in words(text)[: self.length]]
+            row[: len(found)] = found
+        return rows
 
 
 def words(text: str) -> list[str]:

@@ -12,13 +12,16 @@ from datamodules.feature_shifts import (
     ClientNoise,
     ClientRotation,
 )
+from datamodules.hugging_face import HuggingFaceDataModule
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
+from datamodules.leaf import CelebADataModule, FEMNISTDataModule, LeafDataModule
+from datamodules.leaf_text import Sent140DataModule, ShakespeareDataModule
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
-from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
-from datamodules.samples import DatasetSamples, Samples, TensorSamples
+from datamodules.protocols import MatchLabels, OfficialSplit, Protocol, SharedTest, SplitOwn
+from datamodules.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
 from datamodules.theory import LeastSquares, TheoryProblem
 from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic
@@ -48,6 +51,7 @@ __all__ = [
     "ArrayDataModule",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
+    "CelebADataModule",
     "ClassesPerClient",
     "ClientBlur",
     "ClientColour",
@@ -63,20 +67,25 @@ __all__ = [
     "Drawn",
     "Draws",
     "EMNISTDataModule",
+    "FEMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
     "HeterogeneousLogistic",
     "HorizontalFlip",
+    "HuggingFaceDataModule",
     "ImageFolderDataModule",
     "IndexArrays",
+    "LeafDataModule",
     "LeastSquares",
     "Loaded",
     "LogNormal",
     "MNIST5kDataModule",
     "MNISTDataModule",
+    "MappedSamples",
     "MatchLabels",
     "Natural",
     "Normalize",
+    "OfficialSplit",
     "Partition",
     "Partitioner",
     "Pipeline",
@@ -86,6 +95,8 @@ __all__ = [
     "SVHNDataModule",
     "Sampled",
     "Samples",
+    "Sent140DataModule",
+    "ShakespeareDataModule",
     "Shards",
     "SharedTest",
     "SplitOwn",

@@ -2,16 +2,15 @@
 
 import csv
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
-import torch
 
 from datamodules.base import FederatedDataModule, Loaded
+from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.samples import TensorSamples
+from datamodules.samples import train_and_test
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -50,6 +49,9 @@ class ImageFolderDataModule(FederatedDataModule):
             `split` ("train" or "test").
         image_size: Height and width to which all images are resized; None keeps their size, which
             must be the same for all of them.
+        cache: A folder for the decoded images, which are then mapped from a file into memory: for
+            data sets that do not fit there, or take long to decode. A changed data set is decoded
+            anew, into another file. None decodes the images into memory at each start.
         **kwargs: The arguments of `FederatedDataModule`.
 
     Attributes:
@@ -80,6 +82,7 @@ class ImageFolderDataModule(FederatedDataModule):
         levels: Levels | None = None,
         table: str | None = None,
         image_size: int | None = None,
+        cache: str | os.PathLike | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -90,31 +93,43 @@ class ImageFolderDataModule(FederatedDataModule):
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels, self.table = levels or "class", table
         self.class_names: list[str] = []
+        self.cache = None if cache is None else Path(cache).expanduser()
         self.image_size = image_size
         if image_size is not None:
             self.image_size = check_whole("ImageFolderDataModule.image_size", image_size)
 
+    def prepare_data(self) -> None:
+        """Decodes the images into the cache, if there is one; has no effect if that is done."""
+        if self.cache is not None:
+            self._decoded(self._found()[0])
+
     def load(self) -> Loaded:
         """Reads the images."""
+        found, num_train = self._found()
+        classes, labels = np.unique([image.label for image in found], return_inverse=True)
+        train, test = train_and_test(self._decoded(found), labels.astype(np.int64), num_train)
+        self.class_names = classes.tolist()
+        owners = None
+        if found[0].client is not None:
+            owners = np.array([image.client for image in found])
+        return Loaded(train, test, owners)
+
+    def _decoded(self, found: list["_Image"]) -> np.ndarray:
+        """Returns the pixels of images, uint8 [N, 3, H, W]."""
+        return decode([image.path for image in found], self.image_size, self.cache)
+
+    def _found(self) -> tuple[list["_Image"], int]:
+        """Returns all images, the training images first, and the number of training images."""
         key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
         if not folder.is_dir():
             raise ConfigError(f"{key} is no folder; it must hold images at {self._place()}")
         found = self._walk() if self.table is None else self._rows(self.table)
         if not found:
             raise ConfigError(f"{key} holds no images; it must hold images at {self._place()}")
-        classes, labels = np.unique([image.label for image in found], return_inverse=True)
-        is_test = np.array([image.split == "test" for image in found])
-        if is_test.all():
+        train = [image for image in found if image.split == "train"]
+        if not train:
             raise ConfigError(f"{key} holds test images only; it must hold training images, too")
-        inputs = torch.from_numpy(decode([image.path for image in found], self.image_size))
-        targets = torch.from_numpy(labels.astype(np.int64))
-        train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
-        owners = None
-        if found[0].client is not None:
-            owners = np.array([found[i].client for i in (*train, *test)])
-        official = TensorSamples(inputs[test], targets[test]) if len(test) else None
-        self.class_names = classes.tolist()
-        return Loaded(TensorSamples(inputs[train], targets[train]), official, owners)
+        return [*train, *(image for image in found if image.split == "test")], len(train)
 
     def _place(self) -> str:
         """Describes where an image lies, for the message of an error."""
@@ -186,35 +201,3 @@ def _image(path: Path, values: dict[str, str], place: str) -> _Image:
             f"ImageFolderDataModule: split {split!r} of {place}; it must be {expected}"
         )
     return _Image(path, values["class"], values.get("client"), split)
-
-
-def decode(paths: Sequence[Path], size: int | None = None) -> np.ndarray:
-    """Reads images as uint8 [N, 3, H, W]; gray images get three equal channels.
-
-    Args:
-        paths: The files.
-        size: Height and width to which the images are resized (bicubic); None keeps their size.
-
-    Raises:
-        ConfigError: A file is no image, or the images differ in size.
-    """
-    from torchvision.datasets.folder import default_loader
-
-    images: np.ndarray | None = None
-    for number, path in enumerate(paths):
-        try:
-            image = default_loader(str(path))
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be read as an image: {error}") from error
-        pixels = np.asarray(image if size is None else image.resize((size, size)))
-        if images is None:
-            images = np.empty((len(paths), 3, *pixels.shape[:2]), np.uint8)
-        if images.shape[2:] != pixels.shape[:2]:
-            sizes = ["x".join(map(str, shape[:2])) for shape in (images.shape[2:], pixels.shape)]
-            raise ConfigError(
-                f"image_size: None, but {paths[0]} has {sizes[0]} pixels and {path} has "
-                f"{sizes[1]}; it must be given"
-            )
-        images[number] = pixels.transpose(2, 0, 1)
-    assert images is not None
-    return images

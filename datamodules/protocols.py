@@ -261,6 +261,54 @@ class SharedTest(Protocol):
         return "every client is tested on the whole official test set" + _also(self)
 
 
+class OfficialSplit(Protocol):
+    """A protocol that tests each client on the official test samples that it owns.
+
+    The partition rule assigns the official test samples, too. With `Natural` and ids of training
+    and test samples this is the split that the data set gives to each client, as LEAF's.
+
+    Args:
+        validation: Share of a client's training samples for its validation set, from 0 to below 1.
+
+    Raises:
+        ConfigError: The share is out of range, or (when samples are split) there is no official
+            test set, or a client owns no official training samples.
+
+    Example:
+        >>> from datamodules import ArrayDataModule, Natural
+        >>> x, y = np.zeros((6, 2)), np.zeros(6, int)
+        >>> data = ArrayDataModule(x[:4], y[:4], x[4:], y[4:], np.array([7, 7, 8, 8, 7, 7]),
+        ...                        partition=Natural(), protocol=OfficialSplit(validation=0.0))
+        >>> data.partition.train[0], data.partition.test[0], data.partition.test[1]
+        (array([0, 1]), array([4, 5]), array([], dtype=int64))
+    """
+
+    def pool_size(self, num_train: int, num_samples: int) -> int:
+        """Returns how many samples are assigned to clients: all."""
+        return num_samples
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Separates official training and test samples, and splits off the validation sets."""
+        is_test = owned.flat >= num_train
+        given = owned.select(~is_test)
+        without = np.flatnonzero(given.sizes == 0)
+        expected = "SplitOwn, as some clients own no official training samples"
+        require(f"protocol for client {without[:1]}", self, not len(without), expected)
+        val, train = split_off(given, labels, (self.validation,), rng)
+        return Partition(train, val, owned.select(is_test))
+
+    def describe(self) -> str:
+        """Describes the protocol in words."""
+        return "each client is tested on its own samples of the official test set" + _also(self)
+
+
 def _check_share(key: str, value: float, protocol: Protocol) -> float:
     """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
     require(f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1")

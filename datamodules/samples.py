@@ -127,6 +127,76 @@ class TensorSamples(Samples):
         return self.inputs.nbytes + self.targets.nbytes
 
 
+class MappedSamples(TensorSamples):
+    """Samples whose inputs are mapped from a file into memory, which need not hold all of them.
+
+    The inputs stay on the host; on another device only the gathered samples arrive.
+
+    Args:
+        inputs: Tensor or array [N, ...], such as `numpy.load` with a `mmap_mode` returns.
+        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
+        device: The device of the tensors that `gather` returns.
+
+    Raises:
+        ConfigError: The numbers of inputs and targets differ or are 0.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/x.npy", np.eye(3, dtype=np.float32))
+        ...     samples = MappedSamples(np.load(f"{folder}/x.npy", mmap_mode="c"), [0, 1, 1])
+        ...     samples.gather(torch.tensor([2]))
+        (tensor([[0., 0., 1.]]), tensor([1]))
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray | Sequence[float],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(inputs, targets)
+        self.device = torch.device(device)
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the samples at `index`; see `Samples.gather`."""
+        flat = index.reshape(-1).to("cpu")
+        inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
+        targets = self.targets.index_select(0, flat).to(self.device)
+        return (
+            inputs.reshape(index.shape + self.inputs.shape[1:]),
+            targets.reshape(index.shape + self.targets.shape[1:]),
+        )
+
+    def to(self, device: torch.device | str) -> "MappedSamples":
+        """Returns samples that stay on the host and are gathered on `device`."""
+        return MappedSamples(self.inputs, self.targets, device)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the targets, as the inputs are in a file."""
+        return self.targets.nbytes
+
+
+def train_and_test(
+    inputs: np.ndarray, targets: np.ndarray, num_train: int
+) -> tuple[TensorSamples, TensorSamples | None]:
+    """Returns training samples and official test samples as parts of the same arrays.
+
+    Args:
+        inputs: Inputs [N, ...], in memory or mapped from a file, the training samples first.
+        targets: Targets [N].
+        num_train: The number of training samples.
+
+    Returns:
+        `MappedSamples` if the inputs are mapped, else `TensorSamples`; None without test samples.
+    """
+    kind = MappedSamples if isinstance(inputs, np.memmap) else TensorSamples
+    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    test = kind(x[num_train:], y[num_train:]) if num_train < len(x) else None
+    return kind(x[:num_train], y[:num_train]), test
+
+
 class DatasetSamples(Samples):
     """Samples read one at a time from a data set, which need not fit into memory.
 
@@ -214,8 +284,9 @@ def concatenate(first: Samples, second: Samples) -> Samples:
             fits = a.shape[1:] == b.shape[1:]
             require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
             require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
-        return TensorSamples(
-            torch.cat([first.inputs, second.inputs]), torch.cat([first.targets, second.targets])
+        kind = type(first) if type(first) is type(second) else TensorSamples
+        return kind(
+            _joined(first.inputs, second.inputs), torch.cat([first.targets, second.targets])
         )
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
         if (first.targets is None) != (second.targets is None):
@@ -232,6 +303,16 @@ def concatenate(first: Samples, second: Samples) -> Samples:
         f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
         "must be TensorSamples, or both DatasetSamples"
     )
+
+
+def _joined(first: Tensor, second: Tensor) -> Tensor:
+    """Concatenates tensors; adjacent parts of one tensor are not copied."""
+    end = first.data_ptr() + first.nbytes
+    whole = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    if not (whole and end == second.data_ptr() and first.is_contiguous()):
+        return torch.cat([first, second])
+    shape = (len(first) + len(second), *first.shape[1:])
+    return first.as_strided(shape, first.stride(), first.storage_offset())
 
 
 def scaled(inputs: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datamodules.image_folder import decode
+from datamodules.decoding import decode
 from datamodules.vision import ImageDataModule, Pairs
 
 

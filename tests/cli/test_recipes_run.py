@@ -48,6 +48,7 @@ def test_compare_takes_a_recipe():
     assert {job.run for job in table.jobs()} == {table.baseline} == {"FedSLR"}
 
 
-def test_a_missing_file_of_arrays_is_named():
+def test_missing_files_of_leaf_are_named():
     status, _, err = call("reproduce", "fedpd-figure6", "--out", "out")
-    assert status == 2 and err.count("\n") == 1 and "data/femnist.npz" in err
+    assert status == 2 and err.count("\n") == 1
+    assert "'data/leaf' has no file data/femnist/data/train/*.json" in err

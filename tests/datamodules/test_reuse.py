@@ -1,4 +1,4 @@
-"""Use of `datamodules` outside this framework: its imports, and a plain Lightning project."""
+"""Use of `datamodules` outside this framework: its imports, and the projects in `examples`."""
 
 import os
 import re
@@ -19,15 +19,20 @@ import datamodules
 print("added:", *{name.partition(".")[0] for name in set(sys.modules) - before})
 print("loaded:", *{"pfl", "models", "sklearn"} & set(sys.modules))
 runpy.run_path(sys.argv[1], run_name="__main__")
+print("needed:", *{"pfl", "models"} & set(sys.modules))
 """
 
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """Runs the example in an empty folder; returns its output and the folder."""
-    folder = tmp_path_factory.mktemp("project")
+    """Runs the Lightning project in an empty folder; returns its output and the folder."""
+    return run("plain_lightning.py", tmp_path_factory.mktemp("project"))
+
+
+def run(example, folder):
+    """Runs an example in an empty folder; returns its output and the folder."""
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, ROOT / "examples" / "plain_lightning.py"],
+        [sys.executable, "-c", SCRIPT, ROOT / "examples" / example],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -51,7 +56,21 @@ def test_the_plain_lightning_example_learns_and_writes_no_files(project):
     printed, folder = project
     accuracies = [float(a) for a in re.findall(r"test accuracy ([\d.]+)", printed)]
     assert len(accuracies) == 2
-    # Guessing one of ten classes has accuracy 0.1. The pooled network is trained on 1,250 digits.
+    # Guessing one of ten classes has accuracy 0.1. The pooled network is trained on 3,500 digits.
     assert accuracies[0] > 0.5
     assert accuracies[1] > 0.85
     assert list(folder.iterdir()) == []
+    assert printed.splitlines()[-1].strip() == "needed:"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_the_pytorch_loop_learns_and_needs_no_other_package_of_ours(tmp_path):
+    printed, folder = run("plain_pytorch.py", tmp_path)
+    own = [float(a) for a in re.findall(r"test accuracy ([\d.]+) on its own images", printed)]
+    everybody = [float(a) for a in re.findall(r"([\d.]+) on all", printed)]
+    # A client knows two of ten equally frequent digits: a fifth of all images.
+    assert len(own) == 5 and min(own) > 0.8
+    assert max(everybody[:5]) <= 0.2 < 0.8 < everybody[5]
+    assert list(folder.iterdir()) == []
+    assert printed.splitlines()[-1].strip() == "needed:"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from datamodules import DatasetSamples, TensorSamples
+from datamodules import DatasetSamples, MappedSamples, TensorSamples
 from datamodules.samples import concatenate
 
 X = torch.arange(24.0).reshape(6, 2, 2)
@@ -23,8 +23,13 @@ class Labelled(Dataset):
 
 @pytest.mark.parametrize(
     "samples",
-    [TensorSamples(X, Y), DatasetSamples(TensorDataset(X, Y), Y), DatasetSamples(Labelled(), Y)],
-    ids=["tensors", "dataset of tensors", "dataset of arrays"],
+    [
+        TensorSamples(X, Y),
+        MappedSamples(X, Y),
+        DatasetSamples(TensorDataset(X, Y), Y),
+        DatasetSamples(Labelled(), Y),
+    ],
+    ids=["tensors", "mapped", "dataset of tensors", "dataset of arrays"],
 )
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (2, 3), (2, 1, 2), (0,), (0, 3)])
 def test_gather_accepts_an_index_of_any_shape(samples, shape):

@@ -1,0 +1,180 @@
+"""Images decoded in worker processes and mapped from a file equal those in memory."""
+
+import os
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from datamodules import CelebADataModule, ImageFolderDataModule, MappedSamples
+from datamodules import decoding as module
+from datamodules.decoding import decode
+from datamodules.samples import concatenate, train_and_test
+from tests.commands import call
+from tests.leaf_files import write
+
+NUMBER = 11
+
+
+@pytest.fixture
+def paths(tmp_path):
+    """Images of random pixels, 5x4, in a folder each: for two classes, training and test."""
+    rng, found = np.random.default_rng(0), []
+    for number in range(NUMBER):
+        split = "test" if number % 4 == 0 else "train"
+        path = tmp_path / "set" / split / "ab"[number % 2] / f"{number:02}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (5, 4, 3), np.uint8)).save(path)
+        found.append(path)
+    return found
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """Two worker processes, and blocks of three images."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(module, "_BLOCK", 3)
+
+
+@pytest.fixture
+def no_reading(monkeypatch):
+    """A function after whose call an image can be decoded in this process no more."""
+
+    def forbid(path, size):
+        raise AssertionError(f"{path} is decoded")
+
+    return lambda: monkeypatch.setattr(module, "_pixels", forbid)
+
+
+def pixels(paths):
+    """The images, read with Pillow alone, uint8 [N, 3, H, W]."""
+    return np.stack([np.asarray(Image.open(path)) for path in paths]).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.processes
+def test_worker_processes_keep_the_order_of_the_files(paths, workers, tmp_path, monkeypatch):
+    (tmp_path / "readers").mkdir()
+
+    def noted(path, size, read=module._pixels):
+        (tmp_path / "readers" / str(os.getpid())).touch()
+        return read(path, size)
+
+    monkeypatch.setattr(module, "_pixels", noted)
+    expected, before = pixels(paths[::-1]), torch.get_rng_state()
+    in_memory = decode(paths[::-1])
+    mapped = decode(paths[::-1], cache=tmp_path / "cache")
+    assert isinstance(mapped, np.memmap) and not isinstance(in_memory, np.memmap)
+    for images in (in_memory, mapped):
+        assert images.dtype == np.uint8 and np.array_equal(images, expected)
+    assert torch.equal(torch.get_rng_state(), before)
+    readers = {int(file.name) for file in (tmp_path / "readers").iterdir()}
+    assert len(readers) == 2 * 2 and os.getpid() not in readers
+
+
+def test_images_are_decoded_once_and_anew_when_they_change(paths, tmp_path, no_reading):
+    cache = tmp_path / "cache"
+    first = decode(paths, cache=cache)
+    first[0] = 0  # in memory only
+    Image.new("RGB", (4, 5), (1, 2, 3)).save(paths[3])
+    changed = decode(paths, cache=cache)
+    assert np.array_equal(changed, pixels(paths)) and (changed[3, 2] == 3).all()
+    assert decode(paths, size=2, cache=cache).shape == (NUMBER, 3, 2, 2)
+    assert decode(paths[1:], cache=cache).shape == (NUMBER - 1, 3, 5, 4)
+    assert len(list(cache.iterdir())) == 4
+    no_reading()
+    assert np.array_equal(decode(paths, cache=cache), pixels(paths))
+    with pytest.raises(AssertionError, match="is decoded"):
+        decode(paths)
+
+
+def test_a_failure_leaves_no_file(paths, tmp_path, one_line, monkeypatch, workers):
+    paths[7].write_bytes(b"no image")
+    for cache in (None, tmp_path / "cache"):
+        with one_line(f"{paths[7]}: cannot be read as an image"):  # also from a worker process
+            decode(paths, cache=cache)
+    assert list((tmp_path / "cache").iterdir()) == []
+    Image.new("RGB", (4, 6)).save(paths[7])
+    with one_line(f"{paths[0]} has 5x4 pixels and {paths[7]} has 6x4"):
+        decode(paths, cache=tmp_path / "cache")
+    usage = namedtuple("usage", "free")
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(free=2**20))
+    big = [paths[1]] * 20000  # 20,000 images of 60 bytes are 1.1 MiB
+    with one_line("cache: ", "has 1 MiB of free space; it must have 1 MiB for 20000 images"):
+        decode(big, cache=tmp_path / "cache")
+
+
+def test_a_folder_with_a_cache_equals_the_folder_in_memory(paths, tmp_path, no_reading):
+    arguments = {"num_clients": 3, "batch_size": 2, "seed": 4}
+    folder, cache = tmp_path / "set", tmp_path / "cache"
+    memory = ImageFolderDataModule(folder, "split/class", **arguments)
+    memory.setup()
+    ImageFolderDataModule(folder, "split/class", cache=cache, **arguments).prepare_data()
+    no_reading()
+    mapped = ImageFolderDataModule(folder, "split/class", cache=cache, **arguments)
+    assert isinstance(mapped.samples, MappedSamples)
+    assert mapped.samples.nbytes == NUMBER * 8  # the labels
+    for client in range(3):
+        pairs = [
+            list(data.client(client).train_dataloader())
+            + list(data.client(client).test_dataloader())
+            for data in (memory, mapped)
+        ]
+        assert len(pairs[0]) > 1
+        for one, other in zip(*pairs, strict=True):
+            assert torch.equal(one[0], other[0]) and torch.equal(one[1], other[1])
+
+
+def test_celeba_decodes_its_images_once(tmp_path, no_reading):
+    folder = tmp_path / "data" / "celeba" / "data" / "raw" / "img_align_celeba"
+    folder.mkdir(parents=True)
+    for part, value in (("train", 10), ("test", 20)):
+        Image.new("RGB", (178, 218), (value,) * 3).save(folder / f"{part}.png")
+        write(tmp_path, "celeba", part, {"1": ([f"{part}.png"], [1.0])})
+    CelebADataModule(root=tmp_path, cache=tmp_path / "cache").prepare_data()
+    no_reading()
+    data = CelebADataModule(root=tmp_path, cache=tmp_path / "cache")
+    assert isinstance(data.samples, MappedSamples)
+    assert data.samples.inputs.amax((1, 2, 3)).tolist() == [10, 20]
+
+
+def test_mapped_training_and_test_samples_are_joined_without_a_copy(tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(12, dtype=np.uint8).reshape(6, 2))
+    whole = np.load(tmp_path / "x.npy", mmap_mode="c")
+    train, test = train_and_test(whole, np.arange(6), 4)
+    joined = concatenate(train, test)
+    assert isinstance(joined, MappedSamples)
+    assert joined.inputs.data_ptr() == whole.ctypes.data and joined.inputs.shape == (6, 2)
+    assert joined.targets.tolist() == [0, 1, 2, 3, 4, 5]
+    apart = concatenate(test, train)  # not adjacent: the order counts
+    assert apart.inputs.tolist() == [[8, 9], [10, 11], [0, 1], [2, 3], [4, 5], [6, 7]]
+    assert train_and_test(whole, np.arange(6), 6)[1] is None
+
+
+def test_mapped_samples_stay_on_the_host():
+    samples = MappedSamples(torch.ones(3, 2, dtype=torch.uint8), torch.arange(3)).to("meta")
+    inputs, targets = samples.gather(torch.tensor([2, 0]))
+    assert samples.inputs.device.type == "cpu"
+    assert inputs.device.type == targets.device.type == "meta" and inputs.shape == (2, 2)
+
+
+@pytest.mark.slow
+@pytest.mark.cli
+def test_a_run_with_a_cache_equals_a_run_in_memory(paths, tmp_path, monkeypatch):
+    """With and without transforms, which take another way through the engines."""
+    monkeypatch.chdir(tmp_path)
+    shared = ["--config", "quickstart", "--data", "ImageFolderDataModule", "--data.folder", "set"]
+    shared += ["--data.levels", "split/class", "--data.num_clients", "2", "--data.partition", "IID"]
+    shared += ["--model.network", "LogisticRegression", "--model.network.in_features", "60"]
+    shared += ["--trainer.max_epochs", "2", "--loop.clients_per_round", "2"]
+    for name, change in (("plain", []), ("flipped", ["--data.transforms+=HorizontalFlip"])):
+        rows = []
+        for where, cache in (("memory", []), ("mapped", ["--data.cache", "cache"])):
+            run = f"{name}-{where}"
+            status, _, err = call("fit", *shared, *cache, *change, "--trainer.name", run)
+            assert status == 0, err
+            lines = (tmp_path / "runs" / run / "metrics.csv").read_text().splitlines()
+            columns = [i for i, key in enumerate(lines[0].split(",")) if "time" not in key]
+            rows.append([[line.split(",")[i] for i in columns] for line in lines])
+        assert len(rows[0]) == 3 and rows[0] == rows[1]

@@ -1,0 +1,190 @@
+"""Data sets of Hugging Face's package `datasets`, in memory and in files, without the hub."""
+
+import json
+import sys
+
+import pytest
+import torch
+from PIL import Image
+
+from datamodules import HuggingFaceDataModule, Natural, OfficialSplit, SplitOwn
+from datamodules.hugging_face import encoder
+
+datasets = pytest.importorskip("datasets")
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    datasets.disable_progress_bars()
+
+
+def picture(value, mode="L", size=(5, 4)):
+    """An image of one colour."""
+    return Image.new(mode, size, value if mode == "L" else (value, 0, 255))
+
+
+IMAGES = {
+    "picture": [picture(10 * i) for i in range(6)],
+    "label": ["cat", "dog", "cat", "cat", "dog", "ape"],
+    "who": ["ann", "bob", "bob", "ann", "cat", "ann"],
+}
+
+
+def saved(folder, **splits):
+    """Writes tables with `save_to_disk`; returns the folder."""
+    tables = {name: datasets.Dataset.from_dict(columns) for name, columns in splits.items()}
+    datasets.DatasetDict(tables).save_to_disk(str(folder))
+    return str(folder)
+
+
+def test_images_classes_and_clients_of_a_saved_data_set(tmp_path):
+    data = HuggingFaceDataModule(
+        saved(tmp_path / "set", train=IMAGES),
+        "picture",
+        "label",
+        "who",
+        partition=Natural(),
+        protocol=SplitOwn(0.0, 0.0),
+    )
+    inputs = data.samples.inputs
+    assert inputs.dtype == torch.uint8 and inputs.shape == (6, 1, 4, 5)
+    assert inputs[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50]
+    assert data.class_names == ["ape", "cat", "dog"]
+    assert data.samples.targets.tolist() == [1, 2, 1, 1, 2, 0]
+    assert [data.partition.train[i].tolist() for i in range(3)] == [[0, 3, 5], [1, 2], [4]]
+
+
+def test_a_parquet_file_gives_the_same_as_memory(tmp_path):
+    """Whole numbers of a ClassLabel keep their values, and the test split has ids of its own."""
+    features = datasets.Features(
+        {
+            "picture": datasets.Image(),
+            "label": datasets.ClassLabel(names=["zebra", "ape"]),
+            "who": datasets.Value("int64"),
+        }
+    )
+    train = {"picture": [picture(7, "RGB")] * 4, "label": [0, 1, 1, 0], "who": [5, 5, 3, 3]}
+    test = {"picture": [picture(9, "RGB")] * 2, "label": [1, 0], "who": [3, 5]}
+    files = {}
+    for split, columns in (("train", train), ("test", test)):
+        files[split] = str(tmp_path / f"{split}.parquet")
+        datasets.Dataset.from_dict(columns, features).to_parquet(files[split])
+    data = HuggingFaceDataModule(
+        "parquet",
+        "picture",
+        "label",
+        "who",
+        data_files=files,
+        test_split="test",
+        root=tmp_path,
+        partition=Natural(),
+        protocol=OfficialSplit(0.0),
+    )
+    assert data.samples.targets.tolist() == [0, 1, 1, 0, 1, 0]
+    assert data.class_names == ["zebra", "ape"]
+    pixels = torch.tensor([[7, 0, 255]] * 4 + [[9, 0, 255]] * 2, dtype=torch.uint8)
+    assert torch.equal(data.samples.inputs, pixels[:, :, None, None].expand(6, 3, 4, 5))
+    parts = data.partition  # client 0 is the person 3
+    assert [parts.train[i].tolist() for i in (0, 1)] == [[2, 3], [0, 1]]
+    assert [parts.test[i].tolist() for i in (0, 1)] == [[4], [5]]
+    data.prepare_data()  # a second time, from what the first time has converted
+    assert (tmp_path / "huggingface").is_dir()
+
+
+def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
+    mixed = {"picture": [picture(1), picture(2, "RGB", (6, 6))], "label": [0, 1]}
+    path = saved(tmp_path / "set", train=mixed)
+    arguments = {"num_clients": 1, "protocol": SplitOwn(0.0, 0.0)}
+    data = HuggingFaceDataModule(
+        path, "picture", "label", image_mode="RGB", image_size=3, **arguments
+    )
+    expected = torch.tensor([[1, 1, 1], [2, 0, 255]], dtype=torch.uint8)
+    assert torch.equal(data.samples.inputs, expected[:, :, None, None].expand(2, 3, 3, 3))
+    with one_line("image_mode: None", "gray images and images in colour; it must be L or RGB"):
+        HuggingFaceDataModule(path, "picture", "label", image_size=3, **arguments).setup()
+    with one_line("image_size: None", "4x5 and of 6x6 pixels; it must be given"):
+        HuggingFaceDataModule(path, "picture", "label", image_mode="L", **arguments).setup()
+
+
+def lengths_of_words(text):
+    """A tokenizer: the length of each word."""
+    return [len(word) for word in text.split()]
+
+
+def test_text_is_cut_into_tokens(tmp_path):
+    lines = [{"text": "Hé you", "stars": 4.5}, {"text": "a", "stars": 0.5}]
+    (tmp_path / "reviews.json").write_text("\n".join(map(json.dumps, lines)))
+    arguments = {
+        "path": "json",
+        "input_column": "text",
+        "target_column": "stars",
+        "data_files": str(tmp_path / "reviews.json"),
+        "root": tmp_path,
+        "num_clients": 1,
+    }
+    data = HuggingFaceDataModule(**arguments, length=4)
+    # H is the byte 72, é is 195 and 169, a blank is 32, a is 97; one is added to each.
+    assert data.samples.inputs.tolist() == [[73, 196, 170, 33], [98, 0, 0, 0]]
+    assert data.samples.inputs.dtype == torch.int64
+    assert data.samples.targets.dtype == torch.float32 and data.num_classes is None
+    data = HuggingFaceDataModule(**arguments, length=3, tokenizer=lengths_of_words)
+    assert data.samples.inputs.tolist() == [[2, 3, 0], [1, 0, 0]]
+
+
+def test_numbers_and_lists_of_numbers(tmp_path):
+    columns = {
+        "age": [1, 2],
+        "signal": [[0.5, 1.5, 2.5], [3.0, 4.0, 5.0]],
+        "tokens": [[3, 1], [2, 2]],
+        "healthy": [True, False],
+    }
+    path = saved(tmp_path / "set", train=columns)
+    expected = {
+        "age": torch.tensor([[1], [2]]),
+        "signal": torch.tensor([[0.5, 1.5, 2.5], [3.0, 4.0, 5.0]]),
+        "tokens": torch.tensor([[3, 1], [2, 2]]),
+    }
+    for column, inputs in expected.items():
+        data = HuggingFaceDataModule(path, column, "healthy", num_clients=1)
+        assert data.samples.inputs.dtype == inputs.dtype
+        assert torch.equal(data.samples.inputs, inputs)
+        assert data.samples.targets.tolist() == [1, 0]
+
+
+def test_a_tokenizer_of_transformers(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "so", "cool"]
+    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
+    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
+    encode = encoder(str(tmp_path / "bert"), 6)
+    assert encode("So cool so") == [2, 4, 5, 4, 3, 0]
+    assert encode("so " * 9) == [2, 4, 4, 4, 4, 3]
+
+
+def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
+    def load(*args, **kwargs):
+        HuggingFaceDataModule(*args, **{"num_clients": 1, "root": tmp_path, **kwargs}).setup()
+
+    path = saved(tmp_path / "set", train=IMAGES, more={**IMAGES, "who": [None, *"abcde"]})
+    with one_line("HuggingFaceDataModule.input_column: 'image'; it must be one of picture, label"):
+        load(path, "image", "label")
+    with one_line("HuggingFaceDataModule.client_column: 'w'; it must be one of picture, label"):
+        load(path, "picture", "label", "w")
+    with one_line("HuggingFaceDataModule.test_split: 'test'; it must be one of train, more"):
+        load(path, "picture", "label", test_split="test")
+    with one_line("the column 'who' has rows without a value"):
+        load(path, "picture", "label", "who", train_split="more", partition=Natural())
+    ragged = saved(tmp_path / "ragged", train={"x": [[1], [1, 2]], "y": [0, 1]})
+    with one_line("input_column: the column 'x' holds List", "lists of numbers of one shape"):
+        load(ragged, "x", "y")
+    with one_line(
+        "HuggingFaceDataModule.path: 'csv' cannot be loaded", "csv or json with data_files"
+    ):
+        load("csv", "x", "y", data_files=str(tmp_path / "missing.csv"))
+    texts = saved(tmp_path / "texts", train={"x": ["a", "b"], "y": [0, 1]})
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with one_line("HuggingFaceDataModule.tokenizer: 'no/such' cannot be loaded", "transformers"):
+        load(texts, "x", "y", tokenizer="no/such")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with one_line("the package datasets must be installed, by: pip install datasets"):
+        load(path, "picture", "label")

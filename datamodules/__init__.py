@@ -12,11 +12,13 @@ from datamodules.feature_shifts import (
     ClientNoise,
     ClientRotation,
 )
+from datamodules.given import Given
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
-from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
+from datamodules.partitioners import IID, LogNormal, Partitioner, Sampled
+from datamodules.per_sample import ByValue, Groups, Natural
 from datamodules.protocols import MatchLabels, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
@@ -46,6 +48,7 @@ __all__ = [
     "AgentLogistic",
     "Apply",
     "ArrayDataModule",
+    "ByValue",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
     "ClassesPerClient",
@@ -65,6 +68,8 @@ __all__ = [
     "EMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
+    "Given",
+    "Groups",
     "HeterogeneousLogistic",
     "HorizontalFlip",
     "ImageFolderDataModule",

@@ -2,6 +2,7 @@
 
 from datamodules.arrays import ArrayDataModule, TensorDataModule
 from datamodules.base import FederatedDataModule, Loaded
+from datamodules.composed import LabelDistribution, Sizes, Within
 from datamodules.digits import DigitDomainsDataModule, DigitsDataModule, MNIST5kDataModule
 from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError
@@ -74,6 +75,7 @@ __all__ = [
     "HorizontalFlip",
     "ImageFolderDataModule",
     "IndexArrays",
+    "LabelDistribution",
     "LeastSquares",
     "Loaded",
     "LogNormal",
@@ -93,6 +95,7 @@ __all__ = [
     "Samples",
     "Shards",
     "SharedTest",
+    "Sizes",
     "SplitOwn",
     "TableDataModule",
     "TensorDataModule",
@@ -100,4 +103,5 @@ __all__ = [
     "TheoryProblem",
     "TinyImageNetDataModule",
     "Transform",
+    "Within",
 ]

@@ -151,10 +151,12 @@ class DigitDomainsDataModule(FederatedDataModule):
         domains = np.repeat(["digits", "mnist"], [len(small), len(images)])
         is_test = torch.cat([_every_fifth(small_targets), _every_fifth(targets[len(small) :])])
         train, test = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
+        ids = domains[torch.cat([train, test]).numpy()]
         return Loaded(
             TensorSamples(inputs[train], targets[train]),
             TensorSamples(inputs[test], targets[test]),
-            domains[torch.cat([train, test]).numpy()],
+            ids,
+            {"domain": ids},
         )
 
 

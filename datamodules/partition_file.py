@@ -28,7 +28,7 @@ SPLITS = ("train", "val", "test")
 def write(partition: Partition, file: str | os.PathLike) -> None:
     """Writes a partition; see `Partition.save`."""
     parts = {split: _stored(held) for split, held in partition.splits.items()}
-    stored = Partition(**parts)
+    stored = Partition(parts["train"], parts["val"], parts["test"])
     arrays: dict[str, np.ndarray] = {}
     for split, part in parts.items():
         widest = part.indices.max(initial=0)
@@ -64,10 +64,12 @@ def read(file: str | os.PathLike) -> Partition:
     try:
         with np.load(path, allow_pickle=False) as stored:
             about: dict[str, Any] = json.loads(str(stored["about"]))
-            parts = [_part(stored[f"{s}_indices"], stored[f"{s}_sizes"]) for s in SPLITS]
+            train, val, test = (
+                _part(stored[f"{split}_indices"], stored[f"{split}_sizes"]) for split in SPLITS
+            )
     except Exception as error:  # NumPy, zipfile and json raise many types for other files
         raise ConfigError(f"{key}; it must be a file that Partition.save wrote") from error
-    partition = Partition(*parts, about=about)
+    partition = Partition(train, val, test, about=about)
     if about.get("format") != FORMAT or about.get("hash") != partition.hash:
         raise ConfigError(
             f"{key}; it must be a file of the format {FORMAT} whose arrays have the hash that it "

@@ -41,6 +41,10 @@ def main(args: list[str] | None = None) -> int:
                 from pfl.cli import compare
 
                 compare.command(args[1:])
+            elif args[:1] == ["partition"]:
+                from pfl.cli import partition
+
+                partition.command(args[1:])
             else:
                 FederatedCLI(args)
     except Ended as error:

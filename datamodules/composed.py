@@ -134,15 +134,16 @@ class LabelDistribution(Partitioner):
     """Clients with given label distributions.
 
     Whole numbers in all rows are numbers of samples. Otherwise rows are shares, which are divided
-    by their sum: every client then has the same number of samples, the most for which no class runs
-    out, and a client's numbers of samples differ from its exact shares by less than one. The
+    by their sum: every client then has the same number n of samples, n times its shares, rounded by
+    largest remainders. By default n is the largest whole number for which n Σ_i p_ik is at most the
+    number of samples of every class k, or the next smaller one with which rounding fits, too. The
     samples of a class are drawn at random. Samples that the distributions leave over are not used.
 
     Args:
         distribution: A row for each client and a column for each class of the data, in ascending
             order of the labels: [M, K]; or the path of a `.npy` or `.csv` file (numbers between
             commas, without headings) with such an array.
-        size: With shares: the number of samples of a client; None takes the most that are possible.
+        size: With shares: n, the number of samples of a client; None for the default above.
 
     Raises:
         ConfigError: The array or the file is no such table; or (when samples are assigned) the
@@ -162,7 +163,7 @@ class LabelDistribution(Partitioner):
 
     def __init__(
         self,
-        distribution: str | os.PathLike | Sequence[Sequence[float]] | np.ndarray,
+        distribution: Sequence[Sequence[float]] | str | os.PathLike | np.ndarray,
         size: int | None = None,
     ) -> None:
         key = "LabelDistribution.distribution"
@@ -220,7 +221,7 @@ class LabelDistribution(Partitioner):
             return _rounded(shares, self.size)
         wanted = shares.sum(0)
         limits = available[wanted > 0] / wanted[wanted > 0]
-        size = int(limits.min()) + 1  # rounding may help as well as hurt
+        size = max(int(limits.min() + 1e-9), 1)
         while size > 1 and (_rounded(shares, size).sum(0) > available).any():
             size -= 1
         return _rounded(shares, size)

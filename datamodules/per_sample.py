@@ -7,7 +7,7 @@ import numpy as np
 from datamodules.errors import ConfigError, require
 from datamodules.partitioners import Partitioner, even_owners
 
-Values = str | Sequence[int | float | str] | np.ndarray | None
+Values = Sequence[int | float | str] | str | np.ndarray | None
 
 
 class PerSample(Partitioner):
@@ -44,7 +44,7 @@ class PerSample(Partitioner):
                 known = f"one of {', '.join(columns)}" if columns else "None"
                 expected = f"{known}, as the data set has no other columns"
                 require(self._key, self._column, False, expected)
-        values = rule.values()
+        values = rule.sample_values()
         expected = f"({num_train},), one {self.noun} per training sample"
         if num_samples > num_train:
             expected += (
@@ -63,7 +63,7 @@ class PerSample(Partitioner):
         """Returns the rule with the values of some samples."""
         return self if self._values is None else self._with(self._values[samples])
 
-    def values(self, total: int | None = None) -> np.ndarray:
+    def sample_values(self, total: int | None = None) -> np.ndarray:
         """Returns the value of every sample, [N].
 
         Args:
@@ -129,16 +129,16 @@ class Natural(PerSample):
 
     counts_clients = True
 
-    def __init__(self, client_ids: str | Sequence[int | str] | np.ndarray | None = None) -> None:
+    def __init__(self, client_ids: Sequence[int | str] | str | np.ndarray | None = None) -> None:
         super().__init__(client_ids)
 
     def count(self) -> int:
         """Returns the number of different ids."""
-        return len(np.unique(self.values()))
+        return len(np.unique(self.sample_values()))
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Returns the client of every sample."""
-        names, owners = np.unique(self.values(len(targets)), return_inverse=True)
+        names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
         expected = f"at most {len(names)}, the number of different client_ids"
         require("num_clients", num_clients, num_clients <= len(names), expected)
         largest = np.argsort(-np.bincount(owners), kind="stable")[:num_clients]
@@ -179,7 +179,7 @@ class Groups(PerSample):
     def __init__(
         self,
         groups: Sequence[Sequence[int | str]] | None = None,
-        client_ids: str | Sequence[int | str] | np.ndarray | None = None,
+        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
     ) -> None:
         super().__init__(client_ids)
         self.groups = None if groups is None else [list(group) for group in groups]
@@ -203,7 +203,7 @@ class Groups(PerSample):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Returns the client of every sample."""
-        names, owners = np.unique(self.values(len(targets)), return_inverse=True)
+        names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
         number = np.full(len(names), -1)
         if self.groups is None:
             expected = f"at most {len(names)}, the number of different client_ids"
@@ -215,7 +215,7 @@ class Groups(PerSample):
         place = {name: i for i, name in enumerate(names.tolist())}
         for client, group in enumerate(self.groups):
             for name in group:
-                expected = "groups of ids that samples have, such as " + repr(names[0].item())
+                expected = "groups of ids that samples have, such as " + repr(names.tolist()[0])
                 require("Groups.groups", name, name in place, expected)
                 number[place[name]] = client
         return number[owners]
@@ -252,7 +252,7 @@ class ByValue(PerSample):
     argument = "values"
     noun = "value"
 
-    def __init__(self, values: str | Sequence[float] | np.ndarray | None = None) -> None:
+    def __init__(self, values: Sequence[float] | str | np.ndarray | None = None) -> None:
         super().__init__(values)
         self._by_target = values is None
 
@@ -264,7 +264,7 @@ class ByValue(PerSample):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Returns the client of every sample."""
-        values = targets if self._by_target else self.values(len(targets))
+        values = targets if self._by_target else self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
         require("ByValue.values", kind, holds, "one number per sample")

@@ -2,6 +2,7 @@
 
 from datamodules.arrays import ArrayDataModule, TensorDataModule
 from datamodules.base import FederatedDataModule, Loaded
+from datamodules.composed import LabelDistribution, Sizes, Within
 from datamodules.digits import DigitDomainsDataModule, DigitsDataModule, MNIST5kDataModule
 from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError
@@ -12,6 +13,7 @@ from datamodules.feature_shifts import (
     ClientNoise,
     ClientRotation,
 )
+from datamodules.given import Given
 from datamodules.hugging_face import HuggingFaceDataModule
 from datamodules.image_folder import ImageFolderDataModule
 from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
@@ -19,7 +21,8 @@ from datamodules.leaf import CelebADataModule, FEMNISTDataModule, LeafDataModule
 from datamodules.leaf_text import Sent140DataModule, ShakespeareDataModule
 from datamodules.loaders import ClientDataModule
 from datamodules.partition import IndexArrays, Partition, Ragged
-from datamodules.partitioners import IID, LogNormal, Natural, Partitioner, Sampled
+from datamodules.partitioners import IID, LogNormal, Partitioner, Sampled
+from datamodules.per_sample import ByValue, Groups, Natural
 from datamodules.protocols import MatchLabels, OfficialSplit, Protocol, SharedTest, SplitOwn
 from datamodules.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
@@ -49,6 +52,7 @@ __all__ = [
     "AgentLogistic",
     "Apply",
     "ArrayDataModule",
+    "ByValue",
     "CIFAR10DataModule",
     "CIFAR100DataModule",
     "CelebADataModule",
@@ -70,11 +74,14 @@ __all__ = [
     "FEMNISTDataModule",
     "FashionMNISTDataModule",
     "FederatedDataModule",
+    "Given",
+    "Groups",
     "HeterogeneousLogistic",
     "HorizontalFlip",
     "HuggingFaceDataModule",
     "ImageFolderDataModule",
     "IndexArrays",
+    "LabelDistribution",
     "LeafDataModule",
     "LeastSquares",
     "Loaded",
@@ -99,6 +106,7 @@ __all__ = [
     "ShakespeareDataModule",
     "Shards",
     "SharedTest",
+    "Sizes",
     "SplitOwn",
     "TableDataModule",
     "TensorDataModule",
@@ -106,4 +114,5 @@ __all__ = [
     "TheoryProblem",
     "TinyImageNetDataModule",
     "Transform",
+    "Within",
 ]

@@ -1,7 +1,8 @@
 """The base class of all federated data modules."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -10,16 +11,19 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
+from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError, check_whole, require
+from datamodules.given import Given
 from datamodules.loaders import (
     ClientDataModule,
+    SampleDataset,
     Selection,
     ShuffleSampler,
     make_loader,
     visit_key,
 )
 from datamodules.partition import IndexArrays, Partition
-from datamodules.partitioners import IID, Natural, Partitioner
+from datamodules.partitioners import IID, Partitioner
 from datamodules.protocols import Protocol, SplitOwn
 from datamodules.randomness import generator
 from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
@@ -34,6 +38,8 @@ class Loaded(NamedTuple):
         test: The official test samples, or None if the data set has none.
         client_ids: For `Natural`: the client of each training sample, or of each sample (training
             samples first), numbers or text [N]; or None.
+        columns: Further values of each training sample, or of each sample, by name: numbers or
+            text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
 
     Example:
         >>> from datamodules import TensorSamples
@@ -45,6 +51,7 @@ class Loaded(NamedTuple):
     train: Samples
     test: Samples | None = None
     client_ids: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] | None = None
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -57,9 +64,10 @@ class FederatedDataModule(LightningDataModule, ABC):
     Data are loaded and assigned to clients when first used. All random draws depend on `seed` only.
 
     Args:
-        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
+        num_clients: The number of clients M; None with a rule that determines it, such as
+            `Natural()`, which has one client per id, or `Given(file)`.
         partition: The rule that assigns samples to clients; None is `IID()`.
-        protocol: The test protocol; None is `SplitOwn()`.
+        protocol: The test protocol; None is `SplitOwn()`, or with `Given(file)` that of the file.
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of the partition and of the order of training samples, at least 0; None is 0.
         num_workers: Worker processes of the loaders; 0 is fastest for data in memory.
@@ -104,6 +112,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         super().__init__()
         name = type(self).__name__
         partition = IID() if partition is None else partition
+        if isinstance(partition, Given):
+            protocol = partition.protocol(protocol)
         protocol = SplitOwn() if protocol is None else protocol
         is_rule, is_protocol = isinstance(partition, Partitioner), isinstance(protocol, Protocol)
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
@@ -111,8 +121,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.partitioner, self.protocol = partition, protocol
         self._num_clients: int | None = None
         if num_clients is None:
-            expected = "a whole number, unless partition=Natural()"
-            require(f"{name}.num_clients", None, isinstance(partition, Natural), expected)
+            expected = "a whole number, unless partition=Natural() or another rule determines it"
+            require(f"{name}.num_clients", None, partition.counts_clients, expected)
         else:
             self._num_clients = check_whole(f"{name}.num_clients", num_clients)
         self.batch_size = batch_size
@@ -145,17 +155,31 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._samples = samples
         targets = _host_targets(samples)
         labels = targets if targets.dtype.kind == "i" and targets.ndim == 1 else None
-        rule, pool = self._bind_ids(
-            loaded, num_train, self.protocol.pool_size(num_train, len(samples))
-        )
-        if self._num_clients is None and isinstance(rule, Natural):
+        rule = self.partitioner.bound(_columns(loaded), num_train, len(samples))
+        self._pool = pool = self.protocol.pool_size(num_train, len(samples))
+        if rule.reach is not None:
+            pool = min(pool, rule.reach)
+            rule = rule.restricted(slice(pool))
+        if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         split_rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
-        self._partition = partition
+        about = partition.about or self._about(num_train)
+        self._partition = replace(partition, targets=targets, about=about)
+
+    def _about(self, num_train: int) -> dict[str, object]:
+        """Returns what is partitioned and how, for the file that `Partition.save` writes."""
+        return {
+            "data": type(self).__name__,
+            "train_samples": num_train,
+            "rule": repr(self.partitioner),
+            "protocol": repr(self.protocol),
+            "seed": self.seed,
+            "description": self.describe(),
+        }
 
     def _check_loaded(self, loaded: Loaded) -> None:
         """Checks the result of `load`, which may be a user's own method."""
@@ -180,20 +204,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         holds = has_test or not self.protocol.needs_official_test
         expected = "SplitOwn, as the data set has no official test set"
         require(f"{name}.protocol", self.protocol, holds, expected)
-
-    def _bind_ids(self, loaded: Loaded, num_train: int, pool: int) -> tuple[Partitioner, int]:
-        """Returns the rule, with client ids if required, and the number of samples to assign."""
-        rule = self.partitioner
-        if not isinstance(rule, Natural):
-            return rule, pool
-        ids = rule.with_ids(loaded.client_ids).ids()
-        num_samples = num_train + (0 if loaded.test is None else len(loaded.test))
-        expected = f"({num_train},), one id per training sample"
-        if num_samples > num_train:
-            expected += f", or ({num_samples},), one id per training and official test sample"
-        holds = len(ids) in (num_train, num_samples)
-        require("Natural.client_ids.shape", ids.shape, holds, expected)
-        return Natural(ids[:pool]), min(pool, len(ids))
 
     def _ready(self) -> None:
         """Prepares and loads the data if no Trainer has done so."""
@@ -268,7 +278,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         Raises:
             ConfigError: The targets are not one class per sample, or the split is unknown.
         """
-        splits = ("train", "val", "test")
+        splits = self.partition.splits
         require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
         targets, classes = self._targets, self.num_classes
         if classes is None or not self.has_labels:
@@ -276,7 +286,7 @@ class FederatedDataModule(LightningDataModule, ABC):
                 f"label_counts: targets are {targets.dtype} of shape {targets.shape}; they must be "
                 "one integer label per sample"
             )
-        arrays: IndexArrays = getattr(self.partition, split)
+        arrays = splits[split]
         counts = np.empty((len(arrays.sizes[clients]), classes), np.int64)
         if arrays.is_shared:
             counts[:] = np.bincount(targets[arrays[0]], minlength=classes)
@@ -288,6 +298,43 @@ class FederatedDataModule(LightningDataModule, ABC):
             cells = rows * classes + targets[arrays.of(some)]
             block[:] = np.bincount(cells, minlength=block.size).reshape(block.shape)
         return counts
+
+    def left_out(self) -> dict[str, int]:
+        """Returns how much of the data set the partition leaves out.
+
+        Returns:
+            `samples_unused`: the samples that the rule could have assigned and that no client has;
+            official test samples count if the protocol gives them to clients to split, as
+            `SplitOwn` does. `clients_without_train_samples` and `clients_without_test_samples`.
+        """
+        used = np.zeros(len(self.samples), bool)
+        parts = self.partition
+        for arrays in parts.splits.values():
+            if arrays.is_shared:
+                used[arrays[0]] = True
+                continue
+            for clients in arrays.blocks():
+                used[arrays.of(clients)] = True
+                if isinstance(arrays, Drawn) and used[: self._pool].all():
+                    break  # of a million clients, the first few thousand use every sample
+        return {
+            "samples_unused": int(self._pool - used[: self._pool].sum()),
+            "clients_without_train_samples": int((parts.train.sizes == 0).sum()),
+            "clients_without_test_samples": int((parts.test.sizes == 0).sum()),
+        }
+
+    def dataset(
+        self, client: int, split: Literal["train", "val", "test"] = "train"
+    ) -> SampleDataset:
+        """Returns the samples of one client as a map-style `torch.utils.data.Dataset`.
+
+        An item is a pair (input, target), after the transforms, as in the first epoch. The samples
+        are in ascending order of their indices, `partition.train[client]`.
+
+        Raises:
+            ConfigError: `client` is not from 0 to M - 1, or the split is unknown.
+        """
+        return self.client(client).dataset(split)
 
     def client(self, client: int) -> ClientDataModule:
         """Returns the data of one client as a Lightning data module.
@@ -341,6 +388,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         changes = ", ".join(map(repr, self._transforms.transforms))
         ends = f"; transforms {changes}." if changes else "."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
+
+
+def _columns(loaded: Loaded) -> dict[str, np.ndarray]:
+    """Returns the values of the samples that rules may need, by name."""
+    columns = {name: np.asarray(values) for name, values in (loaded.columns or {}).items()}
+    if loaded.client_ids is not None:
+        columns["client_ids"] = np.asarray(loaded.client_ids)
+    return columns
 
 
 def _host_targets(samples: Samples) -> np.ndarray:

@@ -13,7 +13,8 @@ from torch import Tensor
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError
 from datamodules.label_skew import Dirichlet
-from datamodules.partitioners import Natural, Partitioner
+from datamodules.partitioners import Partitioner
+from datamodules.per_sample import Natural
 from datamodules.protocols import Protocol
 from datamodules.samples import TensorSamples
 from datamodules.transforms import Transform
@@ -26,7 +27,7 @@ class DigitsDataModule(FederatedDataModule):
     defines one: every fifth sample of each class, in the order of the file.
 
     Args:
-        num_clients: The number of clients M.
+        num_clients: The number of clients M; None with a rule that determines it.
         partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
         protocol: The test protocol; None is `SplitOwn()`.
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
@@ -43,7 +44,7 @@ class DigitsDataModule(FederatedDataModule):
 
     def __init__(
         self,
-        num_clients: int = 20,
+        num_clients: int | None = 20,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
         batch_size: int | None = 32,
@@ -150,10 +151,12 @@ class DigitDomainsDataModule(FederatedDataModule):
         domains = np.repeat(["digits", "mnist"], [len(small), len(images)])
         is_test = torch.cat([_every_fifth(small_targets), _every_fifth(targets[len(small) :])])
         train, test = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
+        ids = domains[torch.cat([train, test]).numpy()]
         return Loaded(
             TensorSamples(inputs[train], targets[train]),
             TensorSamples(inputs[test], targets[test]),
-            domains[torch.cat([train, test]).numpy()],
+            ids,
+            {"domain": ids},
         )
 
 

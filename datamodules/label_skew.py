@@ -87,11 +87,11 @@ class Dirichlet(Partitioner):
         available = np.bincount(labels)
         check_min_size(self, len(labels) // num_clients, num_clients, self.min_size)
         if self.over == "labels":
-            return _assign(labels, self._counts_by_client(available, num_clients, rng), rng)
+            return assign_counts(labels, self._counts_by_client(available, num_clients, rng), rng)
         for _ in range(self.max_retries):
             counts = self._counts_by_class(available, num_clients, rng)
             if counts.sum(0).min() >= self.min_size:
-                return _assign(labels, counts, rng)
+                return assign_counts(labels, counts, rng)
         raise ConfigError(
             f"Dirichlet.min_size: {self.min_size}; not reached with alpha={self.alpha} and "
             f"num_clients={num_clients} in max_retries={self.max_retries} draws; use a larger "
@@ -203,7 +203,7 @@ class ClassesPerClient(Partitioner):
             who = rng.permutation(np.flatnonzero(row))
             if len(who):
                 counts[label, who] = np.bincount(even_owners(available[label], len(who)))
-        return _assign(labels, counts, rng)
+        return assign_counts(labels, counts, rng)
 
     def _holders(self, most: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Draws which client holds which class, bool [K, M]."""
@@ -306,7 +306,7 @@ def _by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return shuffled[stable_argsort(labels[shuffled])]
 
 
-def _assign(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Assigns a given number of random samples of each class to each client.
 
     Args:

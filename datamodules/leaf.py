@@ -16,7 +16,8 @@ import numpy as np
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.partitioners import Natural, Partitioner
+from datamodules.partitioners import Partitioner
+from datamodules.per_sample import Natural
 from datamodules.protocols import OfficialSplit, Protocol
 from datamodules.samples import train_and_test
 from datamodules.transforms import Transform

@@ -1,7 +1,7 @@
 """PyTorch data loaders of a part of the samples, and the data module of one client."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -9,12 +9,13 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from datamodules.errors import require
 from datamodules.randomness import fold, generator
 from datamodules.samples import Samples
 from datamodules.transforms import Pipeline
 
 
-class Selection(Dataset):
+class SampleDataset(Dataset):
     """A map-style data set of the samples at the given indices, after the transforms.
 
     Args:
@@ -28,7 +29,7 @@ class Selection(Dataset):
     def __init__(
         self,
         samples: Samples,
-        indices: np.ndarray,
+        indices: np.ndarray | Tensor,
         transforms: Pipeline | None = None,
         owners: np.ndarray | int = 0,
         augmented: int | None = None,
@@ -45,11 +46,11 @@ class Selection(Dataset):
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
         """Returns the input and the target of one sample, as in the first epoch."""
-        inputs, targets = self.__getitems__([range(len(self))[position]])
+        inputs, targets = self.batch([range(len(self))[position]])
         return inputs[0], targets[0]
 
-    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Returns a whole batch; PyTorch's loader calls this method of data sets that have one.
+    def batch(self, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Returns a whole batch, gathered at once.
 
         Args:
             positions: Positions in this data set, plus the epoch (from 0) times its length.
@@ -64,6 +65,14 @@ class Selection(Dataset):
         if self.augmented is not None:
             visits = fold(fold(torch.full_like(owners, self.augmented), owners), given // length)
         return self.transforms(inputs, owners, index, visits), targets
+
+
+class Selection(SampleDataset):
+    """A `SampleDataset` for `make_loader`, which gets whole batches."""
+
+    def __getitems__(self, positions: list[int]) -> tuple[Tensor, Tensor]:
+        """Returns a whole batch; PyTorch's loader calls this method of data sets that have one."""
+        return self.batch(positions)
 
 
 class ShuffleSampler(Sampler[int]):
@@ -176,20 +185,34 @@ class ClientDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Returns a loader of the training samples, in a new random order in every epoch."""
         sampler = ShuffleSampler(len(self.train), self.seed, "client order", self.client)
-        selection = self._selection(self.train, visit_key(self.seed, "client visits"))
+        selection = self._selection("train")
         return make_loader(selection, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
         """Returns a loader of the validation samples."""
-        return make_loader(self._selection(self.val), self.batch_size, self.num_workers)
+        return make_loader(self._selection("val"), self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
         """Returns a loader of the test samples."""
-        return make_loader(self._selection(self.test), self.batch_size, self.num_workers)
+        return make_loader(self._selection("test"), self.batch_size, self.num_workers)
 
-    def _selection(self, indices: np.ndarray, augmented: int | None = None) -> Selection:
-        """Returns the samples at some indices as the client sees them."""
-        return Selection(self.samples, indices, self.transforms, self.client, augmented)
+    def dataset(self, split: Literal["train", "val", "test"] = "train") -> SampleDataset:
+        """Returns the samples of a split, in ascending order, as the client sees them.
+
+        Raises:
+            ConfigError: The split is unknown.
+        """
+        indices = {"train": self.train, "val": self.val, "test": self.test}
+        require("split", split, split in indices, "'train', 'val' or 'test'")
+        key = visit_key(self.seed, "client visits") if split == "train" else None
+        return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
+
+    def _selection(self, split: Literal["train", "val", "test"]) -> Selection:
+        """Returns `dataset(split)` for a loader of this module."""
+        whole = self.dataset(split)
+        return Selection(
+            whole.samples, whole.indices, whole.transforms, self.client, whole.augmented
+        )
 
 
 def visit_key(seed: int, purpose: str) -> int:

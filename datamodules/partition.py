@@ -1,10 +1,12 @@
 """Which client owns which sample, stored in a few flat arrays."""
 
 import hashlib
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -197,6 +199,10 @@ class Partition:
         val: Validation samples of each client, taken from its own samples; empty arrays if there is
             no validation.
         test: Test samples of each client, chosen by the protocol.
+        targets: The targets of all N samples of the data set, [N] or [N, ...]; None if the
+            partition was built without a data set.
+        about: The data set, the rule, the protocol and the seed in words and numbers, as JSON can
+            hold them; the method `save` stores them.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -208,6 +214,25 @@ class Partition:
     train: IndexArrays
     val: IndexArrays
     test: IndexArrays
+    targets: np.ndarray | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def splits(self) -> dict[str, IndexArrays]:
+        """The index arrays by the name of the split: "train", "val" and "test"."""
+        return {"train": self.train, "val": self.val, "test": self.test}
+
+    def save(self, file: str | os.PathLike) -> None:
+        """Saves the partition as an `.npz` file, which the rule `Given(file)` reads.
+
+        The module `partition_file` describes the content.
+
+        Raises:
+            ConfigError: The file cannot be written.
+        """
+        from datamodules.partition_file import write  # that module imports this one
+
+        write(self, file)
 
     def __len__(self) -> int:
         """Returns the number of clients M."""
@@ -223,8 +248,7 @@ class Partition:
         position of each split, and the labels used for stratification.
         """
         digest = hashlib.sha256()
-        for name in ("train", "val", "test"):
-            arrays: IndexArrays = getattr(self, name)
+        for name, arrays in self.splits.items():
             for array in arrays.definition():
                 digest.update(f"{name}:{len(array)};".encode())
                 for begin in range(0, len(array), _HASH_CHUNK):

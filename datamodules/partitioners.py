@@ -1,15 +1,16 @@
-"""Partition rules without label skew: IID, by quantity, by client id, and shared samples.
+"""Partition rules without label skew: IID, by quantity, and shared samples.
 
-The rules with label skew are in the module `label_skew`.
+The rules with label skew are in the module `label_skew`, those by a value of each sample, such as
+its client id, in `per_sample`, and rules made of rules, sizes or distributions in `composed`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from datamodules.drawn import Drawn, Subsets
-from datamodules.errors import ConfigError, check_whole, require
+from datamodules.errors import check_whole, require
 from datamodules.partition import IndexArrays, Ragged
 
 
@@ -20,6 +21,10 @@ class Partitioner(ABC):
     client, or `assign`, which lets clients share samples. Attributes that a constructor sets, other
     than private ones, appear in `repr` and so in the record of a run.
 
+    Attributes:
+        counts_clients: Whether the rule itself determines the number of clients, so that a data
+            module's `num_clients` may be None; the method `count` then returns it.
+
     Example:
         >>> class Odd(Partitioner):
         ...     def owners(self, targets, num_clients, rng):
@@ -29,6 +34,37 @@ class Partitioner(ABC):
         >>> Odd().assign(np.zeros(5), 1, np.random.default_rng(0))[0]
         array([1, 3])
     """
+
+    counts_clients = False
+
+    def bound(
+        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
+    ) -> "Partitioner":
+        """Returns the rule with what it has to know of every sample of a data set.
+
+        Args:
+            columns: Values of the samples by name, such as "client_ids", [num_train] or
+                [num_samples] each.
+            num_train: The number of training samples, which come first.
+            num_samples: The number of all samples.
+
+        Raises:
+            ConfigError: The data set lacks what the rule needs.
+        """
+        return self
+
+    @property
+    def reach(self) -> int | None:
+        """How many samples, from the first, the rule knows enough about; None: any number."""
+        return None
+
+    def restricted(self, samples: np.ndarray | slice) -> "Partitioner":
+        """Returns the rule for some of the samples only, which are numbered anew."""
+        return self
+
+    def count(self) -> int | None:
+        """Returns the number of clients that the rule determines; None if any is possible."""
+        return None
 
     def assign(
         self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
@@ -138,74 +174,6 @@ class LogNormal(Partitioner):
             f"client sizes proportional to log-normal draws (sigma={self.sigma}), at least "
             f"{self.min_size}, samples assigned uniformly at random"
         )
-
-
-class Natural(Partitioner):
-    """Samples assigned by a given client id of each sample.
-
-    The clients are numbered in ascending order of their ids. With fewer clients than ids, the ids
-    with the most samples are kept (of ids with equally many samples, the lower ones), still in
-    ascending order. With `num_clients=None` there is one client per id.
-
-    Args:
-        client_ids: One id (number or text) per sample; None uses the ids of the data set. The ids
-            may cover the training samples only; then no official test samples are assigned.
-
-    Raises:
-        ConfigError: When samples are assigned: there are no ids, some are missing, their number
-            differs from the number of samples, or there are more clients than ids.
-
-    Example:
-        >>> from datamodules import TensorDataModule
-        >>> ids = ["ann", "bob", "bob"] * 10
-        >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=Natural(ids))
-        >>> data.num_clients, data.client_sizes
-        (2, array([ 7, 14]))
-    """
-
-    def __init__(self, client_ids: Sequence[int | str] | np.ndarray | None = None) -> None:
-        self._client_ids = None if client_ids is None else np.asarray(client_ids)
-
-    def ids(self) -> np.ndarray:
-        """Returns the client id of every sample, [N]."""
-        key, ids = "Natural.client_ids", self._client_ids
-        if ids is None:
-            raise ConfigError(f"{key}: None; it must be given, as the data set has no client ids")
-        require(f"{key}.shape", ids.shape, ids.ndim == 1, "(N,), one id per sample")
-        if ids.dtype.kind in "fO":  # an array of objects may hold text, as arrays of pandas do
-            given = ids.tolist()
-            missing = sum(name is None or name != name for name in given)
-            if missing or len({isinstance(name, str) for name in given}) > 1:
-                raise ConfigError(
-                    f"{key}: None or NaN for {missing} of {len(given)} samples; all ids must be "
-                    "numbers, or all text"
-                )
-        return ids
-
-    def with_ids(self, client_ids: np.ndarray | None) -> "Natural":
-        """Returns this rule if it has ids of its own, else a rule with the ids of the data set."""
-        return self if self._client_ids is not None else Natural(client_ids)
-
-    def count(self) -> int:
-        """Returns the number of different ids."""
-        return len(np.unique(self.ids()))
-
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
-        ids, total = self.ids(), len(targets)
-        key = "Natural.client_ids.shape"
-        require(key, ids.shape, len(ids) == total, f"({total},), one id per sample")
-        names, owners = np.unique(ids, return_inverse=True)
-        expected = f"at most {len(names)}, the number of different client_ids"
-        require("num_clients", num_clients, num_clients <= len(names), expected)
-        largest = np.argsort(-np.bincount(owners), kind="stable")[:num_clients]
-        number = np.full(len(names), -1)
-        number[np.sort(largest)] = np.arange(num_clients)
-        return number[owners]
-
-    def describe(self) -> str:
-        """Describes the rule in words."""
-        return "samples held by the clients they came from (natural)"
 
 
 class Sampled(Partitioner):

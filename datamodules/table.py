@@ -98,7 +98,12 @@ class TableDataModule(FederatedDataModule):
             ids = np.concatenate(
                 [self._column(table, "client_column", self.client_column) for table in tables]
             )
-        return Loaded(samples[0], samples[1] if len(samples) > 1 else None, ids)
+        columns = {  # for rules such as ByValue("age"); those with missing values are of no use
+            name: np.concatenate([table[name] for table in tables])
+            for name in tables[0]
+            if all(name in table for table in tables)
+        }
+        return Loaded(samples[0], samples[1] if len(samples) > 1 else None, ids, columns)
 
     def _inputs(self, table: dict[str, np.ndarray], features: Sequence[str]) -> torch.Tensor:
         """Returns the columns of the inputs side by side, float32 [N, F]."""

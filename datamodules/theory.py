@@ -12,7 +12,7 @@ from torch import Tensor
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import check_whole, require
 from datamodules.partition import IndexArrays, Partition
-from datamodules.partitioners import Natural
+from datamodules.per_sample import Natural
 from datamodules.protocols import Protocol
 from datamodules.randomness import generator
 from datamodules.samples import TensorSamples

@@ -353,6 +353,7 @@ class RunRecorder(Callback):
             **compare(self.table.scores),
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
+            **loop.datamodule.left_out(),
             "seed": loop.seed,
             "wall_seconds": self.seconds,
             "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),

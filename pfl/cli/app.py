@@ -27,9 +27,11 @@ from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
 DESCRIPTION = (
-    "Personalized federated learning. Three more subcommands: `compare` runs several methods and "
-    "tells which of them differ by more than noise; `reproduce` runs and draws a figure of a paper "
-    "(`reproduce --list` names them); `export` writes models of a checkpoint for other programs."
+    "Personalized federated learning. More subcommands: `partition` shows who has which samples; "
+    "`compare` runs several methods and tells which of them differ by more than noise; `tune` "
+    "tries values for them, each method as often; `report` makes a page of runs for the browser; "
+    "`export` writes models of a checkpoint for other programs; `reproduce` runs and draws a "
+    "figure of a paper (`reproduce --list` names them)."
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's

@@ -25,8 +25,24 @@ def summary_table(summary: dict[str, Any]) -> str:
     ]
     if counts:
         lines.append(f"  parameters: {', '.join(counts)}")
+    if told := left_out(summary):
+        lines.append(f"  left out: {told}")
     lines.append(f"  everything else: {summary['folder']}")
     return "\n".join(lines)
+
+
+def left_out(numbers: dict[str, Any]) -> str:
+    """Returns what the partition leaves out in words; empty if it leaves out nothing.
+
+    Args:
+        numbers: The numbers of `FederatedDataModule.left_out`, perhaps among others.
+    """
+    words = {
+        "samples_unused": "samples that no client has",
+        "clients_without_train_samples": "clients without training samples",
+        "clients_without_test_samples": "clients without test samples",
+    }
+    return ", ".join(f"{numbers[k]:,} {text}" for k, text in words.items() if numbers.get(k))
 
 
 def _scores(summary: dict[str, Any], number: str) -> list[str]:

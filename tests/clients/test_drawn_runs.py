@@ -22,7 +22,7 @@ def test_a_run_is_the_same_with_stored_samples(method, protocol, tmp_path):
             x, torch.arange(50) % 3, *test, num_clients=70, partition=Sampled(11), protocol=protocol
         )
         if store:
-            drawn = vars(data.partition).items()
+            drawn = data.partition.splits.items()
             kept = {k: Ragged.from_sizes(p.flat, p.sizes) for k, p in drawn if not p.is_shared}
             data._partition = replace(data.partition, **kept)
         learner = method(LogisticRegression(4, 3), lr=0.1, batch_size=3)

@@ -8,13 +8,17 @@ import torch
 from datamodules import (
     IID,
     ArrayDataModule,
+    ByValue,
     DigitsDataModule,
     Dirichlet,
     FederatedDataModule,
+    LabelDistribution,
     MatchLabels,
     Natural,
     SharedTest,
+    Sizes,
     SplitOwn,
+    Within,
 )
 
 
@@ -185,3 +189,49 @@ data:
     assert isinstance(dm.protocol, SplitOwn)
     assert dm.protocol.test == 0.5
     assert len(dm.partition) == 6
+
+
+@pytest.mark.parametrize(
+    ("rule", "built"),
+    [
+        ("{class_path: Sizes, init_args: {sizes: [300, 200, 100]}}", Sizes([300, 200, 100])),
+        ("ByValue", ByValue()),
+        (
+            "{class_path: LabelDistribution, init_args: {distribution: "
+            "[[1, 1, 1, 1, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 2, 2, 2, 2, 2.5], "
+            "[0, 1, 0, 1, 0, 1, 0, 1, 0, 1]], size: 50}}",
+            LabelDistribution(
+                [[1.0] * 5 + [0.0] * 5, [0.0] * 5 + [2.0] * 4 + [2.5], [0.0, 1.0] * 5], size=50
+            ),
+        ),
+        (
+            "{class_path: Within, init_args: {outer: {class_path: Dirichlet, init_args: "
+            "{alpha: 3.0}}, inner: IID, groups: 2}}",
+            Within(Dirichlet(3.0), IID(), groups=2),
+        ),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_yaml_can_describe_composed_rules(rule, built):
+    arguments = f"{{num_clients: 3, partition: {rule}}}"
+    dm = from_yaml(f"data: {{class_path: DigitsDataModule, init_args: {arguments}}}")
+    assert repr(dm.partitioner) == repr(built)
+    assert len(dm.partition) == 3
+
+
+def test_yaml_can_name_a_column_and_a_file(tmp_path):
+    text = """
+data:
+  class_path: DigitDomainsDataModule
+  init_args:
+    num_clients: {}
+    partition:
+      class_path: {}
+      init_args: {}
+"""
+    within = "{outer: {class_path: Natural, init_args: {client_ids: domain}}, inner: IID}"
+    dm = from_yaml(text.format(4, "Within", within))
+    assert repr(dm.partitioner) == repr(Within(Natural("domain"), IID()))
+    dm.partition.save(tmp_path / "p.npz")
+    again = from_yaml(text.format("null", "Given", f"{{file: {tmp_path / 'p.npz'}}}"))
+    assert again.partition.hash == dm.partition.hash

@@ -82,7 +82,7 @@ def module(clients=100, size=6, protocol=None, seed=0, labels=None, test=0):
 
 def stored(partition):
     """Returns a partition with the same arrays, stored instead of computed."""
-    kept = (Ragged.from_sizes(part.flat, part.sizes) for part in vars(partition).values())
+    kept = (Ragged.from_sizes(part.flat, part.sizes) for part in partition.splits.values())
     return Partition(*kept)
 
 
@@ -155,7 +155,7 @@ def test_samples_of_a_client_do_not_depend_on_the_other_clients_of_an_access(
 ):
     monkeypatch.setattr("datamodules.partition._BLOCK", block)
     dm = module(50, size)
-    for part in vars(dm.partition).values():
+    for part in dm.partition.splits.values():
         assert isinstance(part, Drawn) and len(part) == 50
         assert part.flat.dtype == np.int32
         rows = part.flat.reshape(50, part.size)
@@ -254,10 +254,9 @@ def test_test_sets_of_official_samples_are_stored_and_training_samples_are_compu
     assert isinstance(parts.train, Drawn) and isinstance(parts.test, Ragged)
     assert parts.train.flat.max() < 40 <= parts.test.flat.min()
     assert parts.train.size + parts.val.size == 8
-    for split, part in vars(parts).items():
-        if split != "hash":
-            kept = getattr(stored(parts), split)
-            assert part.flat.tolist() == kept.flat.tolist()
+    for split, part in parts.splits.items():
+        kept = getattr(stored(parts), split)
+        assert part.flat.tolist() == kept.flat.tolist()
     assert dm.label_counts("test").sum(1).tolist() == parts.test.sizes.tolist()
 
 

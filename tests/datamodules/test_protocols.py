@@ -221,7 +221,7 @@ def test_shared_test_is_stored_once():
 def test_own_splits_pool_training_and_official_test_samples():
     dm = module([0] * 30, [0] * 30, IID(), SplitOwn(), 3)
     assert dm.partition.train.sizes.sum() + dm.partition.val.sizes.sum() > 30
-    assert sorted(np.concatenate([part.flat for part in vars(dm.partition).values()])) == list(
+    assert sorted(np.concatenate([part.flat for part in dm.partition.splits.values()])) == list(
         range(60)
     )
 

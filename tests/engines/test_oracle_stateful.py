@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from datamodules.partitioners import Natural
+from datamodules.per_sample import Natural
 from datamodules.protocols import SharedTest
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg

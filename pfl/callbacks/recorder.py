@@ -24,6 +24,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report import client_scores
 from pfl.report.results import best_round
 from pfl.report.table import summary_table
+from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
 
 MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
@@ -207,9 +208,9 @@ class RunRecorder(Callback):
         scored = any(name.startswith("test/") for name in algorithm.row)
         if scored and algorithm.evaluation and algorithm.num_clients <= MOST_CLIENTS:
             scores = {
-                f"{split}_{kind}_{number}": values[number]
+                f"{split}_{kind}_{number}": column
                 for (split, kind), values in algorithm.evaluation.scores.items()
-                for number in ("accuracy", "loss")
+                for number, column in numbers_of(values).items()
             }
             client_scores.append(self.folder, algorithm.rounds, scores)
 

@@ -16,7 +16,7 @@ from datamodules import FederatedDataModule
 from pfl import files
 from pfl.communication import Ledger
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.rounds.evaluation import worst_tenth
+from pfl.rounds.evaluation import numbers_of, worst_tenth
 from pfl.rounds.loop import FederatedLoop
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
@@ -58,9 +58,9 @@ class ClientTable:
         if baseline is not None:
             by_name["test_local"] = baseline
         scores = {
-            f"{name}_{number}": values[number]
+            f"{name}_{number}": column
             for name, values in by_name.items()
-            for number in ("accuracy", "loss")
+            for number, column in numbers_of(values).items()
         }
         return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
 

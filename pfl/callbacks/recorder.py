@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pfl import files
 from pfl.callbacks.local_baseline import LocalBaseline
-from pfl.callbacks.run_result import ClientTable, compare, peak_memory, versions
+from pfl.callbacks.run_result import ClientTable, compare, distributions, peak_memory, versions
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report import client_scores
@@ -344,6 +344,7 @@ class RunRecorder(Callback):
         loop = _loop(trainer)
         baseline = next((c for c in _callbacks(trainer) if isinstance(c, LocalBaseline)), None)
         self.table = ClientTable.of(algorithm, loop, baseline.scores if baseline else None)
+        better = loop.metrics.higher_is_better
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
@@ -351,7 +352,8 @@ class RunRecorder(Callback):
             "finished": finished,
             **self.rows[-1],
             "best": best_round(self.rows),
-            **compare(self.table.scores),
+            **compare(self.table.scores, better),
+            "distribution": distributions(self.table.scores, better),
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             "seed": loop.seed,

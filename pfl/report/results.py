@@ -165,6 +165,16 @@ def tested_kinds(names: Iterable[str], number: str) -> list[str]:
     return sorted(have, key=place)
 
 
+def metric_names(names: Iterable[str]) -> list[str]:
+    """Returns the names of the metrics that were computed beside accuracy and loss.
+
+    Args:
+        names: Names of the columns of `metrics.csv`.
+    """
+    found = re.compile(r"test/(?:\w+)(?:/\d+)?/(\w+)_clients$")
+    return list(dict.fromkeys(match[1] for name in names if (match := found.match(name))))
+
+
 def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []

@@ -178,24 +178,26 @@ def summarize(
     count = scores["count"]
     if not count.any():
         return result
-    for name, sign in (("accuracy", 1), ("loss", -1)):
+    for name in ("accuracy", "loss"):
         have = count > 0
         values = scores[name][have]
         if name == "accuracy" and np.isnan(values).all():
             continue
-        result |= _numbers(name, values, sign)
+        result |= client_mean(name, values, name == "accuracy")
         result[f"{name}_pooled"] = float(np.average(values, weights=count[have]))
     for name, higher in (higher_is_better or {}).items():
         values = scores[name][~np.isnan(scores[name])]
         if len(values):
-            result |= _numbers(name, values, 0 if higher is None else 1 if higher else -1)
+            result |= client_mean(name, values, higher)
         result[f"{name}_clients"] = float(len(values))
     return result
 
 
-def _numbers(name: str, values: np.ndarray, sign: int) -> dict[str, float]:
+def client_mean(name: str, values: np.ndarray, higher_is_better: bool | None) -> dict[str, float]:
+    """Returns the mean over clients as `name`, and `_std` and `_worst10` of `summarize`."""
     result = {name: float(values.mean()), f"{name}_std": float(values.std())}
-    if sign:
+    if higher_is_better is not None:
+        sign = 1 if higher_is_better else -1
         result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
     return result
 
@@ -210,9 +212,7 @@ def worst_tenth(values: np.ndarray) -> float:
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
-def row_scores(
-    oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False
-) -> Iterator[Scores]:
+def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) -> Iterator[Scores]:
     """Yields the scores of every client's own model, w [C, P], on the client's own samples.
 
     Args:

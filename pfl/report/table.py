@@ -44,7 +44,9 @@ def _scores(summary: dict[str, Any], number: str) -> list[str]:
     for name, prefix in {**prefixes, "local": "local/"}.items():
         if f"{prefix}{number}" in summary:
             values = [summary.get(f"{prefix}{number}{x}", math.nan) for x in columns]
-            rows.append(f"  {name:<{width}}" + "".join(map(_cell, columns.values(), values)))
+            rows.append(
+                f"  {name:<{width}}" + "".join(map(_cell, columns.values(), values)).rstrip()
+            )
     head = f"  {'test ' + number:<{width}}" + "".join(f"{h:>{_wide(h)}}" for h in columns.values())
     return [head, "  " + "-" * (len(head) - 2), *rows] if rows else []
 

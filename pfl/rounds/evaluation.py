@@ -131,8 +131,8 @@ class ClientScores(torchmetrics.Metric):
 
     def copy(self, client: int, ids: Tensor) -> None:
         """Gives the clients `ids` the scores of a client that has the same model and samples."""
-        everyone = (sums[client].expand(len(ids)) for sums in (self.loss_sum, self.correct_sum))
-        self.update(ids, *everyone, self.count[client].expand(len(ids)))
+        sums = (self.loss_sum, self.correct_sum, self.count)
+        self.update(ids, *(one[client].repeat(len(ids)) for one in sums))
         if self.metrics:
             self.values[:, ids.to(self.values.device)] = self.values[:, [client]]
 

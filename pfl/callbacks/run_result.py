@@ -17,7 +17,7 @@ from datamodules import FederatedDataModule
 from pfl import files
 from pfl.communication import Ledger
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.distribution import distribution
+from pfl.report.distribution import direction, distribution
 from pfl.rounds.evaluation import client_mean, numbers_of
 from pfl.rounds.loop import FederatedLoop
 
@@ -102,6 +102,8 @@ def compare(
         the shares of clients whose federated model is better than, equal to or worse than the
         baseline as `gained`, `equal` and `lost` (see `gains`). Empty without a baseline.
     """
+    if "test_local_accuracy" not in columns:
+        return {}
     result: dict[str, Any] = {}
     for name, higher in {"accuracy": True, "loss": False, **(higher_is_better or {})}.items():
         values = columns.get(f"test_local_{name}", np.empty(0))
@@ -149,12 +151,11 @@ def distributions(
         For each column of test scores, and for "gain", what `distribution` returns, unless it is
         empty.
     """
-    directions = {"accuracy": True, "loss": False, **higher_is_better}
-    result = {}
-    for column, values in columns.items():
-        if column.startswith("test_"):
-            number = max((n for n in directions if column.endswith(f"_{n}")), key=len)
-            result[column] = distribution(values, directions[number])
+    result = {
+        column: distribution(values, direction(column, higher_is_better))
+        for column, values in columns.items()
+        if column.startswith("test_")
+    }
     if (gain := gains(columns)) is not None:
         result["gain"] = distribution(gain)
     return {name: numbers for name, numbers in result.items() if numbers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -42,6 +43,22 @@ def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> di
         result["best10"] = -sign * worst_tenth(-sign * values)
     inequality = {"gini": gini(values), "jain": jain(values)}
     return result | {name: value for name, value in inequality.items() if not math.isnan(value)}
+
+
+def direction(column: str, metrics: Mapping[str, bool | None]) -> bool | None:
+    """Returns whether large values of a column of scores are good; None if that is not known.
+
+    Args:
+        column: A column of `clients.csv`, such as `test_global_loss`.
+        metrics: The answer for each metric beside accuracy and loss, by its name.
+
+    Example:
+        >>> direction("test_global_loss", {}), direction("test_global_auroc", {"auroc": True})
+        (False, True)
+    """
+    known = {"accuracy": True, "loss": False, **metrics}
+    names = [name for name in known if column.endswith(f"_{name}")]
+    return known[max(names, key=len)] if names else None
 
 
 def gini(values: np.ndarray) -> float:

@@ -127,7 +127,7 @@ class Run:
 
         None if the run has not recorded them.
         """
-        if self.scores is not None:
+        if self.scores is not None and not self.scores.percentiles:
             return self.scores.of(int(row["round"]), column)
         path = self.folder / "clients.csv"
         if not path.is_file() or not self.rows or row["round"] != self.rows[-1]["round"]:

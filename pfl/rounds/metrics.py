@@ -60,7 +60,7 @@ class ClientMetrics:
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = {name: metric.clone() for name, metric in metrics.items()}
         for metric in self._metrics.values():
-            metric.sync_on_compute = False  # a client's samples are on one process
+            metric.distributed_available_fn = _alone
         self.names = list(metrics)
         self.higher_is_better = {n: metric.higher_is_better for n, metric in metrics.items()}
 
@@ -159,6 +159,11 @@ def short_name(metric: Metric) -> str:
     """
     name = re.sub(_TASKS, "", type(metric).__name__)
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _alone() -> bool:
+    """Tells a metric not to wait for other processes: a client's samples are on one process."""
+    return False
 
 
 def _is_defined(metric: Metric, targets: Tensor) -> bool:

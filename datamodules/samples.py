@@ -22,8 +22,8 @@ class Samples(ABC):
     """N pairs of an input and a target.
 
     Attributes:
-        targets: The targets, [N] or [N, ...]: int64 for classes, floating for regression; None only
-            for streamed regression data.
+        targets: The targets, [N] or [N, ...]: int64 for classes, floating for regression and, as 0
+            and 1, for several labels of a sample [N, L]; None only for streamed regression data.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -73,7 +73,8 @@ class TensorSamples(Samples):
 
     Args:
         inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
-        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
+        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64, but
+            booleans of several labels, [N, L], become 0 and 1 as float32.
 
     Raises:
         ConfigError: The numbers of inputs and targets differ or are 0.
@@ -98,7 +99,7 @@ class TensorSamples(Samples):
         expected = f"({number}, ...), one target per input"
         require("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
         self.inputs = inputs
-        self.targets = targets if targets.is_floating_point() else targets.long()
+        self.targets = _as_targets(targets)
 
     def __len__(self) -> int:
         """Returns N, the number of samples."""
@@ -231,9 +232,7 @@ class DatasetSamples(Samples):
             expected = f"({self._length}, ...), one target per item"
             require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
         self.dataset = dataset
-        if targets is not None and not targets.is_floating_point():
-            targets = targets.long()
-        self.targets = targets
+        self.targets = None if targets is None else _as_targets(targets)
         self.device = torch.device(device)
 
     def __len__(self) -> int:
@@ -249,8 +248,7 @@ class DatasetSamples(Samples):
         # For an empty index one item is read all the same, as its shape is needed.
         items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
         inputs, targets = (column[: index.numel()] for column in _stack(items))
-        if not targets.is_floating_point():
-            targets = targets.long()
+        targets = _as_targets(targets)
         return (
             scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
             targets.to(self.device).reshape(index.shape + targets.shape[1:]),
@@ -345,6 +343,13 @@ def _as_tensor(key: str, values: Any) -> Tensor:
             f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
             f"that torch.as_tensor accepts: {_line(error)}"
         ) from error
+
+
+def _as_targets(targets: Tensor) -> Tensor:
+    """Returns targets [N, ...] as classes (int64), or as values or several labels (floating)."""
+    if targets.dtype == torch.bool and targets.ndim > 1:
+        return targets.float()
+    return targets if targets.is_floating_point() else targets.long()
 
 
 def _stack(items: list[Any]) -> tuple[Tensor, Tensor]:

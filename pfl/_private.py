@@ -13,6 +13,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from torch import Tensor, nn
 
@@ -70,6 +71,16 @@ def saves_within_rounds(callback: ModelCheckpoint) -> bool:
     Why: `ModelCheckpoint` has no public attribute for either argument. Since Lightning 2.0.
     """
     return bool(callback._every_n_train_steps) or callback._train_time_interval is not None
+
+
+def continue_wandb_run(logger: WandbLogger, run_id: str) -> None:
+    """Makes a logger continue a W&B run, unless it has begun one or the user has named one.
+
+    Why: the logger takes the id of a run in its constructor only, before the checkpoint is known.
+    Since Lightning 2.0.
+    """
+    if logger._experiment is None and logger._wandb_init["id"] is None:
+        logger._wandb_init["id"] = logger._id = run_id
 
 
 class CommandLine(LightningCLI):

@@ -276,10 +276,14 @@ class Trainer(RunTrainer):
         self._stop = False
         self._steps_before = self.global_step
         self._check_unused(model)
+        if self.state.fn == "fit" and ckpt_path is not None:
+            WandbRecord.continue_run(self, ckpt_path)
         try:
             with warnings.catch_warnings():
                 # Lightning's own use of PyTorch.
                 warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+                # A resumed run goes on in its own folder.
+                warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
                 # What methods log is already reduced over processes.
                 message = ".*It is recommended to use .*sync_dist=True"
                 warnings.filterwarnings("ignore", message=message)

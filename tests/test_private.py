@@ -10,6 +10,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies import launchers
 from torch import nn
 
@@ -25,6 +26,9 @@ USED = [
     (launchers._SubprocessScriptLauncher, "_call_children_scripts", ["self"]),
     (ModelCheckpoint(), "_every_n_train_steps", None),
     (ModelCheckpoint(), "_train_time_interval", None),
+    (WandbLogger(), "_experiment", None),
+    (WandbLogger(), "_wandb_init", None),
+    (WandbLogger(), "_id", None),
     (pl.LightningModule, "_apply", ["self", "fn", "recurse"]),
     (LightningCLI, "_parse_ckpt_path", ["self"]),
     (LightningCLI, "_run_subcommand", ["self", "subcommand"]),

@@ -30,8 +30,8 @@ class LocalBaseline(Callback):
     last λ.
 
     Attributes:
-        scores: `accuracy`, `loss` and `count` of every client on its test samples, float64 [M];
-            None before the baseline is trained.
+        scores: The scores of every client on its test samples, as `ClientScores.compute` returns
+            them; None before the baseline is trained.
 
     Example:
         After `fit`, `summary.json` compares with the baseline and `clients.csv` has its scores.
@@ -158,7 +158,7 @@ def train_local_baseline(
         saved: The checkpoint from which the training goes on, and into which it is saved.
 
     Returns:
-        The test scores `accuracy`, `loss` and `count` of every client, float64 [M].
+        The test scores of every client, as `ClientScores.compute` returns them.
     """
     store = loop.client_store(algorithm.device)
     for name, values in initial.items():
@@ -180,7 +180,7 @@ def train_local_baseline(
         return algorithm.local_sgd(clients, load_state(clients))
 
     def score(clients: Clients) -> list[Scores]:
-        return list(row_scores(algorithm.oracle, clients, load_state(clients)))
+        return list(row_scores(algorithm.oracle, clients, load_state(clients), bool(loop.metrics)))
 
     for round_index in range(saved.restore(store, rounds) if saved else 0, rounds):
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
@@ -192,9 +192,10 @@ def train_local_baseline(
                         store.write("buffers", clients.ids, clients.buffers)
         if saved is not None:
             saved.save(store, round_index + 1)
-    metric = ClientScores(loop.num_clients).to(algorithm.device)
+    metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
     for chunk in chunks(loop.population, rounds, "test"):
         for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
             for scores in parts:
-                metric.update(*scores)
+                metric.add(scores)
+            metric.finish()
     return metric.compute()

@@ -18,22 +18,21 @@ from torch import Tensor
 
 from pfl import files
 from pfl.callbacks.local_baseline import LocalBaseline
-from pfl.callbacks.run_result import ClientTable, compare, peak_memory, versions
+from pfl.callbacks.run_result import ClientTable, compare, distributions, peak_memory, versions
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report import client_scores
 from pfl.report.results import best_round
 from pfl.report.table import summary_table
+from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
-
-MOST_CLIENTS = 10_000  # of a run whose scores of single clients are kept for every evaluation
 
 
 class RunRecorder(Callback):
     """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
 
     Every client's scores in every evaluation are in `client_scores.bin` (see
-    `pfl.report.client_scores`), of runs with at most 10,000 clients.
+    `pfl.report.client_scores`), of more than 10,000 clients their percentiles.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run and after an error; `finished` in `summary.json` tells which. Checkpoints
@@ -205,13 +204,14 @@ class RunRecorder(Callback):
     def _write_client_scores(self, algorithm: FederatedAlgorithm) -> None:
         """Keeps the scores of the round's evaluation, if the round was evaluated."""
         scored = any(name.startswith("test/") for name in algorithm.row)
-        if scored and algorithm.evaluation and algorithm.num_clients <= MOST_CLIENTS:
+        if scored and algorithm.evaluation:
             scores = {
-                f"{split}_{kind}_{number}": values[number]
+                f"{split}_{kind}_{number}": column
                 for (split, kind), values in algorithm.evaluation.scores.items()
-                for number in ("accuracy", "loss")
+                for number, column in numbers_of(values).items()
             }
-            client_scores.append(self.folder, algorithm.rounds, scores)
+            metrics = algorithm.evaluation.loop.metrics.higher_is_better
+            client_scores.append(self.folder, algorithm.rounds, scores, metrics)
 
     def _rewrite_metrics(self) -> None:
         self._names = list(dict.fromkeys(name for row in self.rows for name in row))
@@ -343,6 +343,7 @@ class RunRecorder(Callback):
         loop = _loop(trainer)
         baseline = next((c for c in _callbacks(trainer) if isinstance(c, LocalBaseline)), None)
         self.table = ClientTable.of(algorithm, loop, baseline.scores if baseline else None)
+        better = loop.metrics.higher_is_better
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
@@ -350,7 +351,8 @@ class RunRecorder(Callback):
             "finished": finished,
             **self.rows[-1],
             "best": best_round(self.rows),
-            **compare(self.table.scores),
+            **compare(self.table.scores, better),
+            "distribution": distributions(self.table.scores, better),
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             **loop.datamodule.left_out(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,12 +65,6 @@ class RoundCheckpoint(ModelCheckpoint):
             enable_version_counter=False,
         )
         self.clock = SavingClock(every_seconds)
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Sets up Lightning's callback without its warning about a resumed run's folder."""
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
-            super().setup(trainer, pl_module, stage)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Saves if enough time has passed, or if the run ends with this round."""

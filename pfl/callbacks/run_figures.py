@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import WandbLogger
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.report.client_scores import ClientScoresByRound
 
 if TYPE_CHECKING:  # matplotlib is slow to import
     from matplotlib.figure import Figure
@@ -39,7 +40,8 @@ class RunFigure(Callback):
             return
         from pfl.report.figures import run_figure
 
-        figure = run_figure(recorder.rows, recorder.columns)
+        scores = ClientScoresByRound.read(recorder.folder)
+        figure = run_figure(recorder.rows, recorder.columns, scores)
         _save(figure, recorder.folder / "report.png")
 
 

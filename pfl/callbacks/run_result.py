@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from datamodules import FederatedDataModule
 from pfl import files
 from pfl.communication import Ledger
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.rounds.evaluation import worst_tenth
+from pfl.report.distribution import direction, distribution
+from pfl.rounds.evaluation import client_mean, numbers_of
 from pfl.rounds.loop import FederatedLoop
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
@@ -58,9 +60,9 @@ class ClientTable:
         if baseline is not None:
             by_name["test_local"] = baseline
         scores = {
-            f"{name}_{number}": values[number]
+            f"{name}_{number}": column
             for name, values in by_name.items()
-            for number in ("accuracy", "loss")
+            for number, column in numbers_of(values).items()
         }
         return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
 
@@ -86,36 +88,77 @@ class ClientTable:
         files.write_csv_blocks(path, blocks)
 
 
-def compare(columns: dict[str, np.ndarray]) -> dict[str, Any]:
+def compare(
+    columns: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None] | None = None
+) -> dict[str, Any]:
     """Compares the clients' test scores with the local baseline.
 
     Args:
         columns: Columns of scores as in `clients.csv`.
+        higher_is_better: For each metric beside accuracy and loss whether large values are good.
 
     Returns:
-        The baseline's mean, standard deviation and worst tenth as `local/...`; the shares of
-        clients whose federated model is better than, equal to or worse than the baseline as
-        `gained`, `equal` and `lost`. The federated model is the personalized one if there is one;
-        the score is the accuracy, for regression the loss. Empty without a baseline.
+        The baseline's mean, standard deviation and worst tenth as `local/...`, of metrics as well;
+        the shares of clients whose federated model is better than, equal to or worse than the
+        baseline as `gained`, `equal` and `lost` (see `gains`). Empty without a baseline.
     """
-    if "test_local_accuracy" not in columns or np.isnan(columns["test_local_loss"]).all():
-        return {}  # no baseline, or no client has test samples
-    number, sign = "accuracy", 1
-    if np.isnan(columns["test_local_accuracy"]).all():
-        number, sign = "loss", -1
-    kinds = [k for k in ("personalized", "global") if f"test_{k}_{number}" in columns]
-    local = columns[f"test_local_{number}"]
-    have = ~np.isnan(local)
-    result: dict[str, Any] = {
-        f"local/{number}": float(local[have].mean()),
-        f"local/{number}_std": float(local[have].std()),
-        f"local/{number}_worst10": worst_tenth(local[have] * sign) * sign,
-    }
-    if kinds:
-        gain = sign * (columns[f"test_{kinds[0]}_{number}"] - local)[have]
+    if "test_local_accuracy" not in columns:
+        return {}
+    result: dict[str, Any] = {}
+    for name, higher in {"accuracy": True, "loss": False, **(higher_is_better or {})}.items():
+        values = columns.get(f"test_local_{name}", np.empty(0))
+        values = values[~np.isnan(values)]
+        if not len(values) or (name == "loss" and result):  # the loss stands in for the accuracy
+            continue
+        result |= client_mean(f"local/{name}", values, higher)
+    gain = gains(columns)
+    if gain is not None:
         shares = {"gained": gain > 0, "equal": gain == 0, "lost": gain < 0}
-        result |= {name: float(mask.mean()) for name, mask in shares.items()}
+        have = ~np.isnan(gain)
+        result |= {name: float(mask[have].mean()) for name, mask in shares.items()}
     return result
+
+
+def gains(columns: dict[str, np.ndarray]) -> np.ndarray | None:
+    """Returns how much better each client's federated model is than the local baseline, [M].
+
+    The federated model is the personalized one if there is one; the score is the accuracy, for
+    regression the loss. NaN for clients without test samples; None without a baseline.
+
+    Args:
+        columns: Columns of scores as in `clients.csv`.
+    """
+    for number, sign in (("accuracy", 1), ("loss", -1)):
+        local = columns.get(f"test_local_{number}")
+        if local is None or np.isnan(local).all():
+            continue
+        for kind in ("personalized", "global"):
+            if (scores := columns.get(f"test_{kind}_{number}")) is not None:
+                return sign * (scores - local)
+    return None
+
+
+def distributions(
+    columns: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None]
+) -> dict[str, dict[str, float]]:
+    """Returns how test scores, and gains over the local baseline, are distributed over clients.
+
+    Args:
+        columns: Columns of scores as in `clients.csv`.
+        higher_is_better: For each metric beside accuracy and loss whether large values are good.
+
+    Returns:
+        For each column of test scores, and for "gain", what `distribution` returns, unless it is
+        empty.
+    """
+    result = {
+        column: distribution(values, direction(column, higher_is_better))
+        for column, values in columns.items()
+        if column.startswith("test_")
+    }
+    if (gain := gains(columns)) is not None:
+        result["gain"] = distribution(gain)
+    return {name: numbers for name, numbers in result.items() if numbers}
 
 
 def peak_memory() -> int | None:

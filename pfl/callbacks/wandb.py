@@ -3,70 +3,142 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
+import numpy as np
 import yaml
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 
+from pfl import files
+from pfl._private import continue_wandb_run
 from pfl.callbacks.recorder import RunRecorder
+from pfl.callbacks.round_checkpoint import RoundCheckpoint
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.report.client_scores import ClientScoresByRound
+from pfl.report.results import metric_names, tested_kinds
+from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
+
+if TYPE_CHECKING:  # slow to import
+    import wandb
+
+FILE = "wandb.json"  # in the run's folder: which W&B run it is
+ROWS = 10_000  # of a table, which is what W&B shows
 
 
 class WandbRecord(Callback):
-    """Sends a run's config, the partition's heat map, the per-client table and the summary to W&B.
+    """Sends what a federated run has beside its metrics to W&B.
 
-    Every curve is drawn against `round`. `pfl.Trainer` adds this callback if one of its loggers is
-    a `WandbLogger`; the callback does nothing for other loggers. Checkpoints become artifacts with
-    the logger's own `log_model: true`.
+    W&B gets the run's config, the partition as an artifact and as a heat map, a histogram over
+    clients of every test score in each evaluation, the tables of `clients.csv` and of all clients'
+    test scores by round, and the summary. Every curve is drawn against `round`, and the mean test
+    scores once more, as `bytes/...`, against `comm/bytes`, all bytes sent since the start.
+
+    A run that continues a checkpoint continues the same W&B run. `pfl.Trainer` adds this callback
+    if one of its loggers is a `WandbLogger`; the callback does nothing for other loggers.
+
+    Args:
+        model: Whether checkpoints become versions of an artifact at the end of the run, offline as
+            well: that of the last round with the alias `last`, and those that a `ModelCheckpoint`
+            with a `monitor` calls the best with the alias `best`. They have the states of all
+            clients, and can be large.
 
     Example:
         >>> from pfl import Trainer
-        >>> trainer = Trainer(callbacks=[WandbRecord()], enable_progress_bar=False)
+        >>> trainer = Trainer(callbacks=[WandbRecord(model=True)], enable_progress_bar=False)
     """
 
+    def __init__(self, model: bool = False) -> None:
+        self.model = model
+        self._by_bytes: set[str] = set()
+
+    @staticmethod
+    def continue_run(trainer: pl.Trainer, ckpt_path: str) -> None:
+        """Makes the loggers continue the W&B run of a checkpoint, before they begin a run.
+
+        Args:
+            trainer: The Trainer, whose loggers have not been used yet.
+            ckpt_path: The checkpoint, in the folder `checkpoints` of its run.
+        """
+        path = Path(ckpt_path).parent.parent / FILE
+        if path.is_file():
+            for logger in _loggers(trainer):
+                continue_wandb_run(logger, json.loads(path.read_text())["id"])
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sends the config, the axes of the curves and the heat map."""
+        """Sends the config, the axes of the curves and the partition."""
+        loop = trainer.datamodule  # type: ignore[attr-defined]
+        assert isinstance(loop, FederatedLoop) and isinstance(pl_module, FederatedAlgorithm)
+        self._by_bytes.clear()
         for logger in _loggers(trainer):
-            logger.log_hyperparams(self._config(trainer, pl_module))
-            logger.experiment.define_metric("round")
-            logger.experiment.define_metric("*", step_metric="round", step_sync=True)
-            loop = trainer.datamodule  # type: ignore[attr-defined]
-            assert isinstance(loop, FederatedLoop)
-            if loop.datamodule.has_labels:
-                import wandb
+            logger.log_hyperparams(_config(trainer, pl_module))
+            run = logger.experiment
+            run.define_metric("round")
+            run.define_metric("comm/bytes", step_metric="round")
+            run.define_metric("*", step_metric="round", step_sync=True)
+            path = RunRecorder.of(trainer).folder / FILE
+            if not path.is_file() or json.loads(path.read_text())["id"] != run.id:
+                files.write_json(path, {"id": run.id})
+                _send_partition(run, loop)
 
-                from pfl.report.figures import partition_figure
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Sends the round's scores against bytes, and their histograms over clients."""
+        assert isinstance(pl_module, FederatedAlgorithm)
+        loggers, row = _loggers(trainer), pl_module.row
+        if not loggers or pl_module.evaluation is None or not _means(row):
+            return
+        import wandb
 
-                figure = partition_figure(loop.datamodule.label_counts())
-                logger.experiment.log({"partition": wandb.Image(figure), "round": 0})
+        sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
+        content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **_means(row)}
+        for (split, kind), scores in pl_module.evaluation.scores.items():
+            for number, values in numbers_of(scores).items() if split == "test" else ():
+                if np.isfinite(values).any():
+                    histogram = wandb.Histogram(values[np.isfinite(values)].tolist())
+                    content[f"clients/{split}_{kind}_{number}"] = histogram
+        for logger in loggers:
+            for name in _means(row).keys() - self._by_bytes:
+                logger.experiment.define_metric(name, step_metric="comm/bytes")
+            logger.experiment.log(content)
+        self._by_bytes |= _means(row).keys()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sends the table and the summary."""
+        """Sends the tables, the summary and the models."""
         recorder = RunRecorder.of(trainer)
         for logger in _loggers(trainer) if recorder.summary else []:
-            import wandb
-
-            columns = recorder.columns
-            rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            logger.experiment.log({"clients": table, "round": recorder.summary["round"]})
+            assert recorder.table is not None
+            table = _table(recorder.table.columns(slice(ROWS)))
+            content = {"clients": table, "round": recorder.summary["round"]}
+            scores = ClientScoresByRound.read(recorder.folder)
+            if scores is not None and not scores.percentiles:
+                content["clients_by_round"] = _table(_by_round(scores))
+            logger.experiment.log(content)
             logger.experiment.summary.update(recorder.summary)
+            if self.model:
+                _send_models(logger.experiment, trainer, recorder.summary)
 
-    def _config(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        assert isinstance(pl_module, FederatedAlgorithm)
-        text = RunRecorder.of(trainer).config
-        if text is not None:
-            return yaml.safe_load(text)
-        return {
-            "algorithm": type(pl_module).__name__,
-            "network": type(pl_module.network).__name__,
-            "max_epochs": trainer.max_epochs,
-            "protocol": trainer.datamodule.describe(),  # type: ignore[attr-defined]
-            **_settings(pl_module),
-        }
+
+def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
+    loggers = trainer.loggers if trainer.is_global_zero else []
+    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+
+
+def _config(trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any]:
+    text = RunRecorder.of(trainer).config
+    if text is not None:
+        return yaml.safe_load(text)
+    return {
+        "algorithm": type(algorithm).__name__,
+        "network": type(algorithm.network).__name__,
+        "max_epochs": trainer.max_epochs,
+        "protocol": trainer.datamodule.describe(),  # type: ignore[attr-defined]
+        **_settings(algorithm),
+    }
 
 
 def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
@@ -76,6 +148,89 @@ def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
     return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
 
 
-def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
-    loggers = trainer.loggers if trainer.is_global_zero else []
-    return [logger for logger in loggers if isinstance(logger, WandbLogger)]
+def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:
+    """Sends the partition as a file of NumPy arrays and, if samples have labels, as a heat map.
+
+    The file has `<split>_sizes` [M] and `<split>_indices`, the indices of all clients' samples one
+    after another; of splits that are computed when they are needed, `<split>_definition`.
+    """
+    import wandb
+
+    from datamodules import Ragged
+
+    partition = loop.datamodule.partition
+    arrays: dict[str, np.ndarray] = {}
+    for split in ("train", "val", "test"):
+        owned = getattr(partition, split)
+        if isinstance(owned, Ragged) and not owned.is_shared:
+            arrays |= {f"{split}_sizes": owned.sizes, f"{split}_indices": owned.flat}
+        else:
+            parts = enumerate(owned.definition())
+            arrays |= {f"{split}_definition_{number}": part for number, part in parts}
+    about = {"hash": partition.hash, "protocol": loop.datamodule.describe()}
+    name = f"partition-{partition.hash[:12]}"  # runs with the same partition share it
+    artifact = wandb.Artifact(name, type="partition", metadata=about)
+    with artifact.new_file("partition.npz", mode="wb") as file:
+        np.savez_compressed(file, **arrays)
+    run.log_artifact(artifact)
+    if loop.datamodule.has_labels:
+        from pfl.report.figures import partition_figure
+
+        figure = partition_figure(loop.datamodule.label_counts())
+        run.log({"partition": wandb.Image(figure), "round": 0})
+
+
+def _send_models(run: wandb.Run, trainer: pl.Trainer, summary: Mapping[str, Any]) -> None:
+    """Sends the checkpoints of the run as versions of one artifact, the last one last."""
+    import wandb
+
+    paths: dict[str, list[str]] = {}
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and callback.monitor is not None:
+            paths.setdefault(callback.best_model_path, []).append("best")
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, RoundCheckpoint):
+            paths.setdefault(callback.best_model_path, []).append("last")
+            best = (summary["best"] or {}).get("round")
+            if best == summary["round"] and ["best"] not in paths.values():
+                paths[callback.best_model_path].append("best")
+    for path, aliases in paths.items():
+        if Path(path).is_file():
+            about = {"file": Path(path).name, "algorithm": summary["algorithm"]}
+            artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=about)
+            artifact.add_file(path, "model.ckpt")
+            run.log_artifact(artifact, aliases=aliases)
+
+
+def _means(row: Mapping[str, float]) -> dict[str, float]:
+    """Returns the mean test scores of a round, named after W&B's section for bytes."""
+    means = {}
+    for number in ("accuracy", "loss", *metric_names(row)):
+        for kind in tested_kinds(row, number):
+            means[f"bytes/{kind}/{number}"] = row[f"test/{kind}/{number}"]
+    return means
+
+
+def _by_round(scores: ClientScoresByRound) -> dict[str, np.ndarray]:
+    """Returns the columns of a table with a row for each client and evaluation.
+
+    Where that would be too many rows, evaluations at equal distances are kept, and the last one.
+    """
+    evaluations, _, clients = scores.values.shape
+    most = max(1, min(evaluations, ROWS // clients))
+    kept = np.unique(np.linspace(evaluations - 1, 0, most).round().astype(int))
+    columns = {
+        "round": np.repeat(scores.rounds[kept], clients),
+        "client": np.tile(np.arange(clients), len(kept)),
+    }
+    for number, name in enumerate(scores.columns):
+        if name.startswith("test_"):
+            columns[name] = scores.values[kept, number].ravel().astype(np.float64)
+    return columns
+
+
+def _table(columns: Mapping[str, np.ndarray]) -> wandb.Table:
+    import wandb
+
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return wandb.Table(columns=list(columns), data=[list(row) for row in rows])

@@ -130,7 +130,8 @@ class FederatedCLI(CommandLine):
         if data.get("seed") is None:  # one seed for everything, where no other is given
             data.seed = int(config.seed_everything)
         super().instantiate_classes()
-        self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
+        loop = self.config_init[self.subcommand].loop
+        self.datamodule = FederatedLoop(self.datamodule, **vars(loop))
         self.trainer.recorder.config = given
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:

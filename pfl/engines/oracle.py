@@ -150,7 +150,7 @@ class Oracle:
     @torch.no_grad()
     def evaluate(
         self, w: Tensor, batch: Batch, buffers: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns loss and correctness of each sample, both [A, B] and zero for padding.
 
         Args:
@@ -159,22 +159,23 @@ class Oracle:
             buffers: [A, number of changing buffer values].
 
         Returns:
-            The losses, and the share of right predictions (0 or 1 for one label a sample; NaN for
-            regression).
+            The losses; the share of right predictions (0 or 1 for one label a sample; NaN for
+            regression); and the outputs [A, B, ...], whose values for padding have no meaning.
         """
         with self.runner.precision():
             outputs = self.engine.outputs(w, batch, buffers)
             scores = self.runner.scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
         real = batch.sample_weights(scores[0].dtype) > 0
         losses, correct = (torch.where(real, x.view(real.shape), x.new_zeros(())) for x in scores)
-        return losses, correct
+        return losses, correct, outputs
 
     @torch.no_grad()
     def evaluate_one(
         self, w: Tensor, inputs: Tensor, targets: Tensor, buffers: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Returns the scores of `evaluate` for one model w [P] and samples [n, ...]: both [n]."""
-        return self.runner.scores(self.predict(w, inputs, buffers), targets)
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the same for one model w [P] and samples [n, ...]: [n], [n] and [n, ...]."""
+        outputs = self.predict(w, inputs, buffers)
+        return *self.runner.scores(outputs, targets), outputs
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:

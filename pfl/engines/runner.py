@@ -120,10 +120,46 @@ class ModelRunner:
     def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each sample's loss and share of right predictions (NaN for regression), [n]."""
         losses = self.per_sample(outputs, targets)
-        if targets.is_floating_point():
+        if not targets.is_floating_point():
+            hits = outputs.argmax(1) == targets
+        elif (threshold := self.label_threshold) is not None:
+            hits = (outputs > threshold) == (targets > 0.5)
+        else:
             return losses, torch.full_like(losses, torch.nan)
-        hits = (outputs.argmax(1) == targets).to(losses.dtype)
+        hits = hits.to(losses.dtype)
         return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
+
+    @property
+    def label_threshold(self) -> float | None:
+        """The output above which a label is predicted, if floating targets are labels of 0 and 1.
+
+        The loss tells whether they are. None: the targets are values, or classes.
+        """
+        if isinstance(self.loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
+            return 0.0
+        return 0.5 if isinstance(self.loss, nn.BCELoss) else None
+
+    def predicted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns outputs and targets in the form that metrics expect.
+
+        Args:
+            outputs: [n, ...], the outputs of the network; those for classes are logits, or
+                logarithms of probabilities.
+            targets: [n, ...].
+
+        Returns:
+            The probabilities of classes [n, K, ...] and the classes [n, ...]; the probabilities of
+            labels [n, L] and the labels [n, L] as integers; or values and values, [n] or [n, L].
+        """
+        outputs = outputs.float() if outputs.dtype.itemsize < 4 else outputs
+        if not targets.is_floating_point():
+            return outputs.softmax(1), targets
+        outputs = outputs.reshape(targets.shape)
+        if targets.shape[1:] == (1,):
+            outputs, targets = outputs.flatten(), targets.flatten()
+        if (threshold := self.label_threshold) is None:
+            return outputs, targets
+        return outputs if threshold else outputs.sigmoid(), (targets > 0.5).long()
 
     # ---- replicas -----------------------------------------------------------------------------
 

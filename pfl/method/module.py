@@ -216,6 +216,9 @@ class FederatedModule(MovableModule):
             loop.datamodule.num_classes,
             precision=trainer.precision_plugin.forward_context,
         )
+        if loop.metrics:
+            outputs = self.oracle.predict(self.global_model, batch.inputs[0]).cpu()
+            loop.metrics.check(*self.oracle.runner.predicted(outputs, batch.targets[0].cpu()))
         loop.stateful = bool(self.client_state_names)
         # The same for all processes, or they would not agree on who trains whom.
         loop.chunk_size = min(gather(loop.clients_at_once or self._clients_that_fit(probe)))

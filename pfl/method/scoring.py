@@ -57,7 +57,7 @@ class Evaluation:
         self._metrics = {}
         self._numbers = np.zeros(2)  # sum of the sizes of personalized models, number of models
         self._global_numbers: int | None = None
-        self._shared: dict[str, Tensor] = {}
+        self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
 
     def update(self, algorithm: FederatedModule, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
@@ -86,7 +86,7 @@ class Evaluation:
         row: dict[str, float] = {}
         self.scores = {key: metric.compute() for key, metric in self._metrics.items()}
         for (split, kind), scores in self.scores.items():
-            for name, value in summarize(scores).items():
+            for name, value in summarize(scores, self.loop.metrics.higher_is_better).items():
                 row[f"{split}/{kind}/{name}"] = value
         if self._global_numbers is not None:  # a sparse model may have 0 numbers
             row["parameters/global"] = self._global_numbers
@@ -99,7 +99,7 @@ class Evaluation:
         if (split, kind) not in self._metrics:
             metric = self._used.pop((split, kind), None)
             if metric is None:
-                metric = ClientScores(self.loop.num_clients).to(self.device)
+                metric = ClientScores(self.loop.num_clients, self.loop.metrics).to(self.device)
             metric.reset()
             metric.update(*torch.zeros(4, 0, dtype=torch.int64))  # a process may have no clients
             self._metrics[split, kind] = metric
@@ -107,7 +107,7 @@ class Evaluation:
 
     def _score_own(self, kind: str, algorithm: FederatedModule, clients: Clients) -> None:
         """Scores every client's own model, or the global model with the client's own buffers."""
-        metric = self._metric(clients.split, kind)
+        metric, keep = self._metric(clients.split, kind), bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
@@ -123,13 +123,14 @@ class Evaluation:
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), len(group)]
                 scored = with_buffers_of(kind, algorithm, group)
-                return numbers, list(row_scores(algorithm.oracle, scored, w))
+                return numbers, list(row_scores(algorithm.oracle, scored, w, keep))
 
         size = _clients_at_once(algorithm, clients)
         for _, (numbers, parts) in algorithm.in_groups(clients, score, size, "evaluation"):
             self._numbers += numbers
             for part in parts:
-                metric.update(*part)
+                metric.add(part)
+            metric.finish()
 
     def _score_adapted(
         self, kind: str, steps: Sequence[int], algorithm: Any, clients: Clients
@@ -141,6 +142,7 @@ class Evaluation:
         metrics = {k: self._metric(clients.split, f"{kind}/{k}") for k in steps}
         if not len(clients):  # every process has the same kinds of scores
             return
+        keep = bool(self.loop.metrics)
         begin = algorithm.newcomer if kind == "unseen" else algorithm.adaptation_start
 
         def score(group: Clients) -> dict[int, list[Scores]]:
@@ -156,14 +158,15 @@ class Evaluation:
                 for k in steps:
                     adapted = replace(group)  # with running statistics of their own
                     v = algorithm.adapt(adapted, start, steps=k, lr=self.finetuning.lr)
-                    scores[k] = list(row_scores(algorithm.oracle, adapted, v))
+                    scores[k] = list(row_scores(algorithm.oracle, adapted, v, keep))
                 return scores
 
         size = _clients_at_once(algorithm, clients)
         for _, scores in algorithm.in_groups(clients, score, size, "evaluation"):
             for k, parts in scores.items():
                 for part in parts:
-                    metrics[k].update(*part)
+                    metrics[k].add(part)
+                metrics[k].finish()
 
     def _score_global(
         self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
@@ -177,28 +180,34 @@ class Evaluation:
         # client's score.
         ids = clients.ids
         if clients.split not in self._shared:
-            first, ids = ids[0], ids[1:]
+            self._shared[clients.split], ids = int(ids[0]), ids[1:]
             _score_pooled(metric, algorithm, replace(clients, ids=clients.ids[:1]))
-            sums = (metric.loss_sum, metric.correct_sum, metric.count)
-            self._shared[clients.split] = torch.stack([s[first] for s in sums])
-        everyone = self._shared[clients.split][:, None].expand(3, len(ids))
-        metric.update(torch.from_numpy(ids), *everyone)
+        metric.copy(self._shared[clients.split], torch.from_numpy(ids))
 
 
 def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
     oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
     buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
+    keep = bool(metric.metrics)
 
-    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor]:
+    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         with algorithm.in_full_precision():
             inputs, targets = data.gather(piece[1], w.dtype, clients.ids[piece[0]])
-            return oracle.evaluate_one(w, inputs, targets, buffers)
+            losses, correct, outputs = oracle.evaluate_one(w, inputs, targets, buffers)
+            predicted = oracle.runner.predicted(outputs.cpu(), targets.cpu()) if keep else ()
+            return losses, correct, predicted
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
     for (owners, _), scores in zip(pieces, algorithm.threads.map(score, pieces), strict=True):
-        ids = torch.from_numpy(clients.ids[owners])
-        metric.update(ids, *scores, torch.ones(len(owners)))
+        ids = clients.ids[owners]
+        metric.update(torch.from_numpy(ids), *scores[:2], torch.ones(len(owners)))
+        if keep:
+            firsts = np.flatnonzero(np.diff(owners, prepend=-1))  # of each client in this piece
+            parts = (values.tensor_split(firsts[1:].tolist()) for values in scores[2])
+            metric.keep(ids[firsts], zip(*parts, strict=True))
+            metric.finish(but=int(ids[-1]))
+    metric.finish()
 
 
 def with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:

@@ -13,13 +13,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from pfl.report.client_scores import ClientScoresByRound
 from pfl.report.results import tested_kinds
 
 COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
 ADAPTED = {"finetuned": "#009E73", "unseen": "#CC79A7"}
 
 
-def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Figure:
+def run_figure(
+    rows: list[dict[str, Any]],
+    columns: dict[str, np.ndarray],
+    scores: ClientScoresByRound | None = None,
+) -> Figure:
     """Returns a figure of three panels: label counts, score by round, score by client.
 
     A fourth panel has the score by steps of fine-tuning, if there was any.
@@ -27,6 +32,7 @@ def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Fi
     Args:
         rows: The rows of `metrics.csv`.
         columns: The columns of `clients.csv`, by name.
+        scores: The clients' scores by round, for a band in the second panel.
     """
     curves = adaptation_curves(rows)
     count = 4 if any(len(points) > 1 for points in curves.values()) else 3
@@ -40,7 +46,7 @@ def run_figure(rows: list[dict[str, Any]], columns: dict[str, np.ndarray]) -> Fi
     else:
         left.bar(columns["client"], columns["train_samples"], color=COLOURS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
-    draw_curves(middle, rows)
+    draw_curves(middle, rows, scores)
     draw_clients(right, columns)
     return figure
 
@@ -86,8 +92,14 @@ def draw_partition(axes: Axes, counts: np.ndarray) -> None:
     axes.figure.colorbar(image, ax=axes, label="training samples")
 
 
-def draw_curves(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """Draws the mean test score by round; the worst tenth of the clients is dotted."""
+def draw_curves(
+    axes: Axes, rows: list[dict[str, Any]], scores: ClientScoresByRound | None = None
+) -> None:
+    """Draws the mean test score by round; the worst tenth of the clients is dotted.
+
+    A band holds the scores of the personalized models (or else those of the global model) without
+    the lowest and the highest tenth of the clients, if there are scores by round.
+    """
     number = score_name(rows)
     for kind in ("global", "personalized"):
         for suffix, style in (("", "-"), ("_worst10", ":")):
@@ -96,6 +108,17 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]]) -> None:
             if points:
                 label = kind if not suffix else f"{kind}, worst 10 %"
                 axes.plot(*zip(*points, strict=True), style, color=COLOURS[kind], label=label)
+    for kind in ("personalized", "global") if scores is not None else ():
+        assert scores is not None
+        if f"test_{kind}_{number}" in scores.columns:
+            band = scores.over_rounds(f"test_{kind}_{number}")
+            if band:
+                label = f"{kind}, 80 % of clients"
+                edges = (band["q10"], band["q90"])
+                axes.fill_between(
+                    scores.rounds, *edges, color=COLOURS[kind], alpha=0.15, lw=0, label=label
+                )
+            break
     axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -156,4 +179,5 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
 
 def score_name(rows: list[dict[str, Any]]) -> str:
     """Returns "accuracy" if the rows have one, otherwise "loss" (regression)."""
-    return "accuracy" if any("test/" in k and "accuracy" in k for r in rows for k in r) else "loss"
+    tested = (k for row in rows for k in row if k.startswith("test/"))
+    return "accuracy" if any(k.endswith("/accuracy") for k in tested) else "loss"

@@ -127,7 +127,7 @@ class Run:
 
         None if the run has not recorded them.
         """
-        if self.scores is not None:
+        if self.scores is not None and not self.scores.percentiles:
             return self.scores.of(int(row["round"]), column)
         path = self.folder / "clients.csv"
         if not path.is_file() or not self.rows or row["round"] != self.rows[-1]["round"]:
@@ -163,6 +163,16 @@ def tested_kinds(names: Iterable[str], number: str) -> list[str]:
         return order.index(name) if name in order else len(order), int(steps or 0)
 
     return sorted(have, key=place)
+
+
+def metric_names(names: Iterable[str]) -> list[str]:
+    """Returns the names of the metrics that were computed beside accuracy and loss.
+
+    Args:
+        names: Names of the columns of `metrics.csv`.
+    """
+    found = re.compile(r"test/(?:\w+)(?:/\d+)?/(\w+)_clients$")
+    return list(dict.fromkeys(match[1] for name in names if (match := found.match(name))))
 
 
 def _rows(path: Path) -> list[Row]:

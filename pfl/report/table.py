@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pfl.report.results import tested_kinds
+from pfl.report.results import metric_names, tested_kinds
 
 
 def summary_table(summary: dict[str, Any]) -> str:
     """Returns a run's summary in a few lines: scores, gains, bytes, parameters."""
     title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
     lines = ["", title, *(_scores(summary, "accuracy") or _scores(summary, "loss"))]
+    for name in metric_names(summary):
+        lines += _scores(summary, name)
     if "gained" in summary:
         lines.append(
             f"  against training alone {summary['gained']:.0%} of the clients gained, "
@@ -47,14 +50,30 @@ def left_out(numbers: dict[str, Any]) -> str:
 
 def _scores(summary: dict[str, Any], number: str) -> list[str]:
     """Returns a header and one row for each kind of tested model; nothing if there is none."""
-    rows = []
+    width = max(21, len(number) + 6)
+    columns = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
+    columns = {
+        x: head for x, head in columns.items() if any(n.endswith(number + x) for n in summary)
+    }
     prefixes = {in_words(kind): f"test/{kind}/" for kind in tested_kinds(summary, number)}
+    rows = []
     for name, prefix in {**prefixes, "local": "local/"}.items():
         if f"{prefix}{number}" in summary:
-            mean, std, worst = (summary[f"{prefix}{number}{x}"] for x in ("", "_std", "_worst10"))
-            rows.append(f"  {name:<21}{mean:>9.4f}{std:>9.4f}{worst:>11.4f}")
-    head = f"  {'test ' + number:<21}{'mean':>9}{'std':>9}{'worst 10%':>11}"
+            values = [summary.get(f"{prefix}{number}{x}", math.nan) for x in columns]
+            rows.append(
+                f"  {name:<{width}}" + "".join(map(_cell, columns.values(), values)).rstrip()
+            )
+    head = f"  {'test ' + number:<{width}}" + "".join(f"{h:>{_wide(h)}}" for h in columns.values())
     return [head, "  " + "-" * (len(head) - 2), *rows] if rows else []
+
+
+def _wide(heading: str) -> int:
+    return max(9, len(heading) + 2)
+
+
+def _cell(heading: str, value: float) -> str:
+    text = "" if math.isnan(value) and heading == "clients" else f"{value:.4f}"
+    return f"{f'{value:,.0f}' if text and heading == 'clients' else text:>{_wide(heading)}}"
 
 
 def in_words(kind: str) -> str:

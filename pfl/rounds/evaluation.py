@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,9 +15,24 @@ from torch import Tensor
 from datamodules.errors import require
 from pfl.clients import Clients
 from pfl.engines.oracle import Oracle
+from pfl.rounds.metrics import ClientMetrics
 
-Scores = tuple[Tensor, Tensor, Tensor, Tensor]
-"""The arguments of `ClientScores.update` for some clients: ids, losses, correct answers, counts."""
+
+class Scores(NamedTuple):
+    """Scores of C clients on some of their samples.
+
+    Attributes:
+        ids: The clients, [C].
+        losses, correct, counts: Sums of losses and of right answers, and numbers of samples, [C].
+        predicted: For each client its outputs [n, ...] and targets [n, ...] as metrics expect them
+            (`ModelRunner.predicted`), on the host; empty where no metric asks for them.
+    """
+
+    ids: Tensor
+    losses: Tensor
+    correct: Tensor
+    counts: Tensor
+    predicted: Sequence[tuple[Tensor, Tensor]] = ()
 
 
 @dataclass(frozen=True)
@@ -53,10 +69,11 @@ class Finetuning:
 
 
 class ClientScores(torchmetrics.Metric):
-    """Loss and accuracy of each client, summed sample by sample (and over processes).
+    """Loss and accuracy of each client, summed sample by sample (and over processes), and metrics.
 
     Args:
         num_clients: The population, M.
+        metrics: What is computed beside loss and accuracy.
 
     Example:
         >>> import torch
@@ -71,12 +88,18 @@ class ClientScores(torchmetrics.Metric):
     loss_sum: Tensor
     correct_sum: Tensor
     count: Tensor
+    values: Tensor
 
-    def __init__(self, num_clients: int) -> None:
+    def __init__(self, num_clients: int, metrics: ClientMetrics | None = None) -> None:
         super().__init__()
+        self.metrics = metrics or ClientMetrics({})
         for name in ("loss_sum", "correct_sum", "count"):
             zeros = torch.zeros(num_clients, dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
+        if self.metrics:  # of each client on one process; 0 on the others
+            zeros = torch.zeros(len(self.metrics), num_clients, dtype=torch.float64)
+            self.add_state("values", zeros, dist_reduce_fx="sum")
+        self._begun: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def update(self, ids: Tensor, losses: Tensor, correct: Tensor, count: Tensor) -> None:
         """Adds sums over some samples of clients `ids`; all four [C]."""
@@ -85,36 +108,97 @@ class ClientScores(torchmetrics.Metric):
         self.correct_sum.index_add_(0, ids, correct.to(self.loss_sum))
         self.count.index_add_(0, ids, count.to(self.loss_sum))
 
-    def compute(self) -> dict[str, np.ndarray]:
-        """Returns `loss`, `accuracy` (NaN for regression) and `count`, float64 [M].
+    def add(self, scores: Scores) -> None:
+        """Adds the scores of some samples; `finish` must follow the last samples of a client."""
+        self.update(*scores[:4])
+        if scores.predicted:
+            self.keep(scores.ids.numpy(), scores.predicted)
 
-        Clients without samples have NaN.
+    def keep(self, ids: np.ndarray, predicted: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Keeps outputs and targets of the clients `ids` for their metrics."""
+        for client, pair in zip(ids.tolist(), predicted, strict=True):
+            self._begun.setdefault(client, []).append(pair)
+
+    def finish(self, but: int | None = None) -> None:
+        """Computes the metrics of the clients whose samples were added.
+
+        Args:
+            but: The client that has more samples, if any.
+        """
+        for client in [c for c in self._begun if c != but]:
+            predicted, targets = map(torch.cat, zip(*self._begun.pop(client), strict=True))
+            self.values[:, client] = self.metrics.values(predicted, targets).to(self.values)
+
+    def copy(self, client: int, ids: Tensor) -> None:
+        """Gives the clients `ids` the scores of a client that has the same model and samples."""
+        sums = (self.loss_sum, self.correct_sum, self.count)
+        self.update(ids, *(one[client].repeat(len(ids)) for one in sums))
+        if self.metrics:
+            self.values[:, ids.to(self.values.device)] = self.values[:, [client]]
+
+    def compute(self) -> dict[str, np.ndarray]:
+        """Returns `accuracy` (NaN for regression), `loss`, `count` and each metric, float64 [M].
+
+        Clients without samples have NaN, as clients have for which a metric is not defined.
         """
         count = self.count.cpu().numpy()
         with np.errstate(invalid="ignore", divide="ignore"):
             loss = self.loss_sum.cpu().numpy() / count
             accuracy = self.correct_sum.cpu().numpy() / count
-        return {"loss": loss, "accuracy": accuracy, "count": count}
+        result = {"accuracy": accuracy, "loss": loss, "count": count}
+        if self.metrics:
+            values = np.where(count > 0, self.values.cpu().numpy(), np.nan)
+            result |= zip(self.metrics.names, values, strict=True)
+        return result
 
 
-def summarize(scores: dict[str, np.ndarray]) -> dict[str, float]:
-    """Returns the reported numbers of accuracy and loss over the clients that have samples.
+def numbers_of(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the columns of scores that are recorded for each client: all but `count`."""
+    return {name: values for name, values in scores.items() if name != "count"}
+
+
+def summarize(
+    scores: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None] | None = None
+) -> dict[str, float]:
+    """Returns the reported numbers of accuracy, loss and metrics over clients that have samples.
 
     They are the unweighted mean over clients; `_std`, the standard deviation over clients (divisor:
     the number of clients); `_worst10`, the mean of the worst tenth of the clients, rounded up;
     `_pooled`, the mean over all samples. Accuracy is left out for regression.
+
+    Metrics have `_clients`, the number of clients for which the metric is defined, instead of
+    `_pooled`. The other numbers are those of these clients, and are left out if there are none.
+
+    Args:
+        scores: What `ClientScores.compute` returns.
+        higher_is_better: For each metric whether large values are good; None: not known, and
+            nothing is the worst.
     """
     result: dict[str, float] = {}
     count = scores["count"]
-    for name, sign in (("accuracy", 1), ("loss", -1)):
+    if not count.any():
+        return result
+    for name in ("accuracy", "loss"):
         have = count > 0
         values = scores[name][have]
-        if not len(values) or (name == "accuracy" and np.isnan(values).all()):
+        if name == "accuracy" and np.isnan(values).all():
             continue
-        result[name] = float(values.mean())
-        result[f"{name}_std"] = float(values.std())
-        result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
+        result |= client_mean(name, values, name == "accuracy")
         result[f"{name}_pooled"] = float(np.average(values, weights=count[have]))
+    for name, higher in (higher_is_better or {}).items():
+        values = scores[name][~np.isnan(scores[name])]
+        if len(values):
+            result |= client_mean(name, values, higher)
+        result[f"{name}_clients"] = float(len(values))
+    return result
+
+
+def client_mean(name: str, values: np.ndarray, higher_is_better: bool | None) -> dict[str, float]:
+    """Returns the mean over clients as `name`, and `_std` and `_worst10` of `summarize`."""
+    result = {name: float(values.mean()), f"{name}_std": float(values.std())}
+    if higher_is_better is not None:
+        sign = 1 if higher_is_better else -1
+        result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
     return result
 
 
@@ -128,10 +212,36 @@ def worst_tenth(values: np.ndarray) -> float:
     return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
-def row_scores(oracle: Oracle, clients: Clients, w: Tensor) -> Iterator[Scores]:
-    """Yields the scores of every client's own model, w [C, P], on the client's own samples."""
+def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) -> Iterator[Scores]:
+    """Yields the scores of every client's own model, w [C, P], on the client's own samples.
+
+    Args:
+        oracle: Runs the models.
+        clients: The C clients.
+        w: Their models.
+        keep: Whether the scores have predictions, for metrics.
+    """
     ids = torch.from_numpy(clients.ids)
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
-        losses, correct = oracle.evaluate(w[rows], batch, buffers)
-        yield ids[rows], losses.sum(1), correct.sum(1), torch.tensor(batch.counts)
+        losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
+        counts = batch.counts
+        predicted = split(oracle, outputs, batch.targets, counts) if keep else ()
+        sums = losses.sum(1), correct.sum(1), torch.tensor(counts)
+        yield Scores(ids[rows], *sums, predicted)
+
+
+def split(
+    oracle: Oracle, outputs: Tensor, targets: Tensor, counts: Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Returns each client's outputs and targets as metrics expect them, on the host.
+
+    Args:
+        oracle: Knows the loss, and so what the outputs mean.
+        outputs: [C, B, ...], of which the first `counts` of each row are real.
+        targets: [C, B, ...].
+        counts: [C].
+    """
+    outputs, targets = outputs.cpu(), targets.cpu()
+    rows = zip(outputs, targets, counts, strict=True)
+    return [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in rows]

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from torchmetrics import Metric
 
 from datamodules import FederatedDataModule
 from datamodules.errors import check_whole, require
@@ -21,6 +22,7 @@ from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.rounds.evaluation import Finetuning
+from pfl.rounds.metrics import ClientMetrics
 from pfl.rounds.participation import Participation, Sampling
 
 Split = Literal["val", "test"]
@@ -58,6 +60,8 @@ class FederatedLoop(LightningDataModule):
             evaluation, such as [0, 1, 5]. Each number starts at the client's best model, and
             nothing of these steps remains (docs/participation.md).
         finetune_lr: The learning rate of these steps; None: the method's.
+        metrics: Metrics of torchmetrics that are computed for each client beside accuracy and loss:
+            a list, or a dict of names (docs/metrics.md).
         seed: The seed of client sampling and of the order of samples; None: the data module's.
 
     Raises:
@@ -89,6 +93,7 @@ class FederatedLoop(LightningDataModule):
         evaluate: Sequence[Split] = ("val", "test"),
         finetune: int | Sequence[int] | None = None,
         finetune_lr: float | None = None,
+        metrics: list[Metric] | dict[str, Metric] | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -116,6 +121,7 @@ class FederatedLoop(LightningDataModule):
         self.state_dtype: torch.dtype | None = getattr(torch, state_dtype or "", None)
         self.evaluate = tuple(evaluate)
         self.finetuning = Finetuning.read(finetune, finetune_lr)
+        self.metrics = ClientMetrics.read(metrics)
         # The algorithm sets these at its own set-up: whether it has client states, how many clients
         # train together, and the relative costs of a round for clients of some sizes.
         self.stateful = True

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pfl.callbacks.run_result import compare, peak_memory, versions
+from pfl.callbacks.run_result import compare, distributions, gains, peak_memory, versions
 from pfl.report.results import best_round
 from pfl.rounds.evaluation import worst_tenth
 
@@ -77,6 +77,24 @@ def test_compare_takes_a_lower_loss_as_a_gain():
     assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
     assert (result["local/loss"], result["local/loss_worst10"]) == (4.0, 10.0)
     assert "local/accuracy" not in result
+
+
+def test_the_baseline_has_metrics_too_and_all_are_distributions():
+    """An error of 0.1, 0.2 and 0.6, whose worst is the highest; one client has none."""
+    local = {"accuracy": [0.5, 0.4, 0.3, 0.2], "loss": [1.0] * 4, "error": [0.1, 0.2, 0.6, NAN]}
+    columns = {f"test_local_{name}": np.array(values) for name, values in local.items()}
+    columns["test_global_accuracy"] = np.array([0.7, 0.4, 0.2, 0.4])
+    result = compare(columns, {"error": False})
+    assert result["local/error"] == pytest.approx(0.3) and result["local/error_worst10"] == 0.6
+    assert "local/loss" not in result
+    np.testing.assert_allclose(gains(columns), [0.2, 0, -0.1, 0.2], atol=1e-12)
+    numbers = distributions(columns, {"error": False})
+    assert numbers.keys() == {*columns, "gain"}
+    assert numbers["test_local_error"]["best10"] == pytest.approx(0.1)
+    assert numbers["gain"]["mean"] == pytest.approx(0.3 / 4)
+    # |differences| of 0.2, 0, -0.1, 0.2: 0.2, 0.3, 0, 0.1, 0.2, 0.3, each twice; over 2 16 0.075.
+    assert numbers["gain"]["gini"] == pytest.approx(2.2 / (2 * 16 * 0.075))
+    assert numbers["gain"]["jain"] == pytest.approx(0.3**2 / (4 * 0.09))
 
 
 @pytest.mark.parametrize("count, worst", [(1, 0), (10, 0), (11, 0.5), (20, 0.5), (21, 1)])

@@ -45,6 +45,11 @@ FITS = {
         DIGITS,
         "clients_per_round=5, clients_at_once=2, dropout=0.4, stragglers=0.5, unseen=[3]",
     ),
+    "metrics": (
+        "FedAvg(MLP(64, [6]))",
+        "DigitsDataModule(7, Dirichlet(0.1), seed=0)",
+        "clients_per_round=5, clients_at_once=2, metrics=[MulticlassAUROC(10, average='weighted')]",
+    ),
     "failures with states": (
         "FedSLR(MLP(64, [6]), memory_efficient=False)",
         DIGITS,
@@ -68,6 +73,7 @@ from pathlib import Path
 from functools import partial
 import torch
 from torch import nn
+from torchmetrics.classification import MulticlassAUROC
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer

@@ -103,7 +103,7 @@ def test_targets_of_several_labels_a_sample(engine):
     )
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine, num_classes=3)
     assert_gradient(oracle, network, w, batch, lambda o, t: cross_entropy(o, t).mean(1))
-    _, correct = oracle.evaluate(w[:4], batch)
+    _, correct, _ = oracle.evaluate(w[:4], batch)
     assert set(correct.unique().tolist()) <= {0.0, 0.5, 1.0}
     outputs = put(network, w[0])(batch.inputs[0])
     expected = (outputs.argmax(1) == targets[0]).double().mean(1)
@@ -130,14 +130,14 @@ def test_padding_has_no_influence(engine):
     network, w, batch = problem(mlp, (12,), labels(3))
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine)
     loss, g = oracle.gradient(w, batch)
-    scores = oracle.evaluate(w[:4], batch)
+    scores = oracle.evaluate(w[:4], batch)[:2]
     for c, count in enumerate(batch.counts):
         batch.inputs[c, count:] = 1e6
         batch.targets[c, count:] = 2
     again, h = oracle.gradient(w, batch)
     assert torch.equal(loss, again)
     assert torch.equal(g, h)
-    for a, b in zip(scores, oracle.evaluate(w[:4], batch), strict=True):
+    for a, b in zip(scores, oracle.evaluate(w[:4], batch)[:2], strict=True):
         assert torch.equal(a, b)
 
 
@@ -249,7 +249,7 @@ def test_scores_are_those_of_plain_pytorch(build, shape, classes, engine):
     counts = counts_of(build)
     network, w, batch = problem(build, shape, labels(classes, counts), counts)
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine)
-    losses, correct = oracle.evaluate(w[:-1], batch)
+    losses, correct, _ = oracle.evaluate(w[:-1], batch)
     assert losses.shape == correct.shape == batch.targets.shape
     for c, count in enumerate(counts):
         alone = put(network, w[c]).eval()
@@ -261,7 +261,7 @@ def test_scores_are_those_of_plain_pytorch(build, shape, classes, engine):
         assert torch.equal(correct[c, :count], hits[:count])
         assert not losses[c, count:].any()
         assert not correct[c, count:].any()
-        one, right = oracle.evaluate_one(w[c], batch.inputs[c], batch.targets[c])
+        one, right, _ = oracle.evaluate_one(w[c], batch.inputs[c], batch.targets[c])
         torch.testing.assert_close(one, expected)
         assert torch.equal(right, hits)
         torch.testing.assert_close(oracle.predict(w[c], batch.inputs[c]), outputs)
@@ -273,7 +273,7 @@ def test_regression_has_no_accuracy(engine, outputs):
     targets = torch.rand(4, 5, *([outputs] if outputs > 1 else []), dtype=torch.float64)
     network, w, batch = problem(lambda: mlp(outputs=outputs), (12,), targets)
     oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine)
-    losses, correct = oracle.evaluate(w[:4], batch)
+    losses, correct, _ = oracle.evaluate(w[:4], batch)
     real = batch.sample_weights(torch.float32) > 0
     assert correct[real].isnan().all()
     assert not correct[~real].any()
@@ -282,6 +282,6 @@ def test_regression_has_no_accuracy(engine, outputs):
             y = put(network, w[c])(batch.inputs[c, :count]).view(targets[c, :count].shape)
         expected = (y - targets[c, :count]).square().view(count, -1).mean(1)
         torch.testing.assert_close(losses[c, :count], expected)
-        one, right = oracle.evaluate_one(w[c], batch.inputs[c, :count], targets[c, :count])
+        one, right, _ = oracle.evaluate_one(w[c], batch.inputs[c, :count], targets[c, :count])
         torch.testing.assert_close(one, expected)
         assert right.isnan().all()

@@ -75,7 +75,7 @@ def test_evaluation_uses_the_rows_and_does_not_move_them():
     oracle = make(network, batch.inputs[0], batch.targets[0])
     rows = torch.rand(3, oracle.buffers.size, dtype=torch.float64) + 0.5
     before = rows.clone()
-    losses, correct = oracle.evaluate(w[:3], batch, rows)
+    losses, correct, _ = oracle.evaluate(w[:3], batch, rows)
     assert torch.equal(rows, before)
     for c, count in enumerate(counts):
         alone = put(network, w[c]).eval()
@@ -270,7 +270,7 @@ def test_a_network_without_random_numbers_is_not_taken_for_one():
 def test_dropout_is_off_in_evaluation():
     network, w, batch = problem(DROPOUT["module"], (12,), labels(3))
     oracle = make(network, batch.inputs[0], batch.targets[0])
-    losses, _ = oracle.evaluate(w[:4], batch)
+    losses, _, _ = oracle.evaluate(w[:4], batch)
     with torch.no_grad():
         outputs = put(network, w[0]).eval()(batch.inputs[0])
     torch.testing.assert_close(losses[0], cross_entropy(outputs, batch.targets[0]))

@@ -1,0 +1,105 @@
+"""How scores are distributed over clients: quantiles, tails and inequality."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from pfl.rounds.evaluation import worst_tenth
+
+QUANTILES = (10, 25, 50, 75, 90)
+"""In percent."""
+
+
+def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> dict[str, float]:
+    """Returns the numbers that describe one value for each client.
+
+    Args:
+        values: A value for each client, [M]; NaN for clients that do not count.
+        higher_is_better: False for losses. None, not known: there is no best and no worst tenth.
+
+    Returns:
+        `mean`; `std` with the divisor M; quantiles `q10` to `q90`, interpolated linearly;
+        `worst10` and `best10`, the means of the worst and the best tenth of the clients, rounded up
+        to whole clients; `gini` and `jain`, left out where they are not defined. Empty if no client
+        counts.
+
+    Example:
+        >>> numbers = distribution(np.array([0.25, 0.5, 0.75, np.nan]))
+        >>> numbers["q50"], numbers["best10"], round(numbers["gini"], 4)
+        (0.5, 0.75, 0.2222)
+    """
+    values = values[~np.isnan(values)].astype(np.float64)
+    if not len(values):
+        return {}
+    result = {"mean": float(values.mean()), "std": float(values.std())}
+    for q, value in zip(QUANTILES, np.percentile(values, QUANTILES), strict=True):
+        result[f"q{q}"] = float(value)
+    if higher_is_better is not None:
+        sign = 1 if higher_is_better else -1
+        result["worst10"] = sign * worst_tenth(sign * values)
+        result["best10"] = -sign * worst_tenth(-sign * values)
+    inequality = {"gini": gini(values), "jain": jain(values)}
+    return result | {name: value for name, value in inequality.items() if not math.isnan(value)}
+
+
+def direction(column: str, metrics: Mapping[str, bool | None]) -> bool | None:
+    """Returns whether large values of a column of scores are good; None if that is not known.
+
+    Args:
+        column: A column of `clients.csv`, such as `test_global_loss`.
+        metrics: The answer for each metric beside accuracy and loss, by its name.
+
+    Example:
+        >>> direction("test_global_loss", {}), direction("test_global_auroc", {"auroc": True})
+        (False, True)
+    """
+    known = {"accuracy": True, "loss": False, **metrics}
+    names = [name for name in known if column.endswith(f"_{name}")]
+    return known[max(names, key=len)] if names else None
+
+
+def gini(values: np.ndarray) -> float:
+    """Returns Gini's coefficient: half of the mean absolute difference, relative to the mean.
+
+    It is sum_ij |x_i - x_j| / (2 n² mean(x)): 0 if all are equal, and 1 - 1/n if one has
+    everything. Where some values are negative, as gains can be, it may exceed 1.
+
+    Args:
+        values: [n].
+
+    Returns:
+        The coefficient; NaN unless the mean is positive.
+
+    Example:
+        >>> gini(np.array([0.0, 0.0, 0.0, 1.0]))
+        0.75
+    """
+    ordered, n = np.sort(values), len(values)
+    if not n or not values.mean() > 0:
+        return math.nan
+    # In order, x_(i) is the larger one of i - 1 pairs and the smaller one of n - i pairs.
+    weights = 2 * np.arange(1, n + 1) - n - 1
+    return float(weights @ ordered / (n**2 * values.mean()))
+
+
+def jain(values: np.ndarray) -> float:
+    """Returns Jain's fairness index, (sum x)² / (n sum x²).
+
+    It is 1 if all are equal, and 1/n if one has everything (Jain, Chiu & Hawe 1984). Where some
+    values are negative it may fall below 1/n.
+
+    Args:
+        values: [n].
+
+    Returns:
+        The index; NaN if all values are 0.
+
+    Example:
+        >>> jain(np.array([0.0, 0.0, 0.0, 1.0]))
+        0.25
+    """
+    squares = float(values @ values)
+    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else math.nan

@@ -1,0 +1,192 @@
+"""Metrics of torchmetrics, with one value for each client."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.classification import (
+    BinaryAveragePrecision,
+    BinaryPrecisionRecallCurve,
+    MulticlassAveragePrecision,
+    MulticlassPrecisionRecallCurve,
+    MultilabelAveragePrecision,
+    MultilabelPrecisionRecallCurve,
+)
+
+from datamodules.errors import require
+from pfl.errors import ConfigError
+
+RESERVED = ("accuracy", "loss", "count")
+_UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
+_TASKS = r"^(Binary|Multiclass|Multilabel)(?=[A-Z])"
+_CURVES = (
+    BinaryPrecisionRecallCurve,
+    MulticlassPrecisionRecallCurve,
+    MultilabelPrecisionRecallCurve,
+)
+_AVERAGE_PRECISION = (
+    BinaryAveragePrecision,
+    MulticlassAveragePrecision,
+    MultilabelAveragePrecision,
+)
+
+
+class ClientMetrics:
+    """Metrics that are computed on each client's samples alone.
+
+    Args:
+        metrics: The metrics by name.
+
+    Attributes:
+        names: The names, in their order.
+        higher_is_better: For each name whether large values are good; None if torchmetrics does
+            not know.
+
+    Example:
+        >>> from torchmetrics.classification import MulticlassF1Score
+        >>> metrics = ClientMetrics.read([MulticlassF1Score(num_classes=2)])
+        >>> metrics.names
+        ['f1_score']
+        >>> metrics.values(torch.tensor([[0.9, 0.1], [0.2, 0.8]]), torch.tensor([0, 1])).tolist()
+        [1.0]
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._metrics = {name: metric.clone() for name, metric in metrics.items()}
+        for metric in self._metrics.values():
+            metric.distributed_available_fn = _alone
+        self.names = list(metrics)
+        self.higher_is_better = {n: metric.higher_is_better for n, metric in metrics.items()}
+
+    @classmethod
+    def read(cls, given: Sequence[Metric] | Mapping[str, Metric] | None) -> ClientMetrics:
+        """Returns the metrics of the loop's argument `metrics`.
+
+        A metric without a name is called as its class without the kind of task, in snake case:
+        `f1_score` for `MulticlassF1Score`.
+
+        Raises:
+            ConfigError: A name is impossible, or two metrics have the same name.
+        """
+        named = given if isinstance(given, Mapping) else {}
+        pairs = [*named.items()] if named else [(short_name(m), m) for m in given or ()]
+        names = [name for name, _ in pairs]
+        for name, metric in pairs:
+            require("loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics")
+            possible = re.fullmatch(r"[A-Za-z]\w*", name) and name not in RESERVED
+            if not possible or names.count(name) > 1:
+                raise ConfigError(
+                    f"loop.metrics: {name!r} cannot be the name of {type(metric).__name__}; it "
+                    f"must be one word that is not {', '.join(RESERVED)} or the name of another "
+                    f"metric, given as the key: {{my_name: {{class_path: ...}}}}"
+                )
+        return cls(dict(pairs))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def check(self, predicted: Tensor, targets: Tensor) -> None:
+        """Computes all metrics on a few samples; the arguments are those of `values`.
+
+        Raises:
+            ConfigError: A metric does not fit these outputs and targets, or has several values.
+        """
+        self.values(predicted, targets)
+
+    def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
+        """Returns the value of each metric on a client's samples, float64 [number of metrics].
+
+        NaN stands for a value that is not defined on these samples, such as the area under the ROC
+        curve where all samples have the same class.
+
+        Args:
+            predicted: [n, ...], on the host: probabilities of classes [n, K, ...] or of labels
+                [n, L], or values.
+            targets: [n, ...]: classes, labels of 0 and 1 as integers, or values.
+
+        Raises:
+            ConfigError: A metric does not fit these outputs and targets, or has several values.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values that are not defined
+            values = [self._value(name, predicted, targets) for name in self.names]
+        return torch.tensor(values, dtype=torch.float64)
+
+    def _value(self, name: str, predicted: Tensor, targets: Tensor) -> float:
+        metric = self._metrics[name]
+        is_binary = type(metric).__name__.startswith("Binary")
+        if is_binary and targets.ndim == 1 and predicted.shape[1:] == (2,):
+            predicted = predicted[:, 1]  # of a network with two outputs
+        metric.reset()
+        try:
+            metric.update(predicted, targets)
+        except _UNFIT as error:
+            raise ConfigError(
+                f"loop.metrics: {type(metric).__name__} cannot compare predictions "
+                f"{list(predicted.shape)} with targets {list(targets.shape)} ({targets.dtype}): "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        if not _is_defined(metric, targets):
+            return math.nan
+        try:
+            value = metric.compute()
+        except _UNFIT:  # such as R² of one sample
+            return math.nan
+        finally:
+            metric.reset()  # frees the samples that some metrics keep
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ConfigError(
+                f"loop.metrics: {type(metric).__name__} has several values; it must have one, as "
+                f"most metrics have with average: macro"
+            )
+        return float(value)
+
+
+def short_name(metric: Metric) -> str:
+    """Returns the class of a metric without the kind of task, in snake case.
+
+    Example:
+        >>> from torchmetrics import MeanSquaredError
+        >>> from torchmetrics.classification import BinaryAUROC
+        >>> short_name(BinaryAUROC()), short_name(MeanSquaredError())
+        ('auroc', 'mean_squared_error')
+    """
+    name = re.sub(_TASKS, "", type(metric).__name__)
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
+
+def _alone() -> bool:
+    """Tells a metric not to wait for other processes: a client's samples are on one process."""
+    return False
+
+
+def _is_defined(metric: Metric, targets: Tensor) -> bool:
+    """Whether the classes among the targets define a metric of a ROC or precision-recall curve.
+
+    Where a class has no samples, or all of them, torchmetrics counts its area as 0, and a mean over
+    classes would tell how many classes the client has. Metrics of other kinds are NaN, or raise an
+    error, where they are not defined.
+    """
+    if not isinstance(metric, _CURVES):
+        return True
+    average, ignored = getattr(metric, "average", None), getattr(metric, "ignore_index", None)
+    if isinstance(metric, MulticlassPrecisionRecallCurve):
+        classes = targets[targets != ignored] if ignored is not None else targets.flatten()
+        positive = torch.bincount(classes, minlength=metric.num_classes)
+        total = len(classes)
+    else:
+        one = isinstance(metric, BinaryPrecisionRecallCurve) or average == "micro"
+        labels = targets.reshape(-1, 1 if one else targets.shape[1])
+        positive, total = (labels == 1).sum(0), len(labels)
+    defined = positive > 0
+    if not isinstance(metric, _AVERAGE_PRECISION):
+        defined &= positive < total
+    if average == "weighted" or isinstance(metric, MulticlassAveragePrecision):
+        return bool(positive.any() and defined[positive > 0].all())  # absent classes do not count
+    return bool(defined.all())

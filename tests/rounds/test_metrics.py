@@ -1,0 +1,243 @@
+"""Metrics of torchmetrics for each client, against scikit-learn on a slow loop, and by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as reference
+from torch import nn
+from torchmetrics import MeanSquaredError, R2Score
+from torchmetrics.classification import (
+    BinaryAUROC,
+    BinaryF1Score,
+    MulticlassAUROC,
+    MulticlassCalibrationError,
+    MulticlassConfusionMatrix,
+    MulticlassF1Score,
+    MultilabelAveragePrecision,
+    MultilabelF1Score,
+)
+
+from datamodules import MatchLabels, Natural, SharedTest, SplitOwn, TensorDataModule
+from datamodules.partitioners import LogNormal
+from models import MLP
+from pfl.algorithms import FedAvg, LocalTrain
+from pfl.callbacks import LocalBaseline
+from pfl.rounds.metrics import ClientMetrics
+from tests.networks import put
+from tests.problems import run
+from tests.refusal import refused
+
+PROTOCOLS = {
+    "shared": SharedTest(validation=0.2),
+    "matched": MatchLabels(samples=13, validation=0.2),
+    "own": SplitOwn(test=0.3, validation=0.2),
+}
+CLASSES = 3
+
+
+def data(protocol, target="class", clients=7):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(150, 4, generator=generator)
+    y = (x @ torch.randn(4, CLASSES, generator=generator)).argmax(1)
+    if target == "value":
+        y = x[:, 0] * 2
+    if target == "labels":
+        y = x[:, :2] > 0.5
+    kwargs = {"num_clients": clients, "partition": LogNormal(sigma=0.6, min_size=3), "seed": 1}
+    return TensorDataModule(x[:100], y[:100], x[100:], y[100:], protocol=protocol, **kwargs)
+
+
+def outputs_of(module, network, split, models):
+    """Yields the outputs of each client's model on the client's samples, and the targets."""
+    for c, w in enumerate(models):
+        x, y = module.samples.gather(torch.from_numpy(getattr(module.partition, split)[c]))
+        with torch.no_grad():
+            yield put(network, w).eval()(x.double()), y
+
+
+def models_of(algorithm):
+    if isinstance(algorithm, LocalTrain):
+        return "personalized", algorithm.store.read("w", np.arange(7))
+    return "global", [algorithm.global_model] * 7
+
+
+def calibration(p, y, bins=10):
+    """The l1 calibration error: bins of the largest probability, weighted by their samples."""
+    confidence, hit = p.max(1), p.argmax(1) == y
+    place = np.ceil(confidence * bins)
+    parts = [place == b for b in range(1, bins + 1) if (place == b).any()]
+    return sum(s.mean() * abs(hit[s].mean() - confidence[s].mean()) for s in parts)
+
+
+@pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
+@pytest.mark.parametrize("at_once", [None, 2])
+@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
+def test_values_are_those_of_each_clients_own_samples(
+    tmp_path, monkeypatch, protocol, at_once, kind
+):
+    monkeypatch.setattr("pfl.method.scoring.POOL", 11)  # most clients are in several pieces
+    torch.manual_seed(0)
+    algorithm, module = kind(MLP(4, (5,), CLASSES), lr=0.3, batch_size=8), data(protocol)
+    given = {
+        "f1": MulticlassF1Score(CLASSES),
+        "weighted_auroc": MulticlassAUROC(CLASSES, average="weighted"),
+        "calibration": MulticlassCalibrationError(CLASSES, n_bins=10),
+    }
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once, metrics=given)
+    kind, models = models_of(algorithm)
+    for split in ("val", "test"):
+        f1, auroc, error = [], [], []
+        for outputs, y in outputs_of(module, algorithm.network, split, models):
+            p, y = outputs.softmax(1).numpy(), y.numpy()
+            f1.append(reference.f1_score(y, p.argmax(1), average="macro"))
+            have = np.unique(y)
+            areas = [reference.roc_auc_score(y == k, p[:, k]) for k in have if len(have) > 1]
+            weights = [(y == k).mean() for k in have]
+            auroc.append(np.dot(areas, weights) if areas else math.nan)
+            error.append(calibration(p, y))
+        got = algorithm.evaluation.scores[split, kind]
+        np.testing.assert_allclose(got["f1"], f1, atol=1e-6)  # torchmetrics has float32
+        np.testing.assert_allclose(got["weighted_auroc"], auroc, atol=1e-6)
+        np.testing.assert_allclose(got["calibration"], error, atol=1e-6)
+        row = algorithm.row
+        assert row[f"{split}/{kind}/f1"] == pytest.approx(np.mean(f1), abs=1e-6)
+        assert row[f"{split}/{kind}/weighted_auroc"] == pytest.approx(np.nanmean(auroc), abs=1e-6)
+        assert row[f"{split}/{kind}/weighted_auroc_clients"] == np.isfinite(auroc).sum()
+        assert row[f"{split}/{kind}/calibration_worst10"] == pytest.approx(max(error), abs=1e-6)
+        assert row[f"{split}/{kind}/f1_worst10"] == pytest.approx(min(f1), abs=1e-6)
+
+
+def test_the_local_baseline_and_finetuned_models_have_the_same_metrics(tmp_path):
+    torch.manual_seed(0)
+    algorithm, module = LocalTrain(MLP(4, (5,), CLASSES), lr=0.3, batch_size=8), data(SplitOwn())
+    baseline, given = LocalBaseline(), [MulticlassF1Score(CLASSES)]
+    run(algorithm, module, 2, root=tmp_path, callbacks=[baseline], metrics=given, finetune=[0, 1])
+    scores = algorithm.evaluation.scores
+    own = scores["test", "personalized"]["f1_score"]
+    np.testing.assert_allclose(baseline.scores["f1_score"], own, atol=1e-7)  # the same training
+    np.testing.assert_array_equal(scores["test", "finetuned/0"]["f1_score"], own)
+    assert (scores["test", "finetuned/1"]["f1_score"] != own).any()
+
+
+def test_regression_leaves_out_clients_without_a_value(tmp_path):
+    """R² needs two samples; a client with one has none, and does not count."""
+    x = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
+    module = TensorDataModule(
+        *(x, x.sum(1)),
+        client_ids=np.repeat([0, 1, 2], [12, 12, 2]),
+        partition=Natural(),
+        protocol=SplitOwn(test=0.5, validation=0.0),
+    )
+    algorithm = FedAvg(MLP(2, (4,), 1), lr=0.05)
+    run(algorithm, module, 2, root=tmp_path, metrics=[R2Score(), MeanSquaredError()])
+    pairs = outputs_of(module, algorithm.network, "test", [algorithm.global_model] * 3)
+    expected = [reference.r2_score(y, outputs[:, 0]) for outputs, y in pairs if len(y) > 1]
+    assert len(expected) == 2
+    got = algorithm.evaluation.scores["test", "global"]
+    np.testing.assert_allclose(got["r2_score"], [*expected, math.nan], rtol=1e-5)
+    np.testing.assert_allclose(got["mean_squared_error"], got["loss"], rtol=1e-5)
+    row = algorithm.row
+    assert row["test/global/r2_score"] == pytest.approx(np.mean(expected))
+    assert row["test/global/r2_score_clients"] == 2
+    assert row["test/global/mean_squared_error_clients"] == 3
+
+
+@pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), nn.MultiLabelSoftMarginLoss()])
+def test_several_labels_a_sample(tmp_path, loss):
+    torch.manual_seed(0)
+    algorithm = FedAvg(MLP(4, (5,), 2), lr=0.5, loss=loss)
+    module = data(SplitOwn(test=0.4), "labels")
+    given = [MultilabelF1Score(2), MultilabelAveragePrecision(2, average="micro")]
+    run(algorithm, module, 3, root=tmp_path, metrics=given)
+    got, accuracy, f1, precision = algorithm.evaluation.scores["test", "global"], [], [], []
+    for outputs, y in outputs_of(module, algorithm.network, "test", models_of(algorithm)[1]):
+        p, y = outputs.sigmoid().numpy(), y.numpy()
+        accuracy.append(((p > 0.5) == y).mean())  # of all labels of all samples
+        f1.append(reference.f1_score(y, p > 0.5, average="macro", zero_division=0))
+        precision.append(reference.average_precision_score(y.ravel(), p.ravel()))
+    np.testing.assert_allclose(got["accuracy"], accuracy)
+    np.testing.assert_allclose(got["f1_score"], f1, atol=1e-6)
+    np.testing.assert_allclose(got["average_precision"], precision, atol=1e-6)
+    assert 0 < algorithm.row["test/global/accuracy"] < 1
+
+
+def test_probabilities_of_labels_are_taken_as_they_are():
+    algorithm = FedAvg(nn.Sequential(nn.Linear(2, 1), nn.Sigmoid()), loss=nn.BCELoss())
+    runner = algorithm.oracle.runner
+    p, y = torch.tensor([[0.4], [0.6]]), torch.tensor([[1.0], [1.0]])
+    assert runner.scores(p, y)[1].tolist() == [0, 1]
+    predicted, labels = runner.predicted(p, y)
+    assert predicted.tolist() == p[:, 0].tolist() and labels.tolist() == [1, 1]
+
+
+# ---- single values -------------------------------------------------------------------------------
+
+
+def values(metric, predicted, targets):
+    return ClientMetrics({"m": metric}).values(torch.tensor(predicted), torch.tensor(targets))[0]
+
+
+def test_binary_metrics_take_the_second_of_two_classes():
+    """Classes 1, 0, 1 are predicted for 1, 1, 0: precision, recall and F1 of class 1 are 1/2."""
+    p = [[0.2, 0.8], [0.7, 0.3], [0.4, 0.6]]
+    assert values(BinaryF1Score(), p, [1, 1, 0]) == 0.5
+
+
+@pytest.mark.parametrize(
+    "metric, classes, expected",
+    [
+        (BinaryAUROC(), [0, 0, 0], math.nan),
+        (BinaryAUROC(), [1, 1, 1], math.nan),
+        (BinaryAUROC(), [0, 1, 0], 0.5),  # 0.3 is above 0.1 and below 0.8
+    ],
+)
+def test_areas_need_both_classes(metric, classes, expected):
+    value = values(metric, [[0.2, 0.8], [0.7, 0.3], [0.9, 0.1]], classes)
+    assert value == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_mean_of_areas_over_classes_needs_all_classes():
+    """Of three classes a client has two, perfectly ordered: 1, and no 2/3 for the absent one."""
+    p, y = [[0.8, 0.1, 0.1], [0.1, 0.8, 0.1]], [0, 1]
+    assert math.isnan(values(MulticlassAUROC(3), p, y))
+    assert values(MulticlassAUROC(3, average="weighted"), p, y) == 1
+
+
+def test_a_client_is_not_seen_by_the_next():
+    metrics = ClientMetrics.read([MulticlassF1Score(2, average="micro")])
+    p = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
+    assert [metrics.values(p, torch.tensor(y)).item() for y in ([1, 0], [0, 1])] == [0, 1]
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given, words",
+    [
+        ([MulticlassF1Score(3), BinaryF1Score()], "'f1_score' cannot be the name of"),
+        ({"loss": R2Score()}, "'loss' cannot be the name of R2Score"),
+        ({"a/b": R2Score()}, "'a/b' cannot be"),
+        (["F1Score"], "a metric of torchmetrics"),
+    ],
+)
+def test_impossible_names(given, words):
+    with refused("loop.metrics", words):
+        ClientMetrics.read(given)
+
+
+@pytest.mark.parametrize(
+    "metric, words",
+    [
+        (MulticlassF1Score(5), "MulticlassF1Score cannot compare predictions [2, 3]"),
+        (MulticlassConfusionMatrix(CLASSES), "has several values"),
+        (MulticlassF1Score(CLASSES, average=None), "has several values; it must have one"),
+    ],
+)
+def test_a_metric_that_does_not_fit_is_refused_before_training(tmp_path, metric, words):
+    algorithm = FedAvg(MLP(4, (5,), CLASSES))
+    with refused("loop.metrics", words):
+        run(algorithm, data(SplitOwn()), 2, root=tmp_path, metrics=[metric])
+    assert algorithm.rounds == 0

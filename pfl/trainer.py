@@ -31,8 +31,9 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from pfl._private import RunTrainer, saves_within_rounds
+from pfl._private import RunTrainer, saves_within_rounds, was_restoring
 from pfl.callbacks import (
     CollaborationMap,
     LocalBaseline,
@@ -42,10 +43,11 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.callbacks.round_checkpoint import is_last
+from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
-from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 
@@ -284,6 +286,12 @@ class Trainer(RunTrainer):
                 message = ".*It is recommended to use .*sync_dist=True"
                 warnings.filterwarnings("ignore", message=message)
                 yield
+        except Exception as error:
+            told = isinstance(error, ConfigError | MisconfigurationException | OSError)
+            unfit = isinstance(error, Malformed) or was_restoring(error)
+            if ckpt_path is None or told or is_lost_contact(error) or not unfit:
+                raise
+            raise unrestored(Path(ckpt_path), error) from error
         finally:
             self.recorder.unlock()
             self._remove_empty_folders()

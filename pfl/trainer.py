@@ -47,6 +47,7 @@ from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
+from pfl.method.module import SCALED, refused_precision
 from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
@@ -116,8 +117,20 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
+        parts = Path(name).parts
+        if not (parts and name.isprintable()) or Path(name).is_absolute() or ".." in parts:
             raise ConfigError(f"trainer.name: {name!r}; it must be a name within the runs folder")
+        if max_epochs is not None and max_epochs < 1 and max_epochs != -1:
+            raise ConfigError(
+                f"trainer.max_epochs: {max_epochs}; it must be a number of rounds of at least 1, "
+                f"or -1 if something else ends the run"
+            )
+        if not log_every_n_steps >= 1:
+            raise ConfigError(
+                f"trainer.log_every_n_steps: {log_every_n_steps}; it must be at least 1"
+            )
+        if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
+            raise refused_precision(kwargs["precision"])
         self.name = name
         self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None

@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -19,7 +18,7 @@ import models  # noqa: F401
 from datamodules import FederatedDataModule
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
-from pfl.cli.configs import find_run
+from pfl.cli.configs import find_run, read
 from pfl.cli.messages import check_nulls, one_line
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
@@ -34,6 +33,7 @@ DESCRIPTION = (
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
+BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargparse calls them
 
 
 class FederatedCLI(CommandLine):
@@ -66,6 +66,13 @@ class FederatedCLI(CommandLine):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the group `loop`; its datamodule is `data`."""
         parser.add_class_arguments(FederatedLoop, "loop", skip={"datamodule"}, instantiate=False)
+        if list(self.subcommands())[len(self.parsers)] != "fit":
+            parser.add_argument(
+                "--untrained",
+                type=bool,
+                default=False,
+                help="Evaluate the network as it is, without a checkpoint.",
+            )
         self.parsers.append(parser)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -86,6 +93,7 @@ class FederatedCLI(CommandLine):
             raise ConfigError(one_line(error, sorted(known))) from error
         config = self.config[self.config.subcommand]
         _check_groups(config)
+        _check_classes(config)
         check_nulls(self.subcommand_parser, config)
         seed = config.seed_everything
         if seed is False or not 0 <= seed <= MAX_SEED:
@@ -105,8 +113,14 @@ class FederatedCLI(CommandLine):
         Raises:
             ConfigError: It is not.
         """
-        path = self.config[self.config.subcommand].get("ckpt_path")
+        config = self.config[self.config.subcommand]
+        path = config.get("ckpt_path")
         if path is None:
+            if config.get("untrained") is False:
+                raise ConfigError(
+                    f"ckpt_path: null; the network is untrained: {self.config.subcommand} needs "
+                    f"the checkpoint of a run, or --untrained true"
+                )
             return
         if not Path(path).is_file():
             raise ConfigError(f"ckpt_path: {path or repr(path)} is not a file")
@@ -126,7 +140,8 @@ class FederatedCLI(CommandLine):
         given.ckpt_path = None  # the saved configuration runs from the start again
         given = self.subcommand_parser.dump(given, skip_unset=False)
         data = config.data.init_args
-        if data.get("seed") is None:  # one seed for everything, where no other is given
+        # One seed for everything, where no other is given, and the class takes one.
+        if "seed" in data and data.seed is None:
             data.seed = int(config.seed_everything)
         super().instantiate_classes()
         self.datamodule = FederatedLoop(self.datamodule, **config.loop.as_dict())
@@ -166,9 +181,9 @@ def _check_yaml(path: str) -> None:
     if not Path(path).is_file():
         return
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path}: {error}") from error
+        content = read(Path(path))
+    except ConfigError as error:
+        raise ConfigError(f"config: {error}") from error
     if not isinstance(content, dict):
         value = shorten(repr(content), 60)
         raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
@@ -178,6 +193,17 @@ def _check_yaml(path: str) -> None:
             f"figure or table of a paper"
         )
     _check_groups(content)
+
+
+def _check_classes(config: Namespace) -> None:
+    """Refuses a method or a callback without `class_path`: it would stand for its base class."""
+    callbacks = config.get("trainer.callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    pairs = [("trainer.callbacks", entry, "RoundCheckpoint") for entry in callbacks]
+    for key, entry, example in [("model", config.get("model"), "FedAvg"), *pairs]:
+        path = entry.get("class_path") if isinstance(entry, Namespace) else ""
+        if path is None or path.endswith(BASES):
+            raise ConfigError(f"{key}: class_path must name a class, such as {example}")
 
 
 def _check_groups(content: dict[str, Any] | Namespace) -> None:

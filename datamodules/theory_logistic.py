@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 from typing import Literal
 
@@ -86,7 +87,12 @@ class HeterogeneousLogistic(TheoryProblem):
         check_whole(f"{name}.classes", classes, 2)
         check_whole(f"{name}.validation_samples", validation_samples, 0)
         check_whole(f"{name}.test_samples", test_samples, 0)
-        require(f"{name}.heterogeneity", heterogeneity, heterogeneity >= 0, "at least 0")
+        require(
+            f"{name}.heterogeneity",
+            heterogeneity,
+            0 <= heterogeneity < math.inf,
+            "at least 0 and finite",
+        )
         require(f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'")
         sizes = (samples_per_client, validation_samples, test_samples)
         super().__init__(num_clients, sizes, batch_size, seed, num_workers)
@@ -206,8 +212,8 @@ class AgentLogistic(TheoryProblem):
         check_whole(f"{name}.samples_per_client", samples_per_client)
         check_whole(f"{name}.features", features)
         require(f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'")
-        require(f"{name}.alpha", alpha, alpha >= 0, "at least 0")
-        require(f"{name}.beta", beta, beta >= 0, "at least 0")
+        require(f"{name}.alpha", alpha, 0 <= alpha < math.inf, "at least 0 and finite")
+        require(f"{name}.beta", beta, 0 <= beta < math.inf, "at least 0 and finite")
         super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)
         self.features, self.non_iid = features, non_iid
         self.alpha, self.beta = float(alpha), float(beta)

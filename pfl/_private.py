@@ -8,6 +8,7 @@ installed version lacks a name, or if any other module uses a private name of th
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from traceback import walk_tb
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import WandbLogger
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.trainer.connectors import checkpoint_connector
 from torch import Tensor, nn
 
 # ---- Lightning ----------------------------------------------------------------------------------
@@ -51,6 +53,17 @@ class RunTrainer(pl.Trainer):
     def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
         with self.around_run(model, ckpt_path):
             return super()._run(model, ckpt_path, *args, **kw)
+
+
+def was_restoring(error: BaseException) -> bool:
+    """Returns whether an error arose while Lightning restored a checkpoint.
+
+    Why: a checkpoint whose parts are missing or of another type fails at many places, of which only
+    the caller has a name. Since Lightning 2.0.
+    """
+    return any(
+        frame.f_globals is vars(checkpoint_connector) for frame, _ in walk_tb(error.__traceback__)
+    )
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from datamodules import errors
 from datamodules.errors import ConfigError
 
@@ -18,7 +20,7 @@ class Diverged(ConfigError):
 
 
 def require(name: str, value: object, holds: bool, expected: str) -> None:
-    """Raises a ConfigError about a method's argument `name` unless `holds`.
+    """Raises a ConfigError about a method's argument `name` unless `holds` and it is finite.
 
     Args:
         name: The argument, which the command line calls `model.<name>`.
@@ -26,6 +28,8 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
         holds: Whether the value is possible.
         expected: The possible values, in words that continue "it must be".
     """
+    if isinstance(value, float) and not math.isfinite(value):
+        holds, expected = False, expected.removesuffix(" and finite") + " and finite"
     errors.require(f"model.{name}", value, holds, expected)
 
 

@@ -35,8 +35,9 @@ def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> It
     """
     try:
         yield
-    except OSError as error:
-        raise ConfigError(f"{key}: there can be no folder {folder}: {error.strerror}") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{key}: there can be no folder {str(folder)!r}: {reason}") from error
 
 
 def lock(folder: Path) -> FileLock:

@@ -31,8 +31,9 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from pfl._private import RunTrainer, saves_within_rounds
+from pfl._private import RunTrainer, saves_within_rounds, was_restoring
 from pfl.callbacks import (
     CollaborationMap,
     LocalBaseline,
@@ -42,10 +43,12 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.callbacks.round_checkpoint import is_last
+from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import resolve_strategy
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
-from pfl.rounds.checkpoint_io import StreamedCheckpointIO
+from pfl.method.module import SCALED, refused_precision
+from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 
@@ -114,8 +117,20 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
+        parts = Path(name).parts
+        if not (parts and name.isprintable()) or Path(name).is_absolute() or ".." in parts:
             raise ConfigError(f"trainer.name: {name!r}; it must be a name within the runs folder")
+        if max_epochs is not None and max_epochs < 1 and max_epochs != -1:
+            raise ConfigError(
+                f"trainer.max_epochs: {max_epochs}; it must be a number of rounds of at least 1, "
+                f"or -1 if something else ends the run"
+            )
+        if not log_every_n_steps >= 1:
+            raise ConfigError(
+                f"trainer.log_every_n_steps: {log_every_n_steps}; it must be at least 1"
+            )
+        if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
+            raise refused_precision(kwargs["precision"])
         self.name = name
         self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None
@@ -288,6 +303,12 @@ class Trainer(RunTrainer):
                 message = ".*It is recommended to use .*sync_dist=True"
                 warnings.filterwarnings("ignore", message=message)
                 yield
+        except Exception as error:
+            told = isinstance(error, ConfigError | MisconfigurationException | OSError)
+            unfit = isinstance(error, Malformed) or was_restoring(error)
+            if ckpt_path is None or told or is_lost_contact(error) or not unfit:
+                raise
+            raise unrestored(Path(ckpt_path), error) from error
         finally:
             self.recorder.unlock()
             self._remove_empty_folders()

@@ -219,9 +219,8 @@ def test_a_resumed_run_writes_into_its_folder(tmp_path, monkeypatch, capsys):
     folder = Path("runs", "run")
     last = folder / "checkpoints" / "last.ckpt"
     assert fit(2).run_dir == folder and last.is_file()
-    for rounds in (0, 1):
-        with refused(f"trainer.max_epochs: {rounds};", "at least 2"):
-            fit(rounds, str(last))
+    with refused("trainer.max_epochs: 1;", "at least 2"):
+        fit(1, str(last))
     assert fit(1, str(last), run=Trainer.test).run_dir == folder  # trains no round
     for rounds in (2, 3):
         resumed = fit(rounds, str(last))

@@ -121,6 +121,7 @@ class FedCLUP(FederatedAlgorithm):
         self.smoothness, self.strong_convexity = smoothness, strong_convexity
         self.heterogeneity, self.noise = heterogeneity, noise
         self.growth, self.patience, self.tolerance = growth, patience, tolerance
+        require("max_penalty", max_penalty, True, "at least the first penalty")
         self.max_penalty = math.inf if max_penalty is None else max_penalty
         if not isinstance(penalty, str):
             self._check_limit(penalty)
@@ -198,8 +199,9 @@ class FedCLUP(FederatedAlgorithm):
             self._check_limit(self.personalization_penalty)
 
     def _check_limit(self, penalty: float) -> None:
-        limit, valid = self.max_penalty, self.max_penalty >= penalty
-        require("max_penalty", limit, valid, f"at least the first penalty, {penalty:g}")
+        if self.max_penalty != math.inf:  # null
+            limit, valid = self.max_penalty, self.max_penalty >= penalty
+            require("max_penalty", limit, valid, f"at least the first penalty, {penalty:g}")
 
     def _constant(self, name: str, reason: str = "") -> float:
         value = getattr(self, name)

@@ -7,14 +7,18 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from pfl.callbacks.round_checkpoint import SavingClock
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
+from pfl.errors import ConfigError
 from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores
 from pfl.rounds.loop import FederatedLoop
 
@@ -66,8 +70,27 @@ class LocalBaseline(Callback):
         return {"initial": self._initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the initial model."""
+        """Restores the initial model.
+
+        Raises:
+            Malformed: The checkpoint does not have it.
+        """
+        vector = torch.zeros(0)
+        own = {"initial": {"w": vector, "buffers": vector}}
+        check_parts(state_dict, own, "LocalBaseline")
         self._initial = state_dict["initial"]
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Refuses the checkpoint of a run that had no baseline: its initial model is gone."""
+        saved = checkpoint.get("callbacks")
+        missing = isinstance(saved, dict) and self.state_key not in saved
+        if trainer.state.fn == "fit" and missing:
+            raise ConfigError(
+                "trainer.callbacks: LocalBaseline; the run of the checkpoint did not have it, so "
+                "that its initial model is not known; leave LocalBaseline out, or start anew"
+            )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Trains and scores the baseline."""
@@ -124,10 +147,15 @@ class BaselineCheckpoint:
         exists = self.trainer.strategy.broadcast(path.is_file())
         if not exists:
             return 0
-        saved = self.trainer.strategy.checkpoint_io.load_checkpoint(path)
-        if saved["settings"] != self.settings or saved["rounds"] > most:
+        try:
+            saved = self.trainer.strategy.checkpoint_io.load_checkpoint(path)
+            check_parts(saved, {"settings": [], "rounds": 0, "clients": {}}, "alone.ckpt")
+            if saved["settings"] != self.settings or saved["rounds"] > most:
+                return 0
+            checkpoint.restore_states(store, saved["clients"], rank, world)
+        except (ConfigError, Malformed) as error:
+            rank_zero_warn(f"LocalBaseline starts anew: {error}", category=UserWarning)
             return 0
-        store.load_state_dict(saved["clients"], lambda ids: ids % world == rank)
         return saved["rounds"]
 
     def save(self, store: ClientStore, rounds: int) -> None:

@@ -73,6 +73,12 @@ class Optimality(Callback):
                 f"loop.unseen: {len(unseen)} clients; Optimality measures distances to the "
                 f"solution for all clients, use null"
             )
+        solved = hasattr(data, "solve") and pl_module.personalization_penalty is not None
+        if truth is None and not solved and not pl_module.has_global:
+            raise ConfigError(
+                f"trainer.callbacks: Optimality has nothing to measure: {type(data).__name__} has "
+                f"no solution, and {type(pl_module).__name__} has no global model; leave it out"
+            )
         self._solved_penalty = self._solution = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+import torch
 from filelock import BaseFileLock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -24,6 +25,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report import client_scores
 from pfl.report.results import best_round
 from pfl.report.table import summary_table
+from pfl.rounds.checkpoint_io import check_parts
 from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
 
@@ -275,15 +277,25 @@ class RunRecorder(Callback):
             state["files"] = {path.name: files.content(path) for path in paths if path.is_file()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the rows, the time and the rows of tables."""
-        self.rows = list(state_dict["rows"])
-        self.seconds = state_dict["seconds"]
-        self._saved_files = state_dict.get("files", {})
+        """Restores the rows, the time and the rows of tables.
+
+        Raises:
+            Malformed: One of them is missing, or of another kind.
+        """
+        check_parts(state_dict, {"rows": [], "seconds": 0.0, "files": {}}, "RunRecorder")
+        rows, saved = state_dict["rows"], state_dict["files"]
+        for number, row in enumerate(rows):
+            check_parts(row, {"round": 0}, f"RunRecorder.rows[{number}]")
+        for name, content in saved.items():
+            check_parts(content, torch.zeros(0, dtype=torch.uint8), f"RunRecorder.files.{name}")
+        self.rows, self.seconds, self._saved_files = list(rows), state_dict["seconds"], saved
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuses a checkpoint with more rounds than `max_epochs`."""
+        """Refuses a checkpoint with more rounds than `max_epochs`, or without a record of them."""
+        if trainer.state.fn == "fit":
+            check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
         rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
         if trainer.state.fn == "fit" and limit is not None and 0 <= limit < rounds:
             raise ConfigError(

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 
+from datamodules.errors import require
+
 COST_SHARE = 0.02  # largest share of the time since the last checkpoint that saving may take
 
 
@@ -48,6 +50,9 @@ class RoundCheckpoint(ModelCheckpoint):
         every_seconds: The longest time between two checkpoints, apart from the round that is under
             way; 0 saves after every round.
 
+    Raises:
+        ConfigError: The time is negative, or no number.
+
     Example:
         >>> from pfl import Trainer
         >>> callback = RoundCheckpoint(every_seconds=600)
@@ -57,6 +62,8 @@ class RoundCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, every_seconds: float = 30.0) -> None:
+        key = "RoundCheckpoint.every_seconds"
+        require(key, every_seconds, every_seconds >= 0, "a number of seconds of at least 0")
         super().__init__(
             filename="last",
             save_top_k=1,

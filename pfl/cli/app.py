@@ -10,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
@@ -19,10 +18,11 @@ import models  # noqa: F401
 from datamodules import FederatedDataModule
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
-from pfl.cli.configs import find_run
+from pfl.cli.configs import find_run, read
 from pfl.cli.messages import check_nulls, one_line
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
+from pfl.rounds.checkpoint_io import damaged
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
@@ -35,6 +35,7 @@ DESCRIPTION = (
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
+BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargparse calls them
 
 
 class FederatedCLI(CommandLine):
@@ -67,6 +68,13 @@ class FederatedCLI(CommandLine):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Adds the group `loop`; its datamodule is `data`."""
         parser.add_class_arguments(FederatedLoop, "loop", skip={"datamodule"}, instantiate=False)
+        if list(self.subcommands())[len(self.parsers)] != "fit":
+            parser.add_argument(
+                "--untrained",
+                type=bool,
+                default=False,
+                help="Evaluate the network as it is, without a checkpoint.",
+            )
         self.parsers.append(parser)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
@@ -87,6 +95,7 @@ class FederatedCLI(CommandLine):
             raise ConfigError(one_line(error, sorted(known))) from error
         config = self.config[self.config.subcommand]
         _check_groups(config)
+        _check_classes(config)
         check_nulls(self.subcommand_parser, config)
         seed = config.seed_everything
         if seed is False or not 0 <= seed <= MAX_SEED:
@@ -106,15 +115,21 @@ class FederatedCLI(CommandLine):
         Raises:
             ConfigError: It is not.
         """
-        path = self.config[self.config.subcommand].get("ckpt_path")
+        config = self.config[self.config.subcommand]
+        path = config.get("ckpt_path")
         if path is None:
+            if config.get("untrained") is False:
+                raise ConfigError(
+                    f"ckpt_path: null; the network is untrained: {self.config.subcommand} needs "
+                    f"the checkpoint of a run, or --untrained true"
+                )
             return
         if not Path(path).is_file():
             raise ConfigError(f"ckpt_path: {path or repr(path)} is not a file")
         try:
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:  # whatever a damaged file leads to
-            raise ConfigError(f"ckpt_path: {path} is not a checkpoint") from error
+            raise damaged(Path(path), str(error).partition("\n")[0]) from error
         if not isinstance(content, dict) or "federated" not in content:
             raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
@@ -127,7 +142,8 @@ class FederatedCLI(CommandLine):
         given.ckpt_path = None  # the saved configuration runs from the start again
         given = self.subcommand_parser.dump(given, skip_unset=False)
         data = config.data.init_args
-        if data.get("seed") is None:  # one seed for everything, where no other is given
+        # One seed for everything, where no other is given, and the class takes one.
+        if "seed" in data and data.seed is None:
             data.seed = int(config.seed_everything)
         super().instantiate_classes()
         loop = self.config_init[self.subcommand].loop
@@ -168,9 +184,9 @@ def _check_yaml(path: str) -> None:
     if not Path(path).is_file():
         return
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: {path}: {error}") from error
+        content = read(Path(path))
+    except ConfigError as error:
+        raise ConfigError(f"config: {error}") from error
     if not isinstance(content, dict):
         value = shorten(repr(content), 60)
         raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
@@ -180,6 +196,17 @@ def _check_yaml(path: str) -> None:
             f"figure or table of a paper"
         )
     _check_groups(content)
+
+
+def _check_classes(config: Namespace) -> None:
+    """Refuses a method or a callback without `class_path`: it would stand for its base class."""
+    callbacks = config.get("trainer.callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    pairs = [("trainer.callbacks", entry, "RoundCheckpoint") for entry in callbacks]
+    for key, entry, example in [("model", config.get("model"), "FedAvg"), *pairs]:
+        path = entry.get("class_path") if isinstance(entry, Namespace) else ""
+        if path is None or path.endswith(BASES):
+            raise ConfigError(f"{key}: class_path must name a class, such as {example}")
 
 
 def _check_groups(content: dict[str, Any] | Namespace) -> None:

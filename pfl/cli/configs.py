@@ -1,9 +1,12 @@
-"""The configurations that come with pfl, found by name."""
+"""Configurations: those that come with pfl, found by name, and what their files hold."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 import pfl
 from pfl.cli.messages import closest
@@ -45,3 +48,49 @@ def find_run(name: str) -> str:
         known = [key for key in names(shipped()) if not key.startswith(("papers/", "compare/"))]
         raise ConfigError(f"config: {name}: there is no such file{closest(name, known)}")
     return str(path)
+
+
+def read(path: Path) -> Any:
+    """Returns the content of a YAML file.
+
+    Raises:
+        ConfigError: The file is no YAML, has a key twice, a NUL, or an alias of what it stands in.
+    """
+    try:
+        loader = yaml.SafeLoader(path.read_text())
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _check(node, path, {})
+        return loader.construct_document(node)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+
+
+def _check(node: yaml.Node, path: Path, seen: dict[int, bool]) -> None:
+    """Checks a part of a file, once.
+
+    Args:
+        node: The part.
+        path: The file.
+        seen: By the identity of each part that was met, whether it is checked; parts around this
+            one are not yet.
+    """
+    line = f"{path}: line {node.start_mark.line + 1}"
+    if not seen.setdefault(id(node), False) and isinstance(node, yaml.CollectionNode):
+        keys: set[str] = set()
+        for entry in node.value:
+            for inner in entry if isinstance(node, yaml.MappingNode) else (entry,):
+                if seen.get(id(inner)) is False:
+                    raise ConfigError(f"{line}: an alias in this value stands for the value itself")
+                if id(inner) not in seen:
+                    _check(inner, path, seen)
+            key = entry[0].value if isinstance(node, yaml.MappingNode) else ""
+            if isinstance(key, str) and key in keys and key != "<<":
+                where = f"{path}: line {entry[0].start_mark.line + 1}"
+                raise ConfigError(f"{where}: {key}: the key is there twice; it must be there once")
+            if isinstance(node, yaml.MappingNode) and isinstance(key, str):
+                keys.add(key)
+    elif isinstance(node.value, str) and "\0" in node.value:
+        raise ConfigError(f"{line}: {node.value!r}; it must be without the character NUL")
+    seen[id(node)] = True

@@ -27,6 +27,7 @@ from typing import Any
 
 import yaml
 
+from pfl.cli.configs import read
 from pfl.errors import ConfigError
 
 Config = dict[str, Any]
@@ -109,10 +110,7 @@ def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config
         keys: The keys that the file may have.
         kinds: The types of some of their values.
     """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {' '.join(str(error).split())}") from error
+    content = read(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: it must have the keys {', '.join(keys)}")
     if unknown := [key for key in content if key not in keys]:

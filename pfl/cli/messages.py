@@ -25,14 +25,15 @@ _NOISE = ("Does not validate against", "Errors:", "Expected a <class 'NoneType'>
 _WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
 _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
     r"Option 'class_path'": "options of a class belong under init_args, beside class_path",
-    r"'NoneType' object has no attribute 'keys'|argument of type 'NoneType' is not ": (
+    r"'\w+' object has no attribute 'keys'|argument of type '\w+' is not |unhashable type": (
         "class_path must name a class, and init_args hold options or be left out"
     ),
 }
 # Before the complaint about a class that a function is expected to make, such as an optimizer.
 _FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
 _UNKNOWN_KEY = r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
-_INTERNAL = ("Namespace(", "NestedArg(")  # how jsonargparse shows values that it has parsed
+# How jsonargparse shows values that it has parsed.
+_INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
 _FEW = 30  # names that a line has room for
 
 
@@ -132,7 +133,8 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
     if match := re.match(r"Option '((?!class_path')[^']+)' is not accepted", complaint):
         name = owner.rpartition(".")[2]
         options = _parser(owner).get_defaults(skip_validation=True).keys()
-        return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}"
+        named = "; class_path can name another network, such as MLP" if name == "Classifier" else ""
+        return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}{named}"
     if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
         hint = closest(match[1], _classes(types)) or "; give its full import path"
         return f"there is no class {match[1]!r} here{hint}"

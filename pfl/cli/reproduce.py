@@ -55,6 +55,13 @@ def reproduce(
     return files
 
 
+def _title(name: str) -> str:
+    try:
+        return read_figure(name).title
+    except ConfigError as error:  # the others can still be run
+        return f"broken: {error}"
+
+
 def _draw(figure: FigureFile, table: list[Config], out: Path) -> list[Path]:
     from pfl.report.curves import draw  # matplotlib takes long to import
 
@@ -100,6 +107,6 @@ def command(words: list[str]) -> None:
     given = parser.parse_args(words)
     if given.list or not given.figure:
         for name in known():
-            print(f"{name:<18} {read_figure(name).title}")
+            print(f"{name:<18} {_title(name)}")
     for name in [] if given.list else given.figure:
         reproduce(name, given.out, given.full, changes_of("reproduce", given.change))

@@ -72,7 +72,7 @@ class Launcher(ScriptLauncher):
                     trainer.strategy.barrier()
                 return result
             except RuntimeError as error:
-                if not _is_lost_contact(error):
+                if not is_lost_contact(error):
                     raise
                 raise ProcessLost(self._report_lost_process(trainer)) from error
 
@@ -152,9 +152,11 @@ def _share_cores(processes: int) -> None:
         os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
-def _is_lost_contact(error: RuntimeError) -> bool:
+def is_lost_contact(error: Exception) -> bool:
+    """Returns whether an error says that another process of the run is gone."""
     # Gloo raises plain RuntimeErrors: only the text tells them from errors of another kind.
-    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+    lost = isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
+    return isinstance(error, RuntimeError) and lost
 
 
 @contextmanager

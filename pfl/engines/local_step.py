@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from pfl.errors import ConfigError
+from pfl.errors import ConfigError, require
 from pfl.proximal import soft_threshold
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
@@ -156,6 +156,7 @@ def check_elementwise(optimizer: Optimizer) -> Optimizer:
             f"optimizer: {name} mixes the entries of a tensor, so clients would influence each "
             f"other; use an elementwise one such as SGD, Adam, AdamW, Adagrad or RMSprop"
         )
+    _check_finite("optimizer", optimizer)
     return optimizer
 
 
@@ -164,9 +165,16 @@ def check_server_step(factory: OptimizerFactory) -> None:
     vector = torch.nn.Parameter(torch.zeros(2))
     vector.grad = torch.zeros(2)
     try:
-        factory([vector]).step()
+        optimizer = factory([vector])
+        optimizer.step()
     except Exception as error:  # the optimizer and its constructor may raise any type
         raise ConfigError(
             f"model.server_optimizer: {' '.join(str(error).split())}; the server has a vector and "
             f"its gradient, for one such as SGD, Adam or Adagrad"
         ) from error
+    _check_finite("server_optimizer", optimizer)
+
+
+def _check_finite(key: str, optimizer: Optimizer) -> None:
+    for name, value in optimizer.defaults.items():
+        require(f"{key}.{name}", value, True, "a number")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl._private import version_of
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, default_loss
 from pfl.engines.runner import ModelRunner, Transform, name_of, private_copy
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
@@ -99,6 +99,12 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
     except ConfigError:
         raise
     except MISFITS as error:
+        if runner.loss is default_loss and targets.is_floating_point():
+            raise ConfigError(
+                f"data: the targets {list(targets.shape)} are {targets.dtype}, so that the loss is "
+                f"the squared error, but {name} gives outputs {list(outputs.shape)}; labels of "
+                f"classes must be integers, as of targets.long()"
+            ) from error
         raise ConfigError(
             f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
             f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"

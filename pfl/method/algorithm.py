@@ -280,9 +280,11 @@ class FederatedAlgorithm(LocalTraining):
         # moves nothing. Lightning counts rounds, and saves checkpoints, by optimizer steps.
         optimizer = cast(torch.optim.Optimizer, self.optimizers())
         optimizer.step()
-        self.space.vector.grad = None
+        gradient, self.space.vector.grad = self.space.vector.grad, None
         kept = self.shared_tensors() | optimizer.state.get(self.space.vector, {})
-        self._require_none("the server's", not_finite(kept))
+        if names := not_finite(kept):
+            self._check_server_update(names, gradient)
+            self._require_none("the server's", names)
         self.rounds += 1
         self.samples_seen += totals.samples
         self.bytes_down += int(down)
@@ -303,6 +305,23 @@ class FederatedAlgorithm(LocalTraining):
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns the server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
+
+    def _check_server_update(self, names: set[str], gradient: Tensor | None) -> None:
+        """Raises Diverged if `server_update`, and not the server's optimizer, is the cause.
+
+        Args:
+            names: What is not finite after the optimizer's step.
+            gradient: What `server_update` left for the optimizer; None: nothing.
+        """
+        own = {name for name in names if name.startswith("self.")}
+        if gradient is not None:
+            own.discard("self.global_model")  # the optimizer has moved it
+            own |= not_finite({"self.space.vector.grad": gradient})
+        if own:
+            raise Diverged(
+                f"model: server_update of {type(self).__name__} gave values that are not finite in "
+                f"round {self.rounds + 1}: {', '.join(sorted(own))}"
+            )
 
     def _require_none(self, whose: str, not_finite: set[str]) -> None:
         """Raises Diverged if there are names of values that are not finite."""

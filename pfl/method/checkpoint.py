@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ from pfl.communication import Ledger
 from pfl.distributed.collectives import gather_parts
 from pfl.errors import ConfigError
 from pfl.method.module import FederatedModule
+from pfl.rounds.checkpoint_io import Malformed, check_parts
 
 
 def save(module: FederatedModule, partition: str, ledger: Ledger) -> dict[str, Any]:
@@ -43,15 +45,20 @@ def client_states(store: ClientStore) -> dict[str, Any]:
     return store.state_dict(partial(gather_parts, empty=_empty))
 
 
-def check(module: FederatedModule, saved: dict[str, Any] | None, partition: str) -> None:
-    """Refuses a checkpoint that does not fit the run.
+def check(module: FederatedModule, checkpoint: dict[str, Any], partition: str) -> None:
+    """Refuses a checkpoint that does not fit the run, or has parts missing or of another kind.
 
     Raises:
         ConfigError: The file is no federated checkpoint, or its method, network, partition or
             client states are not those of the run.
+        Malformed: A part is missing, or of another kind.
     """
+    saved = checkpoint.get("federated")
     if saved is None:
         raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
+    ledger = Ledger(0).state_dict()
+    counts = {"rounds": 0, "samples_seen": 0.0, "bytes": [0, 0], "clients": {}, "ledger": ledger}
+    check_parts(saved, {**_identity(module, partition), **counts}, "federated")
     actual = {**saved, "client states": sorted(saved["clients"])}
     expected = {
         **_identity(module, partition),
@@ -63,15 +70,74 @@ def check(module: FederatedModule, saved: dict[str, Any] | None, partition: str)
                 f"ckpt_path: the checkpoint's {what} is {actual[what]}, this run's is {value}; "
                 f"use the configuration that it was made with"
             )
+    fits = module.trainer.state.fn == "fit"
+    own: dict[str, Any] = {"state_dict": dict(module.state_dict())}
+    if fits:
+        loops = {"fit_loop": module.trainer.fit_loop.state_dict()}
+        own |= {"loops": loops, "callbacks": {}, "optimizer_states": [{}]}
+    check_parts(checkpoint, own, "checkpoint")
+    if fits:
+        _try_step(module, checkpoint["optimizer_states"][0])
+
+
+def _try_step(module: FederatedModule, saved: dict[str, Any]) -> None:
+    """Lets a copy of the server's optimizer take a step with the saved state, which must be whole.
+
+    Raises:
+        Malformed: The step fails.
+    """
+    optimizer = copy.deepcopy(module.configure_optimizers())
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    try:
+        optimizer.load_state_dict(copy.deepcopy(saved))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+    except Exception as error:  # whatever an optimizer lacks
+        raise Malformed(
+            f"checkpoint.optimizer_states: the server's optimizer cannot go on: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def restore(module: FederatedModule, saved: dict[str, Any], rank: int, world: int) -> None:
-    """Takes all counts over, and the rows of the clients that process `rank` of `world` owns."""
+    """Takes all counts over, and the rows of the clients that process `rank` of `world` owns.
+
+    Raises:
+        Malformed: The states are not those that the method has declared.
+    """
     module.rounds, module.samples_seen = saved["rounds"], saved["samples_seen"]
     module.bytes_down, module.bytes_up = saved["bytes"]
-    module.store.load_state_dict(saved["clients"], lambda ids: ids % world == rank)
+    restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
+        _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
         module.ledger.load_state_dict(saved["ledger"])
+
+
+def restore_states(store: ClientStore, saved: dict[str, Any], rank: int, world: int) -> None:
+    """Puts the rows of the clients that process `rank` of `world` owns into a store.
+
+    Raises:
+        Malformed: The rows are not those of this store's states.
+    """
+    for name, entry in saved.items():
+        where = f"clients.{name}"
+        check_parts(entry, {"initial": store.initial(name), "parts": []}, where)
+        if entry["initial"].shape != store.initial(name).shape:
+            raise Malformed(f"{where}.initial has {len(entry['initial'])} values")
+        for part in entry["parts"]:
+            check_parts(part, {"ids": torch.zeros(0, dtype=torch.int64)}, f"{where}.parts")
+            _check_ids(part["ids"], store.num_clients, f"{where}.parts.ids")
+    try:
+        store.load_state_dict(saved, lambda ids: ids % world == rank)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise Malformed(f"rows of clients: {type(error).__name__}: {error}") from error
+
+
+def _check_ids(ids: Tensor, count: int, where: str) -> None:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+        raise Malformed(f"{where} has ids that no client has")
 
 
 def _identity(module: FederatedModule, partition: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ ONE_THREAD_PARAMETERS = 1 << 18
 ONE_THREAD = ClientThreads(1)
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
+
+SCALED = ("16-mixed", "16")  # precisions that scale losses
 
 R = TypeVar("R")
 
@@ -190,11 +192,8 @@ class FederatedModule(MovableModule):
         """Checks network, loss, data and Trainer against each other, before anything runs."""
         loop, trainer = self._loop, self.trainer
         self._threads = torch.get_num_threads()
-        if trainer.precision in ("16-mixed", "16-true", "bf16-true"):
-            raise ConfigError(
-                f"trainer.precision: {trainer.precision!r} scales losses or keeps the models "
-                f"themselves in 16 bits; use bf16-mixed, 32-true or 64-true"
-            )
+        if trainer.precision in (*SCALED, "16-true", "bf16-true"):
+            raise refused_precision(trainer.precision)
         if trainer.precision == "64-true" and (rounded := loop.datamodule.rounded_arrays):
             rank_zero_warn(
                 f"trainer.precision: 64-true, but {type(loop.datamodule).__name__} keeps "
@@ -342,3 +341,11 @@ class FederatedModule(MovableModule):
     def after_move(self) -> None:
         """Makes the network's parameters views of one vector again, after they were moved."""
         self.space.bind(self.network)
+
+
+def refused_precision(precision: Any) -> ConfigError:
+    """Returns the error about a precision in which methods would not be what they are."""
+    return ConfigError(
+        f"trainer.precision: {precision!r} scales losses or keeps the models themselves in 16 "
+        f"bits; use bf16-mixed, 32-true or 64-true"
+    )

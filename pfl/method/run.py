@@ -284,7 +284,7 @@ class FederatedRun(FederatedModule):
         if self._set_up:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
-            check(self, self._loaded, self._partition_hash)
+            check(self, checkpoint, self._partition_hash)
 
     @property
     def _partition_hash(self) -> str:

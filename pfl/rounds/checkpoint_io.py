@@ -7,10 +7,12 @@ import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io import TorchCheckpointIO
+from torch import Tensor
 
 from pfl.errors import ConfigError
 
@@ -99,9 +101,60 @@ def verify(path: Path) -> None:
 
 def damaged(path: Path, reason: str) -> ConfigError:
     """Returns the error about a checkpoint that cannot be used."""
+    return ConfigError(
+        f"ckpt_path: {path} is damaged, or is no checkpoint ({reason}){_offer(path)}"
+    )
+
+
+def unrestored(path: Path, error: Exception) -> ConfigError:
+    """Returns the error about a checkpoint whose parts are missing or of another type.
+
+    Args:
+        path: The file.
+        error: What was raised when the parts were restored; a `Malformed` says all in its words.
+    """
+    kind = "" if isinstance(error, Malformed) else f"{type(error).__name__}: "
+    reason = shorten(kind + str(error), 200)
+    return ConfigError(f"ckpt_path: {path} cannot be restored ({reason}){_offer(path)}")
+
+
+class Malformed(ValueError):
+    """A part of a checkpoint is missing, or is not what it has to be."""
+
+
+def check_parts(saved: Any, own: Any, where: str) -> None:
+    """Refuses saved values that are built in another way than those of the run itself.
+
+    Args:
+        saved: A part of a checkpoint.
+        own: Such a part as this run has it: every key of its dictionaries must be in `saved`, with
+            a value of the same kind; a tensor must be as floating, and have as many dimensions; a
+            list must be at least as long. None stands for any value.
+        where: The name of the part.
+
+    Raises:
+        Malformed: A value is missing, or of another kind.
+    """
+    if isinstance(own, dict) and isinstance(saved, dict):
+        for key, value in own.items():
+            if key not in saved:
+                raise Malformed(f"{where}.{key} is missing")
+            check_parts(saved[key], value, f"{where}.{key}")
+    elif isinstance(own, list) and isinstance(saved, list):
+        if len(saved) < len(own):
+            raise Malformed(f"{where} has {len(saved)} entries, not {len(own)}")
+        for number, (one, value) in enumerate(zip(saved, own, strict=False)):
+            check_parts(one, value, f"{where}[{number}]")
+    elif isinstance(own, Tensor) and isinstance(saved, Tensor):
+        if (own.dim(), own.is_floating_point()) != (saved.dim(), saved.is_floating_point()):
+            raise Malformed(f"{where} is a tensor of {saved.dtype} of {saved.dim()} dimensions")
+    elif own is not None and type(saved) is not type(own):
+        raise Malformed(f"{where} is {shorten(repr(saved), 40)}, not {type(own).__name__}")
+
+
+def _offer(path: Path) -> str:
     before = path.with_name(BEFORE)
-    offer = "" if path.name == BEFORE or not before.is_file() else f"; the one before is {before}"
-    return ConfigError(f"ckpt_path: {path} is damaged, or is no checkpoint ({reason}){offer}")
+    return "" if path.name == BEFORE or not before.is_file() else f"; the one before is {before}"
 
 
 def _keep(last: Path) -> None:

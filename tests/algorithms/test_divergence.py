@@ -63,8 +63,32 @@ class Sums(FedAvg):
 
 def test_a_server_state(fit):
     """2e308 is above the largest number, 1.8e308."""
-    with pytest.raises(Diverged, match=r"the server's total .* round 2\b"):
+    where = r"server_update of Sums gave values that are not finite in round 2: self.total$"
+    with pytest.raises(Diverged, match=where):
         fit(Sums(PROBLEM.network(0.0), **STEP), PROBLEM, 2)
+
+
+class Sets(FedAvg):
+    """Sets the global model in `server_update`."""
+
+    def server_update(self, mean):
+        self.global_model.copy_(mean["w"] / 0)
+
+
+class Leaves(FedAvg):
+    """Leaves a gradient for the server's optimizer."""
+
+    def server_update(self, mean):
+        self.space.vector.grad = mean["w"] * torch.nan
+
+
+@pytest.mark.parametrize(
+    ("kind", "what"), [(Sets, "self.global_model"), (Leaves, "self.space.vector.grad")]
+)
+def test_a_server_update_is_told_under_its_name(fit, kind, what):
+    where = rf"server_update of {kind.__name__} gave values .* not finite in round 1: {what}$"
+    with pytest.raises(Diverged, match=where):
+        fit(kind(PROBLEM.network(1.0), **STEP), PROBLEM, 1)
 
 
 @pytest.mark.parametrize(("dtype", "overflows"), [("float16", True), ("bfloat16", False)])

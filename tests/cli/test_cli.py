@@ -1,5 +1,6 @@
 """The command line: configurations, and the one line that answers a mistake."""
 
+import inspect
 import math
 import sys
 
@@ -267,14 +268,29 @@ class Wrong(Callback):
     """A programming error."""
 
     def on_train_batch_start(self, *_):
-        raise ValueError("wrong")
+        raise ValueError("wrong\nin two lines")
 
 
-def test_an_error_in_training_keeps_its_traceback(tmp_path):
+WRONG = "--trainer.callbacks+=tests.cli.test_cli.Wrong"
+
+
+def test_an_error_in_a_users_code_is_one_line(tmp_path):
     config = write(tmp_path / "small.yaml", SMALL)
-    own = "--trainer.callbacks+=tests.cli.test_cli.Wrong"
+    status, _, err = call("fit", "--config", config, WRONG, "--trainer.default_root_dir", tmp_path)
+    line = inspect.getsourcelines(Wrong.on_train_batch_start)[1] + 1  # of `raise`
+    assert (status, err.count("\n")) == (2, 1), err
+    assert err.startswith(f"error: {__file__}:{line}: ")
+    assert "on_train_batch_start failed: ValueError: wrong in two lines" in err
+
+
+@pytest.mark.parametrize("by", ["word", "variable"])
+def test_an_error_in_a_users_code_shows_everything_if_asked(tmp_path, monkeypatch, by):
+    config = write(tmp_path / "small.yaml", SMALL)
+    words = ["--traceback"] if by == "word" else []
+    if by == "variable":
+        monkeypatch.setenv("PFL_TRACEBACK", "1")
     with pytest.raises(ValueError, match="wrong"):
-        call("fit", "--config", config, own, "--trainer.default_root_dir", tmp_path)
+        call("fit", "--config", config, WRONG, *words, "--trainer.default_root_dir", tmp_path)
 
 
 def test_early_stopping_by_an_unknown_metric_is_refused_after_the_first_round(tmp_path):

@@ -51,7 +51,7 @@ def test_a_run_writes_its_files(run):
     folder, _ = run
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = "config.yaml metrics.csv clients.csv summary.json report.png checkpoints/last.ckpt"
-    names += " client_scores.bin client_scores.json"
+    names += " client_scores.bin client_scores.json checkpoints/previous.ckpt .lock"
     assert files == set(names.split())
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)

@@ -1,10 +1,16 @@
 """The command line: values that are null, empty or of another type than their key."""
 
+import math
+
 import pytest
 
+from models import MLP
+from pfl import algorithms
 from pfl.cli.app import FederatedCLI
+from pfl.cli.configs import read
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
 from tests.commands import call
+from tests.refusal import refused
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
@@ -60,6 +66,47 @@ MISTAKES = {
     "empty trainer": ("trainer", None, ["trainer: null", "be left out"]),
     "a number for the trainer": ("trainer", 5, ["trainer: 5", "options"]),
     "a list for the loop": ("loop", [1], ["loop: [1]", "options"]),
+    "a number for a class": (f"{PARTITION}.class_path", 5, ["data.partition: ", "name a class"]),
+    "a list for options": (f"{NETWORK}.init_args", [1], ["model.network: ", "hold options"]),
+    "a network without a class": (
+        NETWORK,
+        {"in_features": 64},
+        ["model.network: ", "'in_features'", "class_path", "MLP"],
+    ),
+    "a method without a class": (
+        "model",
+        {"init_args": SMALL["model"]["init_args"]},
+        ["model: class_path", "FedAvg"],
+    ),
+    "a callback without a class": ("trainer.callbacks", [{}], ["trainer.callbacks: class_path"]),
+    "a callback without a list": (
+        "trainer.callbacks",
+        {"init_args": {}},
+        ["trainer.callbacks: class_path"],
+    ),
+    "no number of seconds": (
+        "trainer.callbacks",
+        [{"class_path": "RoundCheckpoint", "init_args": {"every_seconds": math.nan}}],
+        ["RoundCheckpoint.every_seconds: nan", "at least 0"],
+    ),
+    "no rounds": ("trainer.max_epochs", 0, ["trainer.max_epochs: 0", "at least 1"]),
+    "logs of no step": ("trainer.log_every_n_steps", 0, ["trainer.log_every_n_steps: 0"]),
+    "a negative seed": ("loop.seed", -1, ["loop.seed: -1", "at least 0"]),
+    "scaled losses": ("trainer.precision", "16-mixed", ["trainer.precision: '16-mixed'"]),
+    "scaled losses by a number": ("trainer.precision", 16, ["trainer.precision: ", "bf16-mixed"]),
+    "a name with a line break": ("trainer.name", "a\nb", ["trainer.name: 'a\\nb'"]),
+    "a name with NUL": ("trainer.name", "a\0b", ["config: ", "line", "'a\\x00b'", "NUL"]),
+    "an infinite decay": ("model.init_args.weight_decay", math.inf, ["model.weight_decay: inf"]),
+    "an infinite rate": (
+        "model.init_args.server_optimizer",
+        {"class_path": "torch.optim.SGD", "init_args": {"lr": math.inf}},
+        ["model.server_optimizer.lr: inf", "finite"],
+    ),
+    "no momentum": (
+        OPTIMIZER,
+        {"class_path": "torch.optim.SGD", "init_args": {"momentum": math.nan}},
+        ["model.optimizer.momentum: nan", "finite"],
+    ),
     "no seed": ("seed_everything", False, ["seed_everything: false", "whole number"]),
 }
 
@@ -122,3 +169,92 @@ def test_callbacks_that_cannot_work_are_refused(tmp_path):
     status, _, err = call("fit", "--config", config, "--trainer.default_root_dir", tmp_path)
     assert status == 2 and err.count("\n") == 1, err
     assert "trainer.callbacks" in err and "`val/acc`" in err and "`val/global/accuracy`" in err
+
+
+TEXTS = {
+    "a key twice": (
+        "trainer: {max_epochs: 2}\nmodel:\n  lr: 1\n  lr: 2\n",
+        ["line 4: lr", "twice"],
+    ),
+    "a group twice": ("loop: {}\ndata: {}\nloop: {seed: 1}\n", ["line 3: loop", "twice"]),
+    "an alias of itself": ("loop: &a\n  evaluate: *a\n", ["line 1", "alias"]),
+    "an alias of itself in a list": ("loop:\n  evaluate: &a [val, [*a]]\n", ["line 2", "alias"]),
+}
+
+
+@pytest.mark.parametrize("case", TEXTS)
+@pytest.mark.parametrize("command", ["fit", "compare", "reproduce"])
+def test_a_file_that_says_two_things_is_refused(tmp_path, case, command):
+    text, words = TEXTS[case]
+    path = tmp_path / "twice.yaml"
+    path.write_text(text)
+    if command == "fit":
+        assert_refused(tmp_path, [str(path), *words], "fit", "--config", path)
+        return
+    status, _, err = call(command, path)
+    assert status == 2 and err.count("\n") == 1, err
+    assert not [word for word in [str(path), *words] if word not in err], err
+
+
+def test_an_alias_of_something_else_is_what_it_stands_for(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("a: &x {b: 1}\nc: [*x, *x]\nd:\n  <<: *x\n  b: 2\n")
+    assert read(path) == {"a": {"b": 1}, "c": [{"b": 1}, {"b": 1}], "d": {"b": 2}}
+
+
+INFINITE = {
+    "FedProx": "proximal_weight",
+    "FedSLR": "low_rank_penalty",
+    "FedCLUP": "server_step",
+    "FedAMP": "sigma",
+    "FedPD": "proximal_step",
+    "SCAFFOLD": "server_lr",
+    "Ditto": "penalty",
+}
+
+
+@pytest.mark.parametrize("method", INFINITE)
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_penalties_and_steps_must_be_finite(method, value):
+    with refused(f"model.{INFINITE[method]}: {value}", "finite"):
+        getattr(algorithms, method)(MLP(64), **{INFINITE[method]: value})
+
+
+@pytest.mark.parametrize("command", ["validate", "test", "predict"])
+def test_an_untrained_network_is_evaluated_only_if_asked(tmp_path, command):
+    path = write(tmp_path / "a.yaml", SMALL)
+    words = ["ckpt_path: null", "untrained", "--untrained true"]
+    assert_refused(tmp_path, words, command, "--config", path)
+    asked = ("--untrained", "true", "--trainer.default_root_dir", tmp_path / "runs")
+    status, _, err = call(command, "--config", path, *asked)
+    assert (status, err) == (0, "")
+
+
+DATA = """
+import torch
+from datamodules import TensorDataModule
+
+class WithoutSeed(TensorDataModule):
+    def __init__(self, floating: bool = False):
+        inputs = torch.randn(80, 64, generator=torch.Generator().manual_seed(0))
+        targets = torch.arange(80) % 10
+        super().__init__(inputs, targets.float() if floating else targets, num_clients=4)
+"""
+
+
+def test_an_own_data_module(tmp_path, monkeypatch):
+    """It needs no seed; labels that are floating are told where they are."""
+    (tmp_path / "owndata.py").write_text(DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = write(tmp_path / "a.yaml", {**SMALL, "data": {"class_path": "owndata.WithoutSeed"}})
+    status, _, err = call("fit", "--config", path, "--trainer.default_root_dir", tmp_path / "one")
+    assert (status, err) == (0, "")
+    words = ["data: the targets", "torch.float32", "targets.long()"]
+    assert_refused(tmp_path, words, "fit", "--config", path, "--data.floating", "true")
+
+
+def test_optimality_that_has_nothing_to_measure_is_refused(tmp_path):
+    local = changed(SMALL, "model.class_path", "LocalTrain")
+    path = write(tmp_path / "a.yaml", changed(local, "trainer.callbacks", ["Optimality"]))
+    words = ["trainer.callbacks: Optimality", "DigitsDataModule", "LocalTrain"]
+    assert_refused(tmp_path, words, "fit", "--config", path)

@@ -314,6 +314,19 @@ def test_every_figure_of_the_papers_is_listed():
     assert status == 0 and not [name for name in names if name not in out]
 
 
+def test_a_broken_file_does_not_hide_the_others(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "configs" / "papers"
+    own.mkdir(parents=True)
+    (own / "mine.yaml").write_text("title: a\ntitle: b\n")
+    status, out, err = call("--list")
+    assert (status, err) == (0, "")
+    lines = {line.split()[0]: line for line in out.splitlines()}
+    assert "broken: " in lines["mine"] and "line 2: title" in lines["mine"]
+    assert not [name for name in lines if name != "mine" and "broken" in lines[name]]
+    assert len(lines) > 20
+
+
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", sorted(known()))
 def test_every_figure_can_be_read(name, full):

@@ -27,9 +27,9 @@ from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
 DESCRIPTION = (
-    "Personalized federated learning. Two more subcommands: `compare` runs several methods and "
-    "tells which of them differ by more than noise; `reproduce` runs and draws a figure of a paper "
-    "(`reproduce --list` names them)."
+    "Personalized federated learning. More subcommands: `compare` runs several methods and tells "
+    "which of them differ by more than noise; `report` makes a page of runs that opens in a browser; "
+    "`reproduce` runs and draws a figure of a paper (`reproduce --list` names them)."
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's

@@ -22,6 +22,7 @@ from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
 from pfl.report.comparison import Comparison
+from pfl.report.folders import read_runs
 from pfl.report.results import BUDGETS, Run
 
 KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget")
@@ -132,34 +133,12 @@ def _read(job: Job, root: Path, outcome: Config) -> Run:
 
 
 def read_folders(folders: Sequence[Path]) -> list[Run]:
-    """Returns the runs in finished folders; runs that differ in their seed only are one method.
-
-    Their method is named after the algorithm, or after the folder if two configurations have the
-    same algorithm.
-    """
-    runs = [Run.read(folder.name, 0, folder) for folder in folders]
-    names = [run.summary["algorithm"] for run in runs]
-    keys = [(n, _configuration(folder)) for n, folder in zip(names, folders, strict=True)]
-    first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
-    labels = [
-        name if sum(key[0] == name for key in first) == 1 else first[key]
-        for name, key in zip(names, keys, strict=True)
-    ]
-    seeds = [run.summary["seed"] for run in runs]
-    if len(set(zip(labels, seeds, strict=True))) < len(runs):
+    """Returns the runs in finished folders, which must have shared partitions; see `read_runs`."""
+    runs = read_runs(folders)
+    if len({(run.label, run.seed) for run in runs}) < len(runs):
         raise ConfigError("compare: two of these runs have the same configuration and seed")
     _check_partitions(runs)
-    return [
-        Run.read(label, seed, run.folder)
-        for label, seed, run in zip(labels, seeds, runs, strict=True)
-    ]
-
-
-def _configuration(folder: Path) -> str:
-    """Returns the configuration of a run without its name and seed."""
-    path = folder / "config.yaml"
-    text = path.read_text() if path.is_file() else str(folder)
-    return re.sub(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n", "", text)
+    return runs
 
 
 def _check_partitions(runs: Iterable[Run]) -> None:

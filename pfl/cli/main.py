@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 
@@ -11,6 +12,7 @@ from pfl.cli.user_code import where
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
+OTHERS = ("compare", "report", "reproduce")  # commands with a module of their own
 
 
 def main(args: list[str] | None = None) -> int:
@@ -33,14 +35,9 @@ def main(args: list[str] | None = None) -> int:
     args = [arg for arg in args if arg != "--traceback"]
     try:
         with report_signals():
-            if args[:1] == ["reproduce"]:
-                from pfl.cli.reproduce import command
-
-                command(args[1:])
-            elif args[:1] == ["compare"]:
-                from pfl.cli import compare
-
-                compare.command(args[1:])
+            if args and args[0] in OTHERS:
+                module = importlib.import_module(f"pfl.cli.{args[0]}")
+                module.command(args[1:])
             else:
                 FederatedCLI(args)
     except Ended as error:

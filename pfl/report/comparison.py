@@ -94,13 +94,30 @@ class Comparison:
         corrected = holm([result.p for result in results.values()])
         return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
 
+    def gains_of(self, run: Run) -> np.ndarray | None:
+        """Returns how much better [M] than alone each client is, in the round that counts.
+
+        None if the run has no local baseline (the callback `LocalBaseline`).
+        """
+        alone, scores = run.clients.get(f"test_local_{self.number}"), self.client_scores(run)
+        if alone is None or scores is None:
+            return None
+        return scores - alone if self.larger_is_better else alone - scores
+
+    def gained_of(self, run: Run) -> float | None:
+        """Returns the share of a run's clients that score better than alone."""
+        gains = self.gains_of(run)
+        known = None if gains is None else gains[~np.isnan(gains)]
+        return float((known > 0).mean()) if known is not None and len(known) else None
+
     def gained(self, label: str) -> float | None:
         """Returns the share of clients, over all seeds, that score better than alone.
 
-        None if the runs have no local baseline (the callback `LocalBaseline`).
+        None if the runs have no local baseline.
         """
-        shares = [run.summary["gained"] for run in self.of(label) if "gained" in run.summary]
-        return float(np.mean(shares)) if shares else None
+        shares = [self.gained_of(run) for run in self.of(label)]
+        known = [share for share in shares if share is not None]
+        return float(np.mean(known)) if known else None
 
     # ---- notes --------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,20 +73,23 @@ class Run:
     diverged: bool = False
 
     @classmethod
-    def read(cls, label: str, seed: int, folder: Path, **known: Any) -> Run:
+    def read(
+        cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
+    ) -> Run:
         """Returns the run in a folder.
 
         Args:
             label: The name of the method in the comparison.
             seed: The seed of the run.
             folder: The folder of the run.
+            unfinished: Allows a run that has not ended, whose `summary` is empty.
             known: `point` and `diverged`.
 
         Raises:
             ConfigError: The folder has no run that has ended.
         """
         summary = folder / "summary.json"
-        if not known.get("diverged") and not summary.is_file():
+        if not (unfinished or known.get("diverged") or summary.is_file()):
             raise ConfigError(
                 f"compare: {folder} has no summary.json; it must be the folder of a run that has "
                 f"ended"
@@ -129,14 +133,20 @@ class Run:
         """
         if self.scores is not None:
             return self.scores.of(int(row["round"]), column)
+        if not self.rows or row["round"] != self.rows[-1]["round"]:
+            return None
+        return self.clients.get(column)
+
+    @cached_property
+    def clients(self) -> dict[str, np.ndarray]:
+        """The columns of `clients.csv` [M], float64, with NaN where empty; none before the end."""
         path = self.folder / "clients.csv"
-        if not path.is_file() or not self.rows or row["round"] != self.rows[-1]["round"]:
-            return None
+        if not path.is_file():
+            return {}
         with path.open(newline="") as file:
-            table = list(csv.DictReader(file))
-        if not table or column not in table[0]:
-            return None
-        return np.array([float(entry[column] or "nan") for entry in table])
+            names, *rows = csv.reader(file)
+        values = np.array([[value or "nan" for value in row] for row in rows], np.float64)
+        return dict(zip(names, values.reshape(-1, len(names)).T, strict=True))
 
 
 def kinds(runs: Sequence[Run], number: str) -> list[str]:

@@ -28,7 +28,7 @@ from pfl.trainer import Trainer
 
 DESCRIPTION = (
     "Personalized federated learning. More subcommands: `compare` runs several methods and tells "
-    "which of them differ by more than noise; `report` makes a page of runs that opens in a browser; "
+    "which of them differ by more than noise; `report` makes a page of runs for the browser; "
     "`reproduce` runs and draws a figure of a paper (`reproduce --list` names them)."
 )
 CONFIG = ("--config", "-c")

@@ -102,7 +102,9 @@ class Comparison:
         alone, scores = run.clients.get(f"test_local_{self.number}"), self.client_scores(run)
         if alone is None or scores is None:
             return None
-        return scores - alone if self.larger_is_better else alone - scores
+        # Scores of every round are kept in float32: equal scores must stay equal.
+        gains = scores.astype(np.float32) - alone.astype(np.float32)
+        return gains if self.larger_is_better else -gains
 
     def gained_of(self, run: Run) -> float | None:
         """Returns the share of a run's clients that score better than alone."""
@@ -125,7 +127,9 @@ class Comparison:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"± is the standard deviation over {self._seeds()}."]
         rows = [row for row in self.chosen.values() if row is not None]
-        if all("selected_by" in row for row in rows):
+        if not rows:
+            notes.append("No run has a test score.")
+        elif all("selected_by" in row for row in rows):
             notes.append("The round that counts is the best one on validation data.")
         elif any("selected_by" in row for row in rows):
             notes.append(

@@ -35,8 +35,8 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
         here = {path.parent: None for path in paths if path.is_file()}
         if not here:
             raise ConfigError(
-                f"{command}: {folder} has no metrics.csv; it must be the folder of a run, after its "
-                f"first round"
+                f"{command}: {folder} has no metrics.csv; it must be the folder of a run, after "
+                f"its first round"
             )
         found |= here
     return list(found)

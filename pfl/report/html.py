@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -43,7 +43,7 @@ def page(runs: Sequence[Run], title: str) -> str:
         raise ConfigError(
             "report: it needs Plotly; install it with: pip install 'lightning-pfl[report]'"
         ) from None
-    body = [f"<h1>{escape(title)}</h1>", _links(runs), _overview(runs), *_curves(runs)]
+    body = [f"<h1>{escape(title)}</h1>", _overview(runs), *_curves(runs)]
     seen: dict[str, int] = {}
     body += [_run(index, run, len(runs) <= OPEN, seen) for index, run in enumerate(runs)]
     body.append(f"<p>Made by lightning-pfl {pfl.__version__}.</p>")
@@ -51,11 +51,6 @@ def page(runs: Sequence[Run], title: str) -> str:
     return Template(template).substitute(
         title=escape(title), plotly=get_plotlyjs(), body="\n".join(body)
     )
-
-
-def _links(runs: Sequence[Run]) -> str:
-    links = [f'<a href="#run-{i}">{escape(_name(run))}</a>' for i, run in enumerate(runs)]
-    return f"<nav>{' '.join(links)}</nav>" if len(runs) > 1 else ""
 
 
 def _name(run: Run) -> str:
@@ -85,14 +80,15 @@ def _overview(runs: Sequence[Run]) -> str:
         cells += [row.get(f"test/{kind}/{number}") for kind in shown]
         cells.append(row.get(f"test/{main}/{number}_worst10"))
         cells += [share] if "gained" in heads else []
+        spent = row or (run.rows[-1] if run.rows else {})
         for column, unit in costs.values():
-            cells.append(row[column] / unit if column in row else None)
+            cells.append(spent[column] / unit if column in spent else None)
         cells += [row.get(f"parameters/{main}"), run.summary.get("wall_seconds")]
         rows.append(cells)
     notes = comparison.notes()[1:]
     if unfinished := [_name(run) for run in runs if not run.summary.get("finished")]:
         notes.append(f"Not finished: {'; '.join(unfinished)}.")
-    words = f"Scores are the clients' mean test {number}. {' '.join(notes)}"
+    words = f"Scores are the clients' mean test {number}. " * bool(shown) + " ".join(notes)
     heads += [*costs, "parameters", "seconds"]
     return f"<h2>Runs</h2><p>{escape(words)}</p>{_table(heads, rows)}"
 
@@ -114,10 +110,9 @@ def _curves(runs: Sequence[Run]) -> list[str]:
         "<h2>Curves</h2>",
         "<p>Lines are means over seeds, with a band from the lowest to the highest seed. "
         "Click on a name in a legend to hide its line, and drag in a figure to enlarge a part.</p>",
-        f'<p class="choice">{_select("axis", "axis", axes)}</p>',
+        f'<p class="choice">{_select("axis", axes)} {_select("score", scores)}</p>',
         '<div class="figures">',
-        f'<div class="curves"><div class="choice">{_select("score", "score", scores)}</div>'
-        f"{_plot(mean)}</div>",
+        f'<div class="curves">{_plot(mean)}</div>',
         f'<div class="curves">{_plot(worst)}</div>' if worst else "",
         _plot(boxes),
         "</div>",
@@ -135,9 +130,9 @@ def _scores_by_label(runs: Sequence[Run]) -> dict[str, np.ndarray]:
     return scores
 
 
-def _select(name: str, words: str, options: Sequence[str] | dict[str, Any]) -> str:
+def _select(name: str, options: Iterable[str]) -> str:
     items = "".join(f"<option>{escape(option)}</option>" for option in options)
-    return f'<label>{words} <select id="{name}">{items}</select></label>'
+    return f'<label>{name} <select id="{name}">{items}</select></label>'
 
 
 # ---- one run -------------------------------------------------------------------------------------
@@ -146,14 +141,14 @@ def _select(name: str, words: str, options: Sequence[str] | dict[str, Any]) -> s
 def client_table(run: Run) -> dict[str, np.ndarray]:
     """Returns what is known of a run's clients, by columns [M], in the round that counts.
 
-    The columns are `client`, the sizes, label counts and bytes of `clients.csv`, the test scores
-    `global`, `personalized` and `alone`, and `gain`, which is positive where a client is better
-    off than alone. Columns that the run has not recorded are missing.
+    The columns are `client`, the sizes, label counts and bytes of `clients.csv`, the test scores of
+    each kind of model (`global`, `personalized`, `unseen/5`, ...) and `alone`, and `gain`, which is
+    positive where a client is better off than alone. What the run has not recorded is missing.
     """
     comparison = Comparison([run], run.label)
     row, number = comparison.chosen[id(run)], comparison.number
     table = {}
-    for kind in ("global", "personalized"):
+    for kind in kinds([run], number):
         scores = run.client_scores(row, f"test_{kind}_{number}") if row else None
         if scores is not None:
             table[kind] = scores
@@ -235,7 +230,7 @@ def _details(title: str, content: str, attributes: str = "") -> str:
 def _clients(table: dict[str, np.ndarray]) -> str:
     """Returns the sortable table of the clients; empty if nothing is known of them."""
     columns = {name: values for name, values in table.items() if not name.startswith("label_")}
-    heads = [name.replace("_", " ") for name in columns]
+    heads = [in_words(name).replace("_", " ") for name in columns]
     rows: list[list[Cell]] = [list(map(float, r)) for r in zip(*columns.values(), strict=True)]
     return _table(heads, rows) if rows else ""
 
@@ -266,9 +261,8 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """
     head = "".join(f'<th scope="col"><button>{escape(name)}</button></th>' for name in heads)
     body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    return (
-        f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    )
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table>{table}</table></div>'
 
 
 def _cell(value: Cell) -> str:

@@ -1,6 +1,6 @@
 """The interactive figures of a report, drawn with Plotly.
 
-Colours are Okabe & Ito's, and no colour stands alone: lines differ in their dashes and markers, too.
+Colours are Okabe & Ito's. Lines differ in their dashes and markers, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ from pfl.report.curves import COLOURS, Line, Panel
 from pfl.report.results import Run, tested_kinds
 from pfl.report.table import in_words, size
 
-AXES = {"rounds": "round", "MB sent and received": "comm/bytes", "sample gradients": "train/samples"}
+AXES = {
+    "rounds": "round",
+    "MB sent and received": "comm/bytes",
+    "sample gradients": "train/samples",
+}
 UNITS = {"comm/bytes": 1e6}
 KINDS = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
 COLOUR_OF = {"global": COLOURS[0], "personalized": COLOURS[1], "alone": "#666666"}
@@ -141,24 +145,25 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
         table: The columns of a run's clients, as `pfl.report.html.client_table` makes them.
         number: "accuracy" or "loss".
     """
-    kinds = [kind for kind in COLOUR_OF if kind in table]
-    if not kinds:
+    kinds = [name for name in table if name.partition("/")[0] in {*KINDS, "alone"}]
+    drawn = [kind for kind in kinds if kind in COLOUR_OF or kind.startswith("unseen")]
+    if not drawn:
         return None
-    order = np.argsort(table[kinds[0]], kind="stable")
+    order = np.argsort(table[drawn[0]], kind="stable")
     texts = [_text(table, client, kinds) for client in order]
     figure = go.Figure()
-    for kind in kinds:
-        marker = {"symbol": SYMBOL_OF[kind], "color": COLOUR_OF[kind], "size": 9, "opacity": 0.8}
+    for kind in drawn:
+        symbol, colour = SYMBOL_OF.get(kind, "star"), COLOUR_OF.get(kind, COLOURS[2])
         figure.add_scatter(
             x=np.arange(1, len(order) + 1),
             y=table[kind][order],
-            name=kind,
+            name=in_words(kind),
             mode="markers",
-            marker=marker,
+            marker={"symbol": symbol, "color": colour, "size": 9, "opacity": 0.8},
             text=texts,
             hovertemplate="%{text}<extra></extra>",
         )
-    x = f"clients, by {number} of the {kinds[0]} model" + (" (alone)" * (kinds[0] == "alone"))
+    x = f"clients, by {number} of the {drawn[0]} model"
     return _laid_out(figure, "Each client", 400, xaxis_title=x, yaxis_title=f"test {number}")
 
 
@@ -174,8 +179,9 @@ def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> st
         have = [f"{label}: {count:.0f}" for count, label in counts if count]
         more = f", and {len(have) - MOST_LABELS} more" if len(have) > MOST_LABELS else ""
         lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
-    lines += [f"{kind}: {table[kind][client]:.4f}" for kind in kinds]
-    if "gain" in table:
+    scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
+    lines += [f"{in_words(kind)}: {table[kind][client]:.4f}" for kind in scores]
+    if "gain" in table and not np.isnan(table["gain"][client]):
         lines.append(f"gain over alone: {table['gain'][client]:+.4f}")
     ways = {"sent": "uplink_bytes", "received": "downlink_bytes"}
     sent = [f"{word} {size(table[key][client])}" for word, key in ways.items() if key in table]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import NoReturn
 
+import pfl
 from pfl import files
 from pfl.errors import ConfigError
 from pfl.report.folders import find_runs, read_runs
@@ -41,5 +42,5 @@ def command(words: list[str]) -> None:
     with files.run_folder_errors(out.parent, "report: --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(out) as file:
-        file.write(page(runs, title).encode())
+        file.write(page(runs, title, pfl.__version__).encode())
     print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-import pfl
 from pfl import files
 from pfl.errors import ConfigError
 from pfl.report.comparison import Comparison
@@ -27,12 +26,13 @@ OPEN = 3  # number of runs up to which all of them are shown at once
 Cell = str | float | None
 
 
-def page(runs: Sequence[Run], title: str) -> str:
+def page(runs: Sequence[Run], title: str, version: str) -> str:
     """Returns the page of some runs, with Plotly's script in it.
 
     Args:
         runs: The runs; those with the same label and other seeds are one method in the curves.
         title: The title of the page.
+        version: The version of lightning-pfl.
 
     Raises:
         ConfigError: Plotly is not installed.
@@ -46,7 +46,7 @@ def page(runs: Sequence[Run], title: str) -> str:
     body = [f"<h1>{escape(title)}</h1>", _overview(runs), *_curves(runs)]
     seen: dict[str, int] = {}
     body += [_run(index, run, len(runs) <= OPEN, seen) for index, run in enumerate(runs)]
-    body.append(f"<p>Made by lightning-pfl {pfl.__version__}.</p>")
+    body.append(f"<p>This page was made with lightning-pfl {version}.</p>")
     template = (Path(__file__).parent / "page.html").read_text()
     return Template(template).substitute(
         title=escape(title), plotly=get_plotlyjs(), body="\n".join(body)
@@ -156,12 +156,13 @@ def client_table(run: Run) -> dict[str, np.ndarray]:
         table["alone"] = alone
     if (gains := comparison.gains_of(run)) is not None:
         table["gain"] = gains
-    kept = ("_samples", "_bytes", "unseen")
     known = {
         name: values
         for name, values in run.clients.items()
-        if name.startswith("label_") or name.endswith(kept)
+        if name.startswith("label_") or name.endswith(("_samples", "_bytes"))
     }
+    if "unseen" in run.clients:
+        known["never trains"] = run.clients["unseen"]
     count = len(next(iter({**table, **known}.values()), []))
     return {"client": np.arange(count), **table, **known}
 
@@ -237,7 +238,7 @@ def _clients(table: dict[str, np.ndarray]) -> str:
 
 def _cite(run: Run) -> str:
     """Returns the versions, the seed and the partition of a run, as a table."""
-    facts = {"lightning-pfl (of this page)": pfl.__version__, **run.summary.get("versions", {})}
+    facts = dict(run.summary.get("versions", {}))
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
     return _table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()])

@@ -146,7 +146,8 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
         number: "accuracy" or "loss".
     """
     kinds = [name for name in table if name.partition("/")[0] in {*KINDS, "alone"}]
-    drawn = [kind for kind in kinds if kind in COLOUR_OF or kind.startswith("unseen")]
+    drawn = [kind for kind in kinds if kind in COLOUR_OF]
+    drawn += [kind for kind in kinds if kind.startswith("unseen")][-1:]  # after the most steps
     if not drawn:
         return None
     order = np.argsort(table[drawn[0]], kind="stable")
@@ -274,7 +275,7 @@ def collaboration(table: dict[str, np.ndarray]) -> go.Figure | None:
 
 
 def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Figure:
-    axes |= {"legend": {"orientation": "h", "y": -0.22, "yanchor": "top"}}
+    axes |= {"legend": {"orientation": "h", "y": -0.26, "yanchor": "top"}}
     figure.update_layout(
         title={"text": title, "x": 0, "xref": "paper", "font_size": 16},
         height=height,

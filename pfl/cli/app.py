@@ -28,8 +28,9 @@ from pfl.trainer import Trainer
 
 DESCRIPTION = (
     "Personalized federated learning. More subcommands: `compare` runs several methods and tells "
-    "which of them differ by more than noise; `report` makes a page of runs for the browser; "
-    "`reproduce` runs and draws a figure of a paper (`reproduce --list` names them)."
+    "which of them differ by more than noise; `tune` tries values for them, each method as often; "
+    "`report` makes a page of runs for the browser; `reproduce` runs and draws a figure of a paper "
+    "(`reproduce --list` names them)."
 )
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's

@@ -101,7 +101,12 @@ class Grid:
 
 
 def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config:
-    """Returns the checked content of a file, without dotted keys.
+    """Returns the checked content of a file, without dotted keys; see `read`."""
+    return normal(read(path, keys, kinds))
+
+
+def read(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config:
+    """Returns the checked content of a file.
 
     Args:
         path: The file.
@@ -120,7 +125,7 @@ def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config
         value = content.get(key)
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{path}: {key}: {value!r}; it must be a {NAMES[kind]}")
-    return normal(content)
+    return content
 
 
 def normal(content: Config) -> Config:

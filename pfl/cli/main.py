@@ -12,7 +12,7 @@ from pfl.cli.user_code import where
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
-OTHERS = ("compare", "report", "reproduce")  # commands with a module of their own
+OTHERS = ("compare", "report", "reproduce", "tune")  # commands with a module of their own
 
 
 def main(args: list[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,14 @@ class Comparison:
         baseline: The label of the method with which the others are compared.
         budget: One of `pfl.report.results.BUDGETS` and its limit; None: whole runs.
         title: What is compared.
+        tuning: What each method's tuning took, such as `{"FedAvg": {"trials": 20}}`, if known.
     """
 
     runs: Sequence[Run]
     baseline: str
     budget: tuple[str, float] | None = None
     title: str = ""
+    tuning: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,10 @@ class Comparison:
         known = [share for share in shares if share is not None]
         return float(np.mean(known)) if known else None
 
+    def tuned(self, label: str, what: str) -> float:
+        """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
+        return float(self.tuning.get(label, {}).get(what, 0.0))
+
     # ---- notes --------------------------------------------------------------------------------
 
     def notes(self) -> list[str]:
@@ -142,7 +148,7 @@ class Comparison:
             notes.append(f"Runs are cut after {self.budget[1]:g} {self.budget[0]}.")
         if lost := [f"{run.label}, seed {run.seed}" for run in self.runs if run.diverged]:
             notes.append(f"Diverged, and left out: {'; '.join(lost)}.")
-        return notes + self._unequal()
+        return notes + self._unequal() + self._tuned()
 
     def _seeds(self) -> str:
         counts = sorted({len(self.of(label)) for label in self.labels})
@@ -166,6 +172,23 @@ class Comparison:
             )
         return notes
 
+    def _tuned(self) -> list[str]:
+        """Returns a sentence for each budget of tuning that the methods did not share."""
+        if not self.tuning:
+            return []
+        notes = []
+        for what in ("trials", "rounds", "gradients"):
+            spent = {label: self.tuned(label, what) for label in self.labels}
+            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+            if spent[most] > (1 + UNEQUAL) * spent[least]:
+                notes.append(
+                    f"Unequal tuning: {least} had {spent[least]:,.0f} {what}, "
+                    f"{most} {spent[most]:,.0f}."
+                )
+        if not notes:
+            return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
+        return notes
+
 
 # ---- tables --------------------------------------------------------------------------------------
 
@@ -180,7 +203,8 @@ def score_table(comparison: Comparison) -> Cells:
     gained = {label: comparison.gained(label) for label in comparison.labels}
     if any(share is not None for share in gained.values()):
         head.append("gained")
-    cells = [[*head, "MB up", "MB down", "parameters", "gradients", "seconds"]]
+    head += ["MB up", "MB down", "parameters", "gradients", "seconds"]
+    cells = [[*head, "tuning trials"] if comparison.tuning else head]
     for label in comparison.labels:
         row = [label]
         for kind in shown:
@@ -190,7 +214,10 @@ def score_table(comparison: Comparison) -> Cells:
         if "gained" in head:
             share = gained[label]
             row.append("–" if share is None else f"{share:.0%}")
-        cells.append(row + _costs(comparison, label))
+        row += _costs(comparison, label)
+        if comparison.tuning:
+            row.append(f"{comparison.tuned(label, 'trials'):,.0f}")
+        cells.append(row)
     return cells
 
 

@@ -26,7 +26,7 @@ BUDGETS = {
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 
 
-def best_round(rows: list[Row]) -> Row | None:
+def best_round(rows: list[Row], metric: str | None = None) -> Row | None:
     """Returns the row with the best validation score; None if no round was validated.
 
     The score is the mean accuracy of the personalized models or, if there are none, of the global
@@ -34,17 +34,18 @@ def best_round(rows: list[Row]) -> Row | None:
 
     Args:
         rows: The rows of `metrics.csv`.
+        metric: Another score, such as `val/global/loss`.
 
     Returns:
         A copy of the row, with the name of the score as `selected_by`.
     """
-    for number, sign in (("accuracy", 1), ("loss", -1)):
-        for kind in ("personalized", "global"):
-            name = f"val/{kind}/{number}"
-            have = [row for row in rows if name in row and not math.isnan(row[name])]
-            if have:
-                best = max(have, key=lambda row: sign * row[name])
-                return {"selected_by": name, **best}
+    names = [f"val/{k}/{n}" for n in ("accuracy", "loss") for k in ("personalized", "global")]
+    for name in names if metric is None else [metric]:
+        sign = -1 if name.endswith("loss") else 1
+        have = [row for row in rows if name in row and not math.isnan(row[name])]
+        if have:
+            best = max(have, key=lambda row: sign * row[name])
+            return {"selected_by": name, **best}
     return None
 
 

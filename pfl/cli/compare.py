@@ -7,7 +7,7 @@ import csv
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,10 +22,12 @@ from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
 from pfl.report.comparison import Comparison
+from pfl.report.folders import read_runs
 from pfl.report.results import BUDGETS, Run
 
-KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget")
-KINDS = {"grid": dict, "baseline": str, "budget": dict}
+KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget", "tuning")
+KINDS = {"grid": dict, "baseline": str, "budget": dict, "tuning": dict}
+TUNING = ("trials", "rounds", "gradients", "seconds")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 
@@ -39,6 +41,7 @@ class ComparisonFile:
         title: What is compared.
         baseline: The name of the run with which the others are compared.
         budget: One of `BUDGETS` and its limit; None: whole runs.
+        tuning: What each run's tuning took: `trials`, `rounds`, `gradients`, `seconds`.
         changes: Changes of the configuration of every run, after all others.
     """
 
@@ -47,6 +50,7 @@ class ComparisonFile:
     title: str
     baseline: str
     budget: tuple[str, float] | None
+    tuning: Mapping[str, Mapping[str, float]]
     changes: Sequence[Config] = ()
 
     def jobs(self) -> list[Job]:
@@ -61,6 +65,8 @@ def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFil
 
         baseline: FedAvg           # with which the others are compared; the first run by default
         budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
+    tuning:                    # what each run's tuning took, as `pfl tune` writes it
+      FedAvg: {trials: 20, rounds: 800, gradients: 400000, seconds: 60}
 
     The file of a figure or table of a paper (pfl/cli/figure_file.py) is such a file as well.
 
@@ -71,12 +77,31 @@ def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFil
         name, _, content = resolved(str(path))
         grid: Grid = read_figure(name)
     else:
-        name, content = path.stem, load(path, KEYS, KINDS)
-        grid = read_grid(str(path), content)
+        return comparison_of(str(path), path.stem, load(path, KEYS, KINDS), changes)
+    return _comparison(str(path), name, content, grid, changes)
+
+
+def comparison_of(
+    where: str, name: str, content: Config, changes: Sequence[Config] = ()
+) -> ComparisonFile:
+    """Returns the comparison that the content of a file, without dotted keys, describes.
+
+    Args:
+        where: The path of the file, for errors.
+        name: The name of the comparison.
+        content: The content.
+        changes: Changes of the configuration of every run.
+    """
+    return _comparison(where, name, content, read_grid(where, content), changes)
+
+
+def _comparison(
+    where: str, name: str, content: Config, grid: Grid, changes: Sequence[Config]
+) -> ComparisonFile:
     baseline = content.get("baseline", grid.jobs()[0].run)
     if baseline not in grid.runs:
         raise ConfigError(
-            f"{path}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
+            f"{where}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
         )
     budget = content.get("budget")
     return ComparisonFile(
@@ -84,9 +109,23 @@ def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFil
         name=name,
         title=str(content.get("title", name)),
         baseline=baseline,
-        budget=_budget(f"{path}: budget", budget) if budget is not None else None,
+        tuning=_tuning(f"{where}: tuning", content.get("tuning") or {}, grid),
+        budget=_budget(f"{where}: budget", budget) if budget is not None else None,
         changes=changes,
     )
+
+
+def _tuning(where: str, content: Config, grid: Grid) -> Config:
+    for run, spent in content.items():
+        if run not in grid.runs:
+            known = ", ".join(grid.runs)
+            raise ConfigError(f"{where}: there is no run {run!r}; known are {known}")
+        numbers = spent.values() if isinstance(spent, dict) else [None]
+        if not all(isinstance(v, int | float) for v in numbers) or not spent.keys() <= set(TUNING):
+            raise ConfigError(
+                f"{where}.{run}: {spent!r}; it must be numbers of {', '.join(TUNING)}"
+            )
+    return content
 
 
 def _budget(key: str, budget: Config) -> tuple[str, float]:
@@ -132,34 +171,12 @@ def _read(job: Job, root: Path, outcome: Config) -> Run:
 
 
 def read_folders(folders: Sequence[Path]) -> list[Run]:
-    """Returns the runs in finished folders; runs that differ in their seed only are one method.
-
-    Their method is named after the algorithm, or after the folder if two configurations have the
-    same algorithm.
-    """
-    runs = [Run.read(folder.name, 0, folder) for folder in folders]
-    names = [run.summary["algorithm"] for run in runs]
-    keys = [(n, _configuration(folder)) for n, folder in zip(names, folders, strict=True)]
-    first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
-    labels = [
-        name if sum(key[0] == name for key in first) == 1 else first[key]
-        for name, key in zip(names, keys, strict=True)
-    ]
-    seeds = [run.summary["seed"] for run in runs]
-    if len(set(zip(labels, seeds, strict=True))) < len(runs):
+    """Returns the runs in finished folders, which must have shared partitions; see `read_runs`."""
+    runs = read_runs(folders)
+    if len({(run.label, run.seed) for run in runs}) < len(runs):
         raise ConfigError("compare: two of these runs have the same configuration and seed")
     _check_partitions(runs)
-    return [
-        Run.read(label, seed, run.folder)
-        for label, seed, run in zip(labels, seeds, runs, strict=True)
-    ]
-
-
-def _configuration(folder: Path) -> str:
-    """Returns the configuration of a run without its name and seed."""
-    path = folder / "config.yaml"
-    text = path.read_text() if path.is_file() else str(folder)
-    return re.sub(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n", "", text)
+    return runs
 
 
 def _check_partitions(runs: Iterable[Run]) -> None:
@@ -248,7 +265,7 @@ def command(words: list[str]) -> None:
     parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
     given = parser.parse_args(words)
     begun = time.monotonic()
-    budget = None
+    budget, tuning = None, dict[str, Any]()
     if given.budget is not None:
         name, _, limit = given.budget.partition("=")
         try:
@@ -264,6 +281,7 @@ def command(words: list[str]) -> None:
     else:
         file = read_comparison(_path(given.what), changes_of("compare", given.change))
         title, baseline, budget = file.title, file.baseline, budget or file.budget
+        tuning = dict(file.tuning)
         out = given.out or Path("runs/compare") / file.name
         _make(out)
         workers = given.jobs or side_by_side(len(file.jobs()))
@@ -275,20 +293,24 @@ def command(words: list[str]) -> None:
     baseline = given.baseline or baseline or labels[0]
     if baseline not in labels:
         raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
-    files = write(_by_point(runs, baseline, budget, title), title, out)
+    files = write(_by_point(runs, title, baseline, budget, tuning), title, out)
     print(f"\n{', '.join(map(str, files))} ({time.monotonic() - begun:.0f} s)")
 
 
 def _by_point(
-    runs: Sequence[Run], baseline: str, budget: tuple[str, float] | None, title: str
+    runs: Sequence[Run],
+    title: str,
+    baseline: str,
+    budget: tuple[str, float] | None,
+    tuning: Mapping[str, Mapping[str, float]],
 ) -> list[Comparison]:
     """Returns a comparison for each point of the grid."""
     points: dict[str, list[Run]] = {}
     for one in runs:
         points.setdefault(json.dumps(one.point, default=str), []).append(one)
+    titles = {point: tables.described(here[0].point) or title for point, here in points.items()}
     return [
-        Comparison(here, baseline, budget, tables.described(here[0].point) or title)
-        for here in points.values()
+        Comparison(here, baseline, budget, titles[point], tuning) for point, here in points.items()
     ]
 
 

@@ -103,7 +103,12 @@ class Grid:
 
 
 def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config:
-    """Returns the checked content of a file, without dotted keys.
+    """Returns the checked content of a file, without dotted keys; see `read`."""
+    return normal(read(path, keys, kinds))
+
+
+def read(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config:
+    """Returns the checked content of a file.
 
     Args:
         path: The file.
@@ -121,7 +126,7 @@ def load(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config
         value = content.get(key)
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{path}: {key}: {value!r}; it must be a {NAMES[kind]}")
-    return normal(content)
+    return content
 
 
 def _without_method(path: Path, key: str) -> Config:

@@ -13,12 +13,12 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import yaml
@@ -32,6 +32,8 @@ from pfl.files import run_folder_errors, write_json
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
+T = TypeVar("T")
+R = TypeVar("R")
 RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
 
 
@@ -180,14 +182,25 @@ def run_all(
         workers: Number of processes. With 1, the runs take place in this process.
         checkpoints: As in `execute`.
     """
+    work = functools.partial(execute, root=root, checkpoints=checkpoints)
+    yield from spread(work, jobs, workers)
+
+
+def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:
+    """Yields each task with its result when it has ended.
+
+    Args:
+        work: What is done with a task; it can be pickled.
+        tasks: The tasks.
+        workers: Number of processes. With 1, the work takes place in this process.
+    """
     if workers == 1:
-        for job in jobs:
-            yield job, execute(job, root, checkpoints=checkpoints)
+        for task in tasks:
+            yield task, work(task)
         return
     threads = max(1, (os.cpu_count() or 1) // workers)
     with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (threads,)) as pool:
-        work = functools.partial(execute, root=root, checkpoints=checkpoints)
-        futures = {pool.submit(work, job): job for job in jobs}
+        futures = {pool.submit(work, task): task for task in tasks}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()

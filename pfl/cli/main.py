@@ -12,14 +12,8 @@ from pfl.cli.user_code import where
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
-OTHERS = (
-    "compare",
-    "export",
-    "partition",
-    "report",
-    "reproduce",
-    "tune",
-)  # modules of pfl.cli with a `command`
+# Commands with a module of their own, which has a function `command`.
+OTHERS = ("compare", "export", "partition", "report", "reproduce", "tune")
 
 
 def main(args: list[str] | None = None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,12 +23,14 @@ class Comparison:
         baseline: The label of the method with which the others are compared.
         budget: One of `pfl.report.results.BUDGETS` and its limit; None: whole runs.
         title: What is compared.
+        tuning: What each method's tuning took, such as `{"FedAvg": {"trials": 20}}`, if known.
     """
 
     runs: Sequence[Run]
     baseline: str
     budget: tuple[str, float] | None = None
     title: str = ""
+    tuning: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,13 +96,36 @@ class Comparison:
         corrected = holm([result.p for result in results.values()])
         return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
 
+    def gains_of(self, run: Run) -> np.ndarray | None:
+        """Returns how much better [M] than alone each client is, in the round that counts.
+
+        None if the run has no local baseline (the callback `LocalBaseline`).
+        """
+        alone, scores = run.clients.get(f"test_local_{self.number}"), self.client_scores(run)
+        if alone is None or scores is None:
+            return None
+        # Scores of every round are kept in float32: equal scores must stay equal.
+        gains = scores.astype(np.float32) - alone.astype(np.float32)
+        return gains if self.larger_is_better else -gains
+
+    def gained_of(self, run: Run) -> float | None:
+        """Returns the share of a run's clients that score better than alone."""
+        gains = self.gains_of(run)
+        known = None if gains is None else gains[~np.isnan(gains)]
+        return float((known > 0).mean()) if known is not None and len(known) else None
+
     def gained(self, label: str) -> float | None:
         """Returns the share of clients, over all seeds, that score better than alone.
 
-        None if the runs have no local baseline (the callback `LocalBaseline`).
+        None if the runs have no local baseline.
         """
-        shares = [run.summary["gained"] for run in self.of(label) if "gained" in run.summary]
-        return float(np.mean(shares)) if shares else None
+        shares = [self.gained_of(run) for run in self.of(label)]
+        known = [share for share in shares if share is not None]
+        return float(np.mean(known)) if known else None
+
+    def tuned(self, label: str, what: str) -> float:
+        """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
+        return float(self.tuning.get(label, {}).get(what, 0.0))
 
     # ---- notes --------------------------------------------------------------------------------
 
@@ -108,7 +133,9 @@ class Comparison:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"± is the standard deviation over {self._seeds()}."]
         rows = [row for row in self.chosen.values() if row is not None]
-        if all("selected_by" in row for row in rows):
+        if not rows:
+            notes.append("No run has a test score.")
+        elif all("selected_by" in row for row in rows):
             notes.append("The round that counts is the best one on validation data.")
         elif any("selected_by" in row for row in rows):
             notes.append(
@@ -121,7 +148,7 @@ class Comparison:
             notes.append(f"Runs are cut after {self.budget[1]:g} {self.budget[0]}.")
         if lost := [f"{run.label}, seed {run.seed}" for run in self.runs if run.diverged]:
             notes.append(f"Diverged, and left out: {'; '.join(lost)}.")
-        return notes + self._unequal()
+        return notes + self._unequal() + self._tuned()
 
     def _seeds(self) -> str:
         counts = sorted({len(self.of(label)) for label in self.labels})
@@ -145,6 +172,23 @@ class Comparison:
             )
         return notes
 
+    def _tuned(self) -> list[str]:
+        """Returns a sentence for each budget of tuning that the methods did not share."""
+        if not self.tuning:
+            return []
+        notes = []
+        for what in ("trials", "rounds", "gradients"):
+            spent = {label: self.tuned(label, what) for label in self.labels}
+            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+            if spent[most] > (1 + UNEQUAL) * spent[least]:
+                notes.append(
+                    f"Unequal tuning: {least} had {spent[least]:,.0f} {what}, "
+                    f"{most} {spent[most]:,.0f}."
+                )
+        if not notes:
+            return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
+        return notes
+
 
 # ---- tables --------------------------------------------------------------------------------------
 
@@ -159,7 +203,8 @@ def score_table(comparison: Comparison) -> Cells:
     gained = {label: comparison.gained(label) for label in comparison.labels}
     if any(share is not None for share in gained.values()):
         head.append("gained")
-    cells = [[*head, "MB up", "MB down", "parameters", "gradients", "seconds"]]
+    head += ["MB up", "MB down", "parameters", "gradients", "seconds"]
+    cells = [[*head, "tuning trials"] if comparison.tuning else head]
     for label in comparison.labels:
         row = [label]
         for kind in shown:
@@ -169,7 +214,10 @@ def score_table(comparison: Comparison) -> Cells:
         if "gained" in head:
             share = gained[label]
             row.append("–" if share is None else f"{share:.0%}")
-        cells.append(row + _costs(comparison, label))
+        row += _costs(comparison, label)
+        if comparison.tuning:
+            row.append(f"{comparison.tuned(label, 'trials'):,.0f}")
+        cells.append(row)
     return cells
 
 

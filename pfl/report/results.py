@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ BUDGETS = {
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 
 
-def best_round(rows: list[Row]) -> Row | None:
+def best_round(rows: list[Row], metric: str | None = None) -> Row | None:
     """Returns the row with the best validation score; None if no round was validated.
 
     The score is the mean accuracy of the personalized models or, if there are none, of the global
@@ -33,17 +34,18 @@ def best_round(rows: list[Row]) -> Row | None:
 
     Args:
         rows: The rows of `metrics.csv`.
+        metric: Another score, such as `val/global/loss`.
 
     Returns:
         A copy of the row, with the name of the score as `selected_by`.
     """
-    for number, sign in (("accuracy", 1), ("loss", -1)):
-        for kind in ("personalized", "global"):
-            name = f"val/{kind}/{number}"
-            have = [row for row in rows if name in row and not math.isnan(row[name])]
-            if have:
-                best = max(have, key=lambda row: sign * row[name])
-                return {"selected_by": name, **best}
+    names = [f"val/{k}/{n}" for n in ("accuracy", "loss") for k in ("personalized", "global")]
+    for name in names if metric is None else [metric]:
+        sign = -1 if name.endswith("loss") else 1
+        have = [row for row in rows if name in row and not math.isnan(row[name])]
+        if have:
+            best = max(have, key=lambda row: sign * row[name])
+            return {"selected_by": name, **best}
     return None
 
 
@@ -72,20 +74,23 @@ class Run:
     diverged: bool = False
 
     @classmethod
-    def read(cls, label: str, seed: int, folder: Path, **known: Any) -> Run:
+    def read(
+        cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
+    ) -> Run:
         """Returns the run in a folder.
 
         Args:
             label: The name of the method in the comparison.
             seed: The seed of the run.
             folder: The folder of the run.
+            unfinished: Allows a run that has not ended, whose `summary` is empty.
             known: `point` and `diverged`.
 
         Raises:
             ConfigError: The folder has no run that has ended.
         """
         summary = folder / "summary.json"
-        if not known.get("diverged") and not summary.is_file():
+        if not (unfinished or known.get("diverged") or summary.is_file()):
             raise ConfigError(
                 f"compare: {folder} has no summary.json; it must be the folder of a run that has "
                 f"ended"
@@ -129,14 +134,20 @@ class Run:
         """
         if self.scores is not None and not self.scores.percentiles:
             return self.scores.of(int(row["round"]), column)
+        if not self.rows or row["round"] != self.rows[-1]["round"]:
+            return None
+        return self.clients.get(column)
+
+    @cached_property
+    def clients(self) -> dict[str, np.ndarray]:
+        """The columns of `clients.csv` [M], float64, with NaN where empty; none before the end."""
         path = self.folder / "clients.csv"
-        if not path.is_file() or not self.rows or row["round"] != self.rows[-1]["round"]:
-            return None
+        if not path.is_file():
+            return {}
         with path.open(newline="") as file:
-            table = list(csv.DictReader(file))
-        if not table or column not in table[0]:
-            return None
-        return np.array([float(entry[column] or "nan") for entry in table])
+            names, *rows = csv.reader(file)
+        values = np.array([[value or "nan" for value in row] for row in rows], np.float64)
+        return dict(zip(names, values.reshape(-1, len(names)).T, strict=True))
 
 
 def kinds(runs: Sequence[Run], number: str) -> list[str]:

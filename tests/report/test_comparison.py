@@ -117,10 +117,22 @@ def test_a_diverged_run_is_named_and_has_no_mean():
     assert "Diverged, and left out: A, seed 1." in comparison.notes()
 
 
+def with_baseline(one, *alone):
+    """The run with scores that its clients reach alone, as `clients.csv` has them."""
+    one.__dict__["clients"] = {"test_local_accuracy": np.array(alone)}
+    return one
+
+
 def test_the_share_of_clients_that_gained_over_alone():
-    runs = [run("A", s, [0.5], summary={"gained": g}) for s, g in ((0, 0.5), (1, 0.25))]
+    """In round 2, the best by validation: 1 of 2, then 0 of 2 clients, a mean of 25%.
+
+    0.1 in float32 is larger than 0.1 in float64, which is no gain.
+    """
+    scores = [[0.9, 0.9], [0.1, 0.5], [0.9, 0.9]]
+    runs = [run("A", s, [0.5] * 3, [0.1, 0.2, 0.0], clients=scores) for s in (0, 1)]
+    runs = [with_baseline(runs[0], 0.1, 0.4), with_baseline(runs[1], 0.1, 0.6)]
     cells = tables.score_table(Comparison([*runs, run("B", 0, [0.5])], "A"))
-    assert cell(cells, "A", "gained") == "38%"  # the mean, 37.5%
+    assert cell(cells, "A", "gained") == "25%"
     assert cell(cells, "B", "gained") == "–"
 
 

@@ -1,0 +1,152 @@
+"""Ends a trial of `pfl tune` early if its validation score lags behind those of other trials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback
+
+from pfl.errors import ConfigError
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.report.results import best_round
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+PRUNED = "pruned_in_round"  # the attribute of a trial that was ended early
+
+
+class Pruning(Callback):
+    """Reports a run's validation score to Optuna in every evaluation, and stops the run if told.
+
+    `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
+    in `pfl.report.results.best_round`; a loss is reported with a minus. Test scores are not read.
+
+    Args:
+        storage: The file of Optuna's journal.
+        study: The name of the study.
+        trial: The number of the trial.
+        after: The number of rounds before which no run is stopped; None: no run is stopped.
+        metric: The score, such as `val/global/accuracy`; None: the first of those of `best_round`.
+
+    Example:
+        >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
+        >>> callback.after
+        10
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        study: str,
+        trial: int,
+        after: int | None = None,
+        metric: str | None = None,
+    ) -> None:
+        self.storage = storage
+        self.study = study
+        self.number = trial
+        self.after = after
+        self.metric = metric
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Reports the round's score.
+
+        Raises:
+            ConfigError: The clients have no validation samples.
+        """
+        assert isinstance(pl_module, FederatedAlgorithm)
+        row = pl_module.row
+        best = best_round([row], self.metric)
+        if best is None:
+            if any(name.startswith("test/") for name in row):
+                check_validated(row, self.metric)
+            return
+        stop = False
+        if trainer.is_global_zero:
+            stop = self._report(pl_module.rounds, score_of(best))
+        if trainer.strategy.broadcast(stop):
+            trainer.should_stop = True
+
+    def _report(self, rounds: int, score: float) -> bool:
+        """Returns whether the run is to be stopped."""
+        study = open_study(self.storage, self.study, self.after)
+        trial = trial_of(study, self.storage, self.number)
+        if rounds not in study.get_trials(deepcopy=False)[self.number].intermediate_values:
+            trial.report(score, rounds)  # else the run goes on from an earlier checkpoint
+        if self.after is None or not trial.should_prune():
+            return False
+        trial.set_user_attr(PRUNED, rounds)
+        return True
+
+
+def score_of(best: dict) -> float:
+    """Returns the score of a row of `best_round`, larger for better: a loss gets a minus."""
+    sign = -1 if best["selected_by"].endswith("loss") else 1
+    return sign * best[best["selected_by"]]
+
+
+def check_validated(row: dict, metric: str | None) -> None:
+    """Checks that a round with an evaluation has a validation score, though it may be NaN.
+
+    Raises:
+        ConfigError: The round has none.
+    """
+    have = [name for name in row if name.startswith("val/") and name.count("/") == 2]
+    if metric is not None and metric not in have:
+        raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
+    if not have:
+        raise ConfigError(
+            "data.init_args.protocol: the clients have no validation samples, by which `pfl tune` "
+            "selects; give the protocol some, such as SplitOwn with validation: 0.1"
+        )
+
+
+def open_study(storage: str, name: str, after: int | None) -> Study:
+    """Returns a study in Optuna's journal, which is created if need be; it maximizes.
+
+    Args:
+        storage: The file of the journal.
+        name: The name of the study.
+        after: The number of rounds before which no run is stopped; None: no run is stopped.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError(
+            "tune: it needs Optuna; install it with: pip install 'lightning-pfl[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if after is not None:
+        pruner = optuna.pruners.MedianPruner(n_warmup_steps=after)
+    return optuna.create_study(
+        storage=_journal(storage),
+        study_name=name,
+        pruner=pruner,
+        direction="maximize",
+        load_if_exists=True,
+    )
+
+
+def trial_of(study: Study, storage: str, number: int) -> Trial:
+    """Returns the trial of a number, which may have begun in another process."""
+    import optuna
+
+    journal = _journal(storage)
+    study_id = journal.get_study_id_from_name(study.study_name)
+    trial_id = journal.get_trial_id_from_study_id_trial_number(study_id, number)
+    return optuna.trial.Trial(study, trial_id)
+
+
+def _journal(storage: str):  # type: ignore[no-untyped-def]
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    Path(storage).parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(JournalFileBackend(storage))

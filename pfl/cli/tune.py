@@ -1,0 +1,327 @@
+"""`pfl tune`: the same number of trials for every method, selected on validation data."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import yaml
+
+from pfl import files
+from pfl.callbacks.pruning import PRUNED, check_validated, open_study, score_of, trial_of
+from pfl.cli import configs
+from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
+from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
+from pfl.cli.jobs import code_version, execute, side_by_side, spread
+from pfl.cli.spaces import Space, read_space, suggest
+from pfl.errors import ConfigError
+from pfl.report.comparison import Cells, markdown, text
+from pfl.report.results import Run, best_round
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+OF_TUNE = {"trials": 20, "space": {}, "seed": 0, "prune_after": None, "metric": None}
+PRUNING = "pfl.callbacks.pruning.Pruning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneFile:
+    """The content of a file that `pfl tune` reads.
+
+    Attributes:
+        comparison: The comparison that the file describes.
+        content: The content of that comparison, without dotted keys.
+        spaces: For each run, what is tried: by dotted key.
+        trials: Number of trials of each run.
+        seed: The seed of every trial, and of the order of trials.
+        prune_after: Number of rounds before which no trial is ended early; None: none ever is.
+        metric: The score that selects; None: that of `best_round`.
+    """
+
+    comparison: ComparisonFile
+    content: Config
+    spaces: dict[str, dict[str, Space]]
+    trials: int
+    seed: int
+    prune_after: int | None
+    metric: str | None
+
+    def job(self, run: str) -> Job:
+        """Returns a run with the values of the file and the seed of the trials."""
+        grid = self.comparison.grid
+        config = {**merge(grid.common, grid.runs[run]), "seed_everything": self.seed}
+        return Job(run, {}, self.seed, config).changed(self.comparison.changes)
+
+
+def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
+    """Reads a file of `pfl compare` that has, besides, `tune`, and `space` in runs.
+
+        tune:
+          trials: 20             # of each run
+          space:                 # of all runs; a run's own `space` adds to it
+            model.init_args.lr: {low: 0.001, high: 1.0, log: true}
+            model.init_args.local_epochs: [1, 2, 5]
+          seed: 0                # of every trial
+          prune_after: 10        # rounds before which no trial is ended early; by default none is
+          metric: val/global/accuracy    # by default as in `pfl compare`
+
+    Raises:
+        ConfigError: The file has a mistake.
+    """
+    content = read(path, [*KEYS, "tune"], {**KINDS, "tune": dict, "runs": dict})
+    tune = content.pop("tune", None) or {}
+    if unknown := [key for key in tune if key not in OF_TUNE]:
+        known = ", ".join(OF_TUNE)
+        raise ConfigError(f"{path}: tune: there is no key {unknown[0]!r}; known are {known}")
+    if content.get("grid"):
+        raise ConfigError(f"{path}: grid: {content['grid']}; tune one file for each of its points")
+    given = {**OF_TUNE, **tune}
+    for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
+        if given[key] is None and OF_TUNE[key] is None:
+            continue
+        if type(given[key]) is not int or given[key] < least:
+            raise ConfigError(
+                f"{path}: tune.{key}: {given[key]!r}; it must be a whole number, at least {least}"
+            )
+    metric = given["metric"]
+    if metric is not None and not str(metric).startswith("val/"):
+        raise ConfigError(
+            f"{path}: tune.metric: {metric!r}; it must be a score on validation data, such as "
+            f"val/global/accuracy"
+        )
+    runs = {str(run): dict(change or {}) for run, change in (content.get("runs") or {}).items()}
+    common = read_space(f"{path}: tune.space", given.pop("space"))
+    spaces = {
+        run: {**common, **read_space(f"{path}: runs.{run}.space", change.pop("space", None) or {})}
+        for run, change in runs.items()
+    }
+    if empty := [run for run, space in spaces.items() if not space]:
+        raise ConfigError(f"{path}: tune.space: it is empty for {empty[0]}; give it keys to try")
+    content = normal({**content, "runs": runs})
+    comparison = comparison_of(str(path), path.stem, content, changes)
+    return TuneFile(comparison=comparison, content=content, spaces=spaces, **given)
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the trials of a run have found and cost.
+
+    Attributes:
+        run: The name of the run.
+        best: The values of the best trial, by dotted key.
+        score: The best trial's validation score.
+        metric: The name of that score.
+        records: A row for each trial.
+    """
+
+    run: str
+    best: Config
+    score: float
+    metric: str
+    records: list[Config]
+
+    def spent(self) -> dict[str, float]:
+        """Returns the numbers of trials, and their rounds, sample gradients and seconds."""
+        names = ("rounds", "gradients", "seconds")
+        sums = {name: sum(record[name] for record in self.records) for name in names}
+        return {"trials": len(self.records), **sums}
+
+
+def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
+    """Makes the trials of a run that have not been made, and returns the best of all.
+
+    A trial that was interrupted goes on. The sampler's draws are a function of the file's seed and
+    the trial's number, so that an interrupted search ends like one that was not.
+
+    Args:
+        run: The name of the run.
+        file: The content of the file.
+        root: The folder of all trials.
+
+    Raises:
+        ConfigError: All trials have diverged, or the clients have no validation samples.
+    """
+    from optuna.samplers import TPESampler
+
+    job, spaces = file.job(run), file.spaces[run]
+    folder = root / job.folder.parent
+    storage = str(folder / "optuna.journal")
+    settings = [job.config, spaces, file.prune_after, file.metric]
+    code = code_version(json.dumps(job.config))
+    name = hashlib.sha256(json.dumps([settings, code], default=str).encode()).hexdigest()[:16]
+    study = open_study(storage, name, file.prune_after)
+    records = []
+    for number in range(file.trials):
+        study.sampler = TPESampler(seed=_seed(file.seed, number))
+        begun = number < len(study.get_trials(deepcopy=False))
+        trial = trial_of(study, storage, number) if begun else study.ask()
+        values = {key: suggest(trial, key, space) for key, space in spaces.items()}
+        record = _trial(study, trial, job, values, file, storage, folder)
+        records.append({"method": run, "trial": number, **record, **values})
+        shown = ", ".join(f"{key.rpartition('.')[2]} {_short(v)}" for key, v in values.items())
+        score = f"{record['score']:.4f}" if record["score"] is not None else "–"
+        print(f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})")
+    best = _best(run, records)
+    return Tuned(
+        run, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records
+    )
+
+
+def _seed(seed: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+
+
+def _trial(
+    study: Study,
+    trial: Trial,
+    job: Job,
+    values: Config,
+    file: TuneFile,
+    storage: str,
+    folder: Path,
+) -> Config:
+    """Runs a trial, unless it has ended, and returns its record."""
+    from optuna.trial import TrialState
+
+    pruning = {"storage": storage, "study": study.study_name, "trial": trial.number}
+    pruning |= {"after": file.prune_after, "metric": file.metric}
+    config = job.changed([nest(values)]).config
+    callbacks = config.get("trainer", {}).get("callbacks") or []
+    callbacks = [*callbacks, {"class_path": PRUNING, "init_args": pruning}]
+    config = merge(config, {"trainer": {"callbacks": callbacks}})
+    one = Job(f"trial{trial.number}", {}, file.seed, config)
+    outcome = execute(one, folder, checkpoints=True)
+    run = Run.read(job.run, file.seed, folder / one.folder, unfinished=True)
+    best = best_round(run.rows, file.metric)
+    diverged = outcome["status"] == "diverged"
+    if best is None and not diverged:
+        check_validated(run.rows[-1] if run.rows else {}, file.metric)
+    record: Config = {
+        "state": "diverged" if diverged else "finished",
+        "score": None,
+        "selected_by": best and best["selected_by"],
+        "rounds": run.rows[-1]["round"] if run.rows else 0,
+        "gradients": run.rows[-1].get("train/samples", 0.0) if run.rows else 0.0,
+        "seconds": outcome["seconds"],
+    }
+    known = study.get_trials(deepcopy=False)[trial.number]
+    if PRUNED in known.user_attrs:
+        record["state"] = "pruned"
+    if best is not None and not diverged:
+        record["score"] = best[best["selected_by"]]
+    if not known.state.is_finished():
+        if record["state"] == "finished" and best is not None:
+            study.tell(trial, score_of(best))
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+    return record
+
+
+def _best(run: str, records: Sequence[Config]) -> Config:
+    """Returns the record with the best score among the trials that ran to their end."""
+    done = [record for record in records if record["state"] == "finished"]
+    if not done:
+        raise ConfigError(f"tune: no trial of {run} has ended without diverging; change its space")
+    return max(done, key=lambda r: score_of({**r, r["selected_by"]: r["score"]}))
+
+
+# ---- what comes out ------------------------------------------------------------------------------
+
+
+def table(tuned: Sequence[Tuned]) -> Cells:
+    """Returns a header and a row for each run: the best values, their score, and what was spent."""
+    costs = ("rounds", "gradients", "seconds")
+    head = ["method", "best values", "validation score", "trials", "pruned", "diverged", *costs]
+    cells = [head]
+    for one in tuned:
+        values = ", ".join(f"{k.rpartition('.')[2]} {_short(v)}" for k, v in one.best.items())
+        states = [record["state"] for record in one.records]
+        spent = one.spent()
+        counts = [str(states.count(state)) for state in ("pruned", "diverged")]
+        score = f"{one.score:.4f} ({one.metric})"
+        cells.append([one.run, values, score, str(len(states)), *counts])
+        cells[-1] += [f"{spent[name]:,.0f}" for name in costs]
+    return cells
+
+
+def tuned_content(file: TuneFile, tuned: Sequence[Tuned]) -> Config:
+    """Returns the content of a file of `pfl compare` with the best values of every run."""
+    best = {one.run: nest(one.best) for one in tuned}
+    runs = {run: merge(change, best[run]) for run, change in file.content["runs"].items()}
+    tuning = {one.run: one.spent() for one in tuned}
+    return {**file.content, "runs": runs, "tuning": tuning}
+
+
+def write(file: TuneFile, tuned: Sequence[Tuned], out: Path) -> list[Path]:
+    """Writes the tables and the tuned comparison, prints the table, and returns the paths."""
+    cells = table(tuned)
+    print(f"\n{text(cells)}")
+    paths = [out / name for name in ("tune.md", "trials.csv", "tuned.yaml")]
+    words = (
+        f"# Tuning of: {file.comparison.title}\n\nEach method had {file.trials} trials with the "
+        f"seed {file.seed}. The best score on validation data selects; test scores are not read.\n"
+    )
+    paths[0].write_text(f"{words}\n{markdown(cells)}")
+    records = [record for one in tuned for record in one.records]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    rows = [[record.get(name, "") for name in names] for record in records]
+    paths[1].write_bytes(files.csv_lines([names, *rows]))
+    content = yaml.safe_dump(tuned_content(file, tuned), sort_keys=False, allow_unicode=True)
+    paths[2].write_text(
+        f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n{content}"
+    )
+    return paths
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+# ---- the command ---------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"tune: {message}")
+
+
+def command(words: list[str]) -> None:
+    """Runs `tune FILE [--out FOLDER] [--jobs N] [--change KEY=VALUE]`.
+
+    Args:
+        words: The words behind `tune`.
+    """
+    parser = _Parser(
+        prog="pfl tune",
+        description="Try values for several methods, the same number of trials for each of them, "
+        "select the best on validation data, and write a file for `pfl compare` with these values. "
+        "Trials that have ended are not repeated, and a killed search goes on where it was.",
+    )
+    parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
+    parser.add_argument("--out", type=Path, help="the folder of trials and results")
+    parser.add_argument("--jobs", type=int, help="methods at a time; default: as many as fit")
+    parser.add_argument("--change", **CHANGE)
+    given = parser.parse_args(words)
+    path = configs.find(given.file)
+    if path is None:
+        raise ConfigError(f"tune: {given.file}: there is no such file")
+    file = read_tune(path, changes_of("tune", given.change))
+    out = given.out or Path("runs/tune") / path.stem
+    with files.run_folder_errors(out, "tune: --out"):
+        out.mkdir(parents=True, exist_ok=True)
+    runs = list(file.spaces)
+    workers = given.jobs or side_by_side(len(runs))
+    found = dict(spread(functools.partial(tune_run, file=file, root=out), runs, workers))
+    paths = write(file, [found[run] for run in runs], out)
+    print(", ".join(map(str, paths)))

@@ -1,0 +1,272 @@
+"""The page of `pfl report`: what it says, and that a browser draws it without a network."""
+
+import csv
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from pfl.cli.main import main
+from pfl.report.folders import read_runs
+from tests.commands import call
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+NAMES = ("FedAvg", "FedSLR")
+
+
+def write_run(folder, name="FedAvg", seed=0, clients=3, rounds=2, bonus=0.0, **summary):
+    """A run folder with made-up numbers; returns its summary."""
+    folder.mkdir(parents=True)
+    rows = []
+    for number in range(1, rounds + 1):
+        row = {"round": number, "train/samples": 10.0 * number, "train/loss": 1 / number}
+        row |= {"comm/uplink_bytes": 5e5 * number, "comm/downlink_bytes": 15e5 * number}
+        for split, shift in (("val", 0.01), ("test", 0.0)):
+            row[f"{split}/global/accuracy"] = 0.123456 * number + bonus + shift
+            row[f"{split}/global/accuracy_worst10"] = 0.05 * number + bonus
+        rows.append(row)
+    write_csv(folder / "metrics.csv", rows)
+    scores = [
+        {"client": i, "train_samples": 5 + i, "label_0": i, "label_1": 5} for i in range(clients)
+    ]
+    for i, row in enumerate(scores):
+        row |= {"test_global_accuracy": 0.2 * i + bonus, "test_local_accuracy": 0.25}
+        row |= {"uplink_bytes": 100, "downlink_bytes": 300}
+    write_csv(folder / "clients.csv", scores)
+    (folder / "config.yaml").write_text(
+        f"seed_everything: {seed}\nmodel:\n  class_path: {name}\n  note: '</pre><script>bad()'\n"
+    )
+    content = {
+        "algorithm": name,
+        "seed": seed,
+        "finished": True,
+        "protocol": f"{clients} clients <&>",
+    }
+    content |= {"partition_hash": f"hash{seed}", "wall_seconds": 2.5, "versions": {"torch": "2.x"}}
+    content |= rows[-1] | summary
+    (folder / "summary.json").write_text(json.dumps(content))
+    return content
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+class Page(HTMLParser):
+    """The tables of a page (rows of exact values), its text outside of scripts, its addresses."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tables, self.words, self.addresses, self.scripts = [], [], [], []
+        self.inside = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.addresses += [attributes[key] for key in ("src", "href") if key in attributes]
+        self.addresses += [tag] * (tag in ("link", "iframe", "img", "object"))
+        if tag == "table":
+            self.tables.append([[]])
+        if tag == "tr" and self.tables[-1] != [[]]:
+            self.tables[-1].append([])
+        if tag == "td":
+            self.tables[-1][-1].append(attributes["data-value"])
+        if tag not in ("meta", "link", "br"):
+            self.inside.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.inside.pop() == tag  # well-formed
+
+    def handle_data(self, data):
+        if self.inside and self.inside[-1] == "script":
+            self.scripts.append(data)
+        elif self.inside and self.inside[-1] != "style":
+            self.words.append(data)
+            if "th" in self.inside:
+                self.tables[-1][0].append(data)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of four runs: two methods, two seeds."""
+    for place, name in enumerate(NAMES):
+        for seed in (0, 1):
+            write_run(tmp_path / "runs" / name / f"seed{seed}", name, seed, bonus=0.1 * place)
+    return tmp_path / "runs"
+
+
+def report(folder, *words):
+    """The page of `pfl report`."""
+    status, _, err = call("report", folder, *words)
+    assert (status, err) == (0, ""), err
+    return (folder / "report.html").read_text()
+
+
+def figures(page):
+    """The data of all figures: the first argument of each call of Plotly that is JSON."""
+    decode, found = json.JSONDecoder().raw_decode, []
+    for script in page.scripts:
+        if match := re.match(
+            r"\s*window\.PLOTLYENV.*?Plotly\.newPlot\(\s*\"[^\"]+\",\s*", script, re.S
+        ):
+            found.append(decode(script, match.end())[0])
+    return found
+
+
+def test_the_page_needs_nothing_from_elsewhere(folder):
+    page = Page(report(folder))
+    assert page.addresses and all(address.startswith("#run-") for address in page.addresses)
+    own = [script for script in page.scripts if len(script) < 1e6]
+    assert len(page.scripts) == len(own) + 1  # the other one is Plotly itself
+    assert not re.search(r"https?://(?!plot\.ly)|import\(|fetch\(", "".join(own))
+
+
+def test_the_numbers_are_those_of_the_runs(folder):
+    heads, *rows = Page(report(folder)).tables[0]
+    assert [(row[0], row[1]) for row in rows] == [(n, s) for n in NAMES for s in "01"]
+    for row, place in zip(rows, (0, 0, 1, 1), strict=True):
+        values = dict(zip(heads, row, strict=True))
+        summary = json.loads((folder / NAMES[place] / "seed0" / "summary.json").read_text())
+        assert float(values["global"]) == summary["test/global/accuracy"]
+        assert float(values["worst 10%"]) == summary["test/global/accuracy_worst10"]
+        assert float(values["MB up"]) == summary["comm/uplink_bytes"] / 1e6
+        assert float(values["seconds"]) == 2.5
+        # Clients score 0, 0.2, 0.4 plus a bonus of 0 or 0.1, and 0.25 alone.
+        assert float(values["gained"]) == pytest.approx((1 / 3, 2 / 3)[place])
+
+
+def test_curves_have_every_axis(folder):
+    """Two rounds, of 2 MB and 10 gradients each."""
+    data = figures(Page(report(folder)))[0]
+    line = next(trace for trace in data if trace.get("name") == "FedSLR, global")
+    expected = {"rounds": [1, 2], "MB sent and received": [2, 4], "sample gradients": [10, 20]}
+    assert line["meta"] == {"score": "test accuracy", "x": expected}
+    scores = {trace["meta"]["score"]: trace["visible"] for trace in data}
+    assert scores == {"test accuracy": True, "validation accuracy": False, "train/loss": False}
+
+
+def test_a_client_tells_labels_sizes_scores_and_gain(folder):
+    texts = next(f for f in figures(Page(report(folder))) if "text" in f[0])[0]["text"]
+    assert texts[2].split("<br>") == [
+        "<b>client 2</b>",
+        "samples: 7 training",
+        "labels: 1: 5, 0: 2",
+        "global: 0.4000",
+        "alone: 0.2500",
+        "gain over alone: +0.1500",
+        "sent 100 B, received 300 B",
+    ]
+
+
+def test_words_of_runs_are_escaped(tmp_path):
+    evil = "<script>bad()</script>"
+    write_run(tmp_path / "runs" / "a", f"x.{evil}")
+    text = report(tmp_path / "runs", "--title", evil)
+    page = Page(text)  # which checks that all elements are closed
+    assert not [script for script in page.scripts if script.strip().startswith("bad")]
+    assert evil in "".join(page.words) and "3 clients <&>" in "".join(page.words)
+    assert "</pre><script>bad()" in "".join(page.words)  # of the configuration
+
+
+def test_the_configuration_and_versions_are_there(folder):
+    page = Page(report(folder))
+    assert ["torch", "2.x"] in page.tables[-1] and ["partition_hash", "hash1"] in page.tables[-1]
+    assert any("class_path: FedSLR" in words for words in page.words)
+
+
+def test_many_clients_are_thinned_from_worst_to_best(tmp_path):
+    write_run(tmp_path / "runs" / "a", clients=2501)
+    page = Page(report(tmp_path / "runs"))
+    rows = page.tables[1][1:]
+    ids = np.array([int(float(row[0])) for row in rows])
+    assert len(rows) == 1000 and ids[0] == 0 and ids[-1] == 2500 and (np.diff(ids) <= 3).all()
+    assert "Of 2,501 clients, 1,000 are shown" in "".join(page.words)
+
+
+def test_a_run_that_goes_on_is_shown(tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    for name in ("summary.json", "clients.csv"):
+        (tmp_path / "runs" / "a" / name).unlink()
+    page = Page(report(tmp_path / "runs"))
+    assert page.tables[0][1][:3] == ["FedAvg", "0", "2.0"]
+    assert "Not finished: FedAvg, seed 0." in "".join(page.words)
+
+
+def test_labels_tell_configurations_apart(tmp_path):
+    """Seeds of one configuration share a label; two configurations of a method do not."""
+    for value, seed in ((1, 0), (1, 1), (2, 0)):
+        folder = tmp_path / f"mu={value}" / f"seed{seed}"
+        write_run(folder, seed=seed)
+        (folder / "config.yaml").write_text(f"seed_everything: {seed}\nmodel:\n  mu: {value}\n")
+    folders = sorted(path.parent for path in tmp_path.rglob("metrics.csv"))
+    runs = [(run.label, run.seed) for run in read_runs(folders)]
+    assert runs == [("mu=1", 0), ("mu=1", 1), ("mu=2", 0)]
+
+
+@pytest.mark.parametrize(
+    "words, expected", [(["none"], "none"), ([], "arguments"), (["."], "metrics.csv")]
+)
+def test_a_mistake_gets_one_line(tmp_path, monkeypatch, capsys, words, expected):
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: report: ") and expected in error and error.count("\n") == 1
+
+
+# ---- in a browser --------------------------------------------------------------------------------
+
+CLICKS = """
+<script>
+const errors = [];
+window.onerror = (message) => errors.push(message);
+const head = [...document.querySelectorAll("th")].find((th) => th.innerText.startsWith("global"));
+const first = () => document.querySelector("tbody tr").cells[head.cellIndex].dataset.value;
+const seen = [];
+for (let i = 0; i < 2; i++) { head.querySelector("button").click(); seen.push(first()); }
+const axis = document.getElementById("axis"), score = document.getElementById("score");
+axis.value = "sample gradients"; score.value = "train/loss";
+score.dispatchEvent(new Event("change"));
+document.querySelector("td a").click();
+const plot = document.querySelector(".curves .js-plotly-plot");
+const shown = plot.data.filter((t) => t.visible && t.name);
+const result = { seen, errors, x: shown.map((t) => t.x), scores: shown.map((t) => t.meta.score),
+  title: plot.layout.xaxis.title.text,
+  lines: plot.querySelectorAll(".scatterlayer .js-line").length,
+  plots: document.querySelectorAll(".js-plotly-plot .main-svg").length,
+  opened: document.querySelectorAll("section details[open]").length,
+  fits: [...document.querySelectorAll(".curves")].every(
+    (box) => box.getBoundingClientRect().right <= innerWidth) };
+document.body.dataset.result = JSON.stringify(result);
+</script>
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("width", [600, 1400])
+def test_a_browser_draws_sorts_and_changes_axes(folder, tmp_path, width):
+    path = tmp_path / "page.html"
+    path.write_text(report(folder).replace("</body>", CLICKS + "</body>"))
+    switches = ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    switches += [f"--window-size={width},900", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    switches += [f"--user-data-dir={tmp_path / 'profile'}"]
+    done = subprocess.run(
+        [BROWSER, *switches, path.as_uri()], capture_output=True, text=True, timeout=120
+    )
+    found = re.search(r'data-result="([^"]*)"', done.stdout)
+    assert found, done.stderr[-2000:]
+    result = json.loads(found[1].replace("&quot;", '"'))
+    low, high = (2 * 0.123456 + bonus for bonus in (0, 0.1))  # ascending, then descending
+    assert [float(value) for value in result["seen"]] == pytest.approx([low, high])
+    assert result["errors"] == [] and result["fits"]
+    assert result["scores"] == ["train/loss"] * 2 and result["x"] == [[10, 20]] * 2
+    assert result["title"] == "sample gradients" and result["lines"] == 2
+    assert result["plots"] >= 2 * 3 and result["opened"] == 1

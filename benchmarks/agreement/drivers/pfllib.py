@@ -154,6 +154,7 @@ class Runner:
 
         def record(*args: object) -> None:
             rounds.append(found(run))
+            run.rs_test_acc.append(0.0)  # a score, whose maximum is printed
             if len(rounds) > ROUNDS:
                 raise Done
 
@@ -167,14 +168,13 @@ class Runner:
             run.train()
         except Done:
             pass
-        return {
-            name: np.stack([row[there] for row in rounds[1:]]) for name, there in take.items()
-        }
+        return {name: np.stack([row[there] for row in rounds[1:]]) for name, there in take.items()}
 
 
 def found(run: Any) -> dict[str, np.ndarray]:
     """What there is when a round begins and the clients have received the server's model."""
     row = {"models": np.stack([flat(c.model.parameters()) for c in run.clients])}
+    row["received"] = row["models"][0]  # where all of the model is sent
     if isinstance(run.global_model, nn.Module):
         row["global"] = flat(run.global_model.parameters())[: len(row["models"][0])]
     for name in ("model_per", "client_u"):
@@ -206,9 +206,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     return {
         "FedAvg": run("serveravg", "FedAvg", shared),
         "FedProx": run("serverprox", "FedProx", shared, mu=0.3),
-        "SCAFFOLD": run(
-            "serverscaffold", "SCAFFOLD", shared | {"client c_i": "client_c"}
-        ),
+        "SCAFFOLD": run("serverscaffold", "SCAFFOLD", shared | {"client c_i": "client_c"}),
         "FedDyn": run("serverdyn", "FedDyn", shared | {"client g": "old_grad"}, alpha=0.4),
         "Ditto": run(
             "serverditto",
@@ -231,7 +229,18 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         "FedRep": run("serverrep", "FedRep", personal, loaders=[head]),
         "FedPer": run("serverper", "FedPer", personal),
         "LG": run("serverlg", "LG_FedAvg", personal),
-        "FedBABU": run("serverbabu", "FedBABU", personal),
+        "FedBABU": run("serverbabu", "FedBABU", {"w": "received"}),
+        "FedBABU, fine-tuned": {
+            # Without epochs of fine-tuning, and after it: where it begins.
+            "start": run(
+                "serverbabu",
+                "FedBABU",
+                {"v": "models"},
+                loaders=[TRAIN] * 2,
+                global_rounds=ROUNDS - 1,
+                fine_tuning_epochs=0,
+            )["v"][-1:]
+        },
         "pFedMe": run(
             "serverpFedMe",
             "pFedMe",

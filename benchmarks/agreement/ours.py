@@ -36,7 +36,7 @@ from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.method import FederatedAlgorithm
 
-PURPOSES = {"train": EPOCHS, "personal": EPOCHS, "head": HEAD_EPOCHS}
+PURPOSES = {"train": 4, "personal": EPOCHS, "head": HEAD_EPOCHS}
 
 
 def datamodule() -> TensorDataModule:
@@ -104,11 +104,7 @@ class Recorder(pl.Callback):
         self.rounds.append(row)
 
 
-def run(
-    kind: type[FederatedAlgorithm],
-    cohorts: tuple[tuple[int, ...], ...] = COHORTS,
-    **settings: Any,
-) -> Iterates:
+def run(kind: type[FederatedAlgorithm], **settings: Any) -> Iterates:
     """The iterates of a method, with the problem's settings where no others are given."""
     settings = {"lr": RATE, "batch_size": BATCH, "local_epochs": EPOCHS} | settings
     recorder = Recorder()
@@ -117,7 +113,7 @@ def run(
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet:
         warnings.simplefilter("ignore")
         trainer = Trainer(
-            max_epochs=len(cohorts),
+            max_epochs=ROUNDS,
             limit_val_batches=0,
             precision="64-true",
             accelerator="cpu",
@@ -126,7 +122,7 @@ def run(
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
-        loop = FederatedLoop(datamodule(), trace=[list(c) for c in cohorts])
+        loop = FederatedLoop(datamodule(), trace=[list(c) for c in COHORTS])
         trainer.fit(kind(network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+from unittest.mock import MagicMock
 
 import numpy as np
 
@@ -47,8 +48,8 @@ class Problem:
         self, purpose: str, round_index: int, client: int, epoch: int
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """The mini-batches of one epoch, as inputs and targets."""
-        if purpose == "full":  # all samples in one batch
-            return [(self.inputs[client], self.targets[client])]
+        if purpose.startswith("full"):  # all samples in one batch, or in "full 3" in each of three
+            return [(self.inputs[client], self.targets[client])] * int(purpose[5:] or 1)
         picks = self.orders[purpose, round_index, client][epoch]
         return [(self.inputs[client][p], self.targets[client][p]) for p in picks]
 
@@ -125,6 +126,12 @@ class Epochs:
 
     def __iter__(self) -> Iterator[object]:
         return iter(self._coming.pop(0))
+
+
+def absent(*modules: str) -> None:
+    """Makes packages importable that a project imports and that its driver does not use."""
+    for name in modules:
+        sys.modules[name] = MagicMock()
 
 
 def commit(checkout: Path) -> str:

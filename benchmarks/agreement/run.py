@@ -63,6 +63,7 @@ class Project:
 
 PROJECTS = [
     Project("PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
+    Project("FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
 ]
 
 
@@ -75,7 +76,7 @@ def table(project: Project, checkout: Path) -> tuple[str, list[str]]:
         given, made = Path(folder) / "problem.npz", Path(folder) / "theirs.npz"
         ours.problem().save(given)
         driver = HERE / "drivers" / f"{project.module}.py"
-        command = [project.python(), driver, given, checkout, made]
+        command = [project.python(), *map(str, (driver, given, checkout, made))]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         theirs: dict[str, Iterates] = {}
         with np.load(made) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -28,9 +29,9 @@ from pfl.algorithms import (
     pFedMe,
 )
 
-MOREAU = dict(penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8)
-META = dict(alpha=RATE, variant="FO", batch_size=None)
-HEAD = dict(server_lr=0.5, server_batch_size=None)
+MOREAU: dict[str, Any] = dict(penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8)
+META: dict[str, Any] = dict(alpha=RATE, variant="FO", batch_size=None)
+HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
 
 CASES = [
     Case("FedAvg", "FedAvg", "clients/clientavg.py:12", ("w",), partial(run, FedAvg)),

@@ -6,11 +6,12 @@ and drop the last samples of an epoch) and the evaluation, where the iterates ar
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from benchmarks.agreement.problem import (
     Epochs,
     Iterates,
     Problem,
+    absent,
     main,
 )
 
@@ -95,11 +97,11 @@ class Runner:
     def __init__(self, problem: Problem, checkout: Path) -> None:
         self.problem = problem
         sys.path.insert(0, str(checkout / "system"))
-        sys.modules["h5py"] = ModuleType("h5py")  # only its results files need it
+        absent("h5py")
         self.base = importlib.import_module("flcore.servers.serverbase")
         self.client_base = importlib.import_module("flcore.clients.clientbase")
         for module in (self.base, self.client_base):
-            module.read_client_data = self.samples
+            vars(module)["read_client_data"] = self.samples
         split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
         body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
         self.network = split(body, nn.Linear(HIDDEN, CLASSES)).double()
@@ -164,10 +166,8 @@ class Runner:
         run.evaluate_personalized = record if server == "pFedMe" else lambda: None
         if setup is not None:
             setup(run)
-        try:
+        with contextlib.suppress(Done):
             run.train()
-        except Done:
-            pass
         return {name: np.stack([row[there] for row in rounds[1:]]) for name, there in take.items()}
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.machinery import FileFinder, SourceFileLoader
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -132,6 +133,40 @@ def absent(*modules: str) -> None:
     """Makes packages importable that a project imports and that its driver does not use."""
     for name in modules:
         sys.modules[name] = MagicMock()
+
+
+class InFloat64(SourceFileLoader):
+    """Loads a module with float64 wherever its source says float32, and without bytecode files."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError  # there is no bytecode
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(path).replace(b"float32", b"float64").replace(b".float()", b".double()")
+
+
+def import_in_float64(checkout: Path) -> None:
+    """Makes the modules of a checkout importable, in float64 where they fix float32."""
+    hook = FileFinder.path_hook((InFloat64, [".py"]))
+
+    def only_there(path: str) -> FileFinder:
+        if not path.startswith(str(checkout)):
+            raise ImportError
+        return hook(path)
+
+    sys.path_hooks.insert(0, only_there)
+    sys.path.insert(0, str(checkout))
+
+
+def drawn_cohorts() -> Callable[..., np.ndarray]:
+    """A draw that replaces np.random.uniform where clients with numbers below 1/2 take part."""
+    rounds = iter(COHORTS)
+
+    def draw(*args: object, **kwargs: object) -> np.ndarray:
+        cohort = next(rounds)
+        return np.array([0.0 if i in cohort else 1.0 for i in EVERYONE])
+
+    return draw
 
 
 def commit(checkout: Path) -> str:

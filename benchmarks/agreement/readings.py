@@ -5,13 +5,15 @@ They show that a difference has the stated reason and no other: changed so, both
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.algorithms import APFL, SCAFFOLD, FedBABU, FedDyn, FedGH, pFedMe
+from benchmarks.agreement.problem import Iterates, arrays
+from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBABU, FedDyn, FedGH, pFedMe
 from pfl.method import Clients, FederatedAlgorithm, Message, PartlyPersonal, dense
 
 
@@ -228,3 +230,77 @@ def from_zero(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
             self.v.zero_()
 
     return FromZero
+
+
+# ---- the authors' code --------------------------------------------------------------------------
+
+
+class ScaledFedDyn(FedDyn):
+    """α is α / ω_i for a client, with ω_i the relative number of its samples; g_i / α is stored.
+
+    The state "g" is -g_i / α here, the sum of all changes of the client's model.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        moved, alpha = clients.state["g"], self.alpha / relative_sizes(self, clients)
+        pull, lr = moved - w, self.learning_rate(clients.round)
+        v = w.repeat(len(clients), 1)
+        for batch in clients.batches(self.local_schedule):
+            _, g = self.oracle.gradient(v, batch, clients.buffers)
+            v[: batch.clients] -= lr * (g + alpha * (v + pull))[: batch.clients]
+        clients.state["g"] = moved + v - w
+        return v
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        self.global_model.copy_(mean["w"] + self.mean_state("g"))
+
+
+def relative_sizes(method: FederatedAlgorithm, clients: Clients) -> Tensor:
+    """The clients' numbers of samples, divided by the mean over all clients, [C, 1]."""
+    sizes = torch.from_numpy(clients.sizes / method.client_sizes.mean())
+    return sizes[:, None]
+
+
+class ScaledSCAFFOLD(SCAFFOLD):
+    """Clients receive c / ω_i, with ω_i the relative number of samples, and c moves by ω_i Δc_i.
+
+    With `divided=False` c_i+ is computed with c instead of c / ω_i.
+    """
+
+    def __init__(self, *args: Any, divided: bool = True, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.divided = divided
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        c_i, lr, size = clients.state["c_i"], self.lr, relative_sizes(self, clients)
+        steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
+        y = self.local_sgd(clients, w, linear=self.c / size - c_i)
+        received = self.c / size if self.divided else self.c
+        clients.state["c_i"] = new = c_i - received + (w - y) / (steps * lr)
+        return {"y": dense(y - w), "c": dense((new - c_i) * size)}
+
+
+class SteppedDitto(Ditto):
+    """v_i takes a step of its loss and of 0.001 v_i, and then one towards w; `weighting: uniform`.
+
+    The mean over the cohort is that of the models after the local steps, as in Ditto.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        lr, schedule = self.learning_rate(clients.round), self.local_schedule
+        v = clients.state["v"].clone()
+        for batch in clients.batches(replace(schedule, epochs=self.personal_epochs)):
+            _, g = self.oracle.gradient(v, batch, clients.buffers)
+            rows = slice(0, batch.clients)
+            v[rows] -= lr * (g + 0.001 * v)[rows]
+            v[rows] -= lr * self.penalty * (v - w)[rows]
+        clients.state["v"] = v
+        return self.local_sgd(clients, w)
+
+
+def scored_before_the_mean(iterates: Iterates, shared: slice) -> Iterates:
+    """The personalized models v with the shared part that the round began with."""
+    v = iterates["v"].copy()
+    v[1:, :, shared] = iterates["v"][:-1, :, shared]
+    v[0, :, shared] = arrays()[2][shared]
+    return {"v": v}

@@ -64,6 +64,8 @@ class Project:
 PROJECTS = [
     Project("PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
     Project("FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
+    Project("FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
+    Project("fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),
 ]
 
 
@@ -103,6 +105,9 @@ def main() -> None:
     parser.add_argument("projects", nargs="*", metavar="PROJECT", help="those that DIR has")
     parser.add_argument("--checkouts", type=Path, required=True, metavar="DIR")
     args = parser.parse_args()
+    known = [project.name for project in PROJECTS]
+    if unknown := set(args.projects) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
     problems = []
     for project in PROJECTS:
         checkout = args.checkouts / project.name

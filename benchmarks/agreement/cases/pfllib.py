@@ -1,0 +1,155 @@
+"""What PFLlib computes, method by method."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from benchmarks.agreement import readings
+from benchmarks.agreement.case import Case
+from benchmarks.agreement.ours import run
+from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, arrays
+from pfl.algorithms import (
+    APFL,
+    SCAFFOLD,
+    Ditto,
+    FedAMP,
+    FedAvg,
+    FedBABU,
+    FedDyn,
+    FedGH,
+    FedPer,
+    FedProx,
+    FedRep,
+    LGFedAvg,
+    LocalTrain,
+    PerFedAvg,
+    pFedMe,
+)
+
+MOREAU: dict[str, Any] = dict(penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8)
+META: dict[str, Any] = dict(alpha=RATE, variant="FO", batch_size=None)
+HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
+
+CASES = [
+    Case("FedAvg", "FedAvg", "clients/clientavg.py:12", ("w",), partial(run, FedAvg)),
+    Case(
+        "FedProx",
+        "FedProx",
+        "optimizers/fedoptimizer.py:74",
+        ("w",),
+        partial(run, FedProx, proximal_weight=0.3),
+    ),
+    Case(
+        "SCAFFOLD",
+        "SCAFFOLD",
+        "clients/clientscaffold.py:73, servers/serverscaffold.py:114",
+        ("w", "client c_i"),
+        partial(run, SCAFFOLD),
+    ),
+    Case(
+        "FedDyn",
+        "FedDyn",
+        "clients/clientdyn.py:45",
+        ("w", "client g"),
+        partial(run, FedDyn, alpha=0.4),
+        "The proximal term is α/2 ‖θ - θ^t‖ instead of α/2 ‖θ - θ^t‖², so that its pull has the "
+        "length α/2 wherever θ is.",
+        partial(run, readings.NormFedDyn, alpha=0.4),
+    ),
+    Case(
+        "Ditto",
+        "Ditto",
+        "clients/clientditto.py:64",
+        ("w", "v"),
+        partial(run, Ditto, penalty=0.5, personal_epochs=EPOCHS),
+    ),
+    Case(
+        "APFL",
+        "APFL",
+        "clients/clientapfl.py:50-59, 73, 76",
+        ("w", "v"),
+        partial(run, APFL, alpha=0.6),
+        "The mean is weighted by samples. v_i takes plain SGD steps at v_i, not at the mixture (50), "
+        "and the mixture then replaces it (59), so that the next round mixes once more. α_i adapts "
+        "in every step (56), with a mixture of gradients at two points (73) and 0.02 α_i (76), and "
+        "cannot be held fixed.",
+        partial(run, readings.StoredMixtureAPFL, alpha=0.6, adaptive=True),
+    ),
+    Case(
+        "PerFedAvg, first order",
+        "PerAvg",
+        "servers/serverperavg.py:35-36",
+        ("w",),
+        partial(run, PerFedAvg, local_epochs=1, **META),
+        "Each client trains twice a round, so that `local_epochs` counts double; the mean is "
+        "weighted by samples. Inner and outer rate are one argument (clientperavg.py:14).",
+        partial(run, readings.by_samples(PerFedAvg), local_epochs=2, **META),
+    ),
+    Case(
+        "FedRep",
+        "FedRep",
+        "clients/clientrep.py:24",
+        ("v",),
+        partial(run, FedRep, head_epochs=HEAD_EPOCHS),
+    ),
+    Case("FedPer", "FedPer", "clients/clientper.py:10", ("v",), partial(run, FedPer)),
+    Case("LGFedAvg", "LG", "clients/clientlg.py:10", ("v",), partial(run, LGFedAvg)),
+    Case("FedBABU, training", "FedBABU", "clients/clientbabu.py:16", ("w",), partial(run, FedBABU)),
+    Case(
+        "FedBABU, start of fine-tuning",
+        "FedBABU, fine-tuned",
+        "servers/serverbabu.py:61",
+        ("start",),
+        lambda: {"start": run(readings.GlobalStart)["v"][-1:]},
+        "Fine-tuning begins at the model that each client has at that moment, which is its own "
+        "after its last local steps, or the one before the last for who was not in the last "
+        "cohort. The last mean is never sent.",
+        lambda: {"start": run(readings.OwnBodyFedBABU)["v"][-1:]},
+    ),
+    Case(
+        "pFedMe",
+        "pFedMe",
+        "clients/clientpFedMe.py:56-68, optimizers/fedoptimizer.py:45-47",
+        ("w", "v"),
+        partial(run, pFedMe, **MOREAU),
+        "θ_i starts where the last local step left it instead of at w_i, its gradient has 0.001 θ_i "
+        "more (45), and the mean is weighted by samples. The stored θ_i are the parameters of the "
+        "client's network themselves (47), which the received model overwrites before it is scored, "
+        "so that what is called personalized is w.",
+        partial(run, readings.CarriedpFedMe, **MOREAU),
+    ),
+    Case(
+        "pFedMe, β by default",
+        "pFedMe, defaults",
+        "main.py:446, servers/serverpFedMe.py:91",
+        ("w",),
+        partial(run, pFedMe, **MOREAU | dict(server_mixture=1.0)),
+        "β is 0 unless `-bt` is given, and w keeps its first value in all rounds. The row above "
+        "has β = 0.8.",
+        lambda: {"w": np.tile(arrays()[2], (ROUNDS, 1))},
+    ),
+    Case(
+        "FedAMP",
+        "FedAMP",
+        "clients/clientamp.py:40-42",
+        ("v",),
+        partial(run, FedAMP, alpha=1.0, sigma=5.0, penalty=1.0, alpha_decay=1.0),
+        "The proximal term is made of `.data`, so it has no gradient (40), and local steps begin at "
+        "the client's own model: u_i is computed and used by nothing. Every client trains alone, "
+        "as in our LocalTrain.",
+        partial(run, LocalTrain),
+    ),
+    Case(
+        "FedGH",
+        "FedGH",
+        "servers/servergh.py:27",
+        ("v",),
+        partial(run, FedGH, **HEAD),
+        "The server's head is the same object as the head of client 0, whose local steps move it "
+        "in every round that has client 0. One pass of the server over the class means a round.",
+        partial(run, readings.AliasedFedGH, **HEAD),
+    ),
+]

@@ -1,0 +1,246 @@
+"""FL-bench (github.com/KarhouTam/FL-bench): its clients, trainer and servers' rounds.
+
+The servers' set-up is replaced, which reads files and the command line, and so is the order of
+samples. Aggregation, packages, clients and their local steps are FL-bench's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+from benchmarks.agreement.problem import (
+    BATCH,
+    CLASSES,
+    COHORTS,
+    EPOCHS,
+    EVERYONE,
+    FEATURES,
+    HEAD_EPOCHS,
+    HIDDEN,
+    RATE,
+    SIZES,
+    Epochs,
+    Iterates,
+    Problem,
+    absent,
+    main,
+)
+
+Purposes = list[tuple[str, int]]
+
+
+class Settings(dict[str, Any]):
+    """Nested settings whose keys are attributes, as omegaconf's."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(name)
+        return self[name]
+
+
+class Dataset:
+    """As many samples as there are; the loader gives them."""
+
+    def __len__(self) -> int:
+        return sum(SIZES)
+
+    def train(self) -> None: ...
+
+    def eval(self) -> None: ...
+
+
+class Loader:
+    """The trained client's next epoch each time that it is iterated over."""
+
+    def __init__(self, client: Any, purposes: Purposes) -> None:
+        self.client, self.purposes = client, purposes
+        self.coming: dict[int, Epochs] = {}
+
+    def __len__(self) -> int:
+        return len(self.epochs())
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self.epochs())
+
+    def epochs(self) -> Epochs:
+        return self.coming[self.client.client_id]
+
+
+def vector(values: Any) -> np.ndarray:
+    """One vector of some tensors."""
+    return torch.cat([value.detach().reshape(-1) for value in values]).numpy().copy()
+
+
+class Runner:
+    """Runs rounds of a checkout's servers."""
+
+    def __init__(self, problem: Problem, checkout: Path) -> None:
+        torch.set_default_dtype(torch.float64)
+        self.problem = problem
+        sys.path.insert(0, str(checkout))
+        absent("ray", "ray.actor", "pynvml", "hydra", "hydra.core", "hydra.core.hydra_config")
+        absent("rich", "rich.console", "rich.pretty", "rich.progress", "omegaconf")
+        sys.modules["omegaconf"].DictConfig = Settings  # type: ignore[attr-defined]
+        base: Any = importlib.import_module("src.server.fedavg").FedAvgServer
+        base.__init__ = lambda server, args: self.set_up(server, args)
+        made = importlib.import_module("src.utils.models").DecoupledModel()
+        made.base = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
+        made.classifier = nn.Linear(HIDDEN, CLASSES)
+        nn.utils.vector_to_parameters(torch.from_numpy(problem.start), made.parameters())
+        self.network = made
+
+    def set_up(self, server: Any, args: Settings) -> None:
+        """What FedAvgServer.__init__ leaves behind, without files."""
+        server.args, server.device = args, torch.device("cpu")
+        server.client_num = len(SIZES)
+        server.train_clients = server.val_clients = server.test_clients = list(EVERYONE)
+        server.init_model(copy.deepcopy(self.network))
+        server.client_optimizer_states = {i: {} for i in EVERYONE}
+        server.client_lr_scheduler_states = {i: {} for i in EVERYONE}
+        server.client_local_epoches = [args.common.local_epoch] * len(SIZES)
+        server.client_metrics = {i: {} for i in EVERYONE}
+        server.testing = server.verbose = False
+        server.dataset = Dataset()
+        ends = np.cumsum(SIZES)
+        server.client_data_indices = [
+            {"train": list(range(end - n, end)), "val": [], "test": []}
+            for n, end in zip(SIZES, ends, strict=True)
+        ]
+        server.init_trainer()
+
+    def __call__(
+        self,
+        module: str,
+        server: str,
+        purposes: Purposes | None = None,
+        personal: Callable[[Any, int], Any] | None = None,
+        common: dict[str, object] | None = None,
+        optimizer: dict[str, object] | None = None,
+        **settings: object,
+    ) -> Iterates:
+        """The iterates of a server.
+
+        Args:
+            module: Of the server.
+            server: Its class.
+            purposes: Of the epochs that a client takes in a round.
+            personal: The tensors of the personalized model of a client.
+            common, optimizer: Settings of these sections that differ.
+            settings: Those of the method.
+        """
+        test = Settings(
+            client=Settings(train=False, val=False, test=False, finetune_epoch=1),
+            server=Settings(interval=-1),
+        )
+        shared = Settings(
+            use_cuda=False,
+            buffers="global",
+            batch_size=BATCH,
+            local_epoch=EPOCHS,
+            reset_optimizer_on_global_epoch=True,
+            client_side_evaluation=False,
+            test=test,
+        )
+        args = Settings(
+            mode="serial",
+            model=Settings(external_model_weights_path=None),
+            common=Settings(shared | (common or {})),
+            optimizer=Settings(dict(name="sgd", lr=RATE) | (optimizer or {})),
+            **{module: Settings(settings)},
+        )
+        run = getattr(importlib.import_module(f"src.server.{module}"), server)(args)
+        client = run.trainer.worker
+        client.trainloader = loader = Loader(client, purposes or [("train", EPOCHS)])
+        rounds: list[dict[str, np.ndarray]] = []
+        for now, cohort in enumerate(COHORTS):
+            loader.coming = {
+                i: Epochs(self.problem, now, i, loader.purposes, tensors) for i in cohort
+            }
+            run.current_epoch, run.selected_clients = now, list(cohort)
+            run.train_one_round()
+            row = {"w": vector(run.public_model_params.values())}
+            if personal is not None:
+                row["v"] = np.stack([vector(personal(run, i)) for i in EVERYONE])
+            if hasattr(run, "c_local"):
+                row["client c_i"] = np.stack([vector(c) for c in run.c_local])
+            if hasattr(run, "c_global"):
+                row["server c"] = vector(run.c_global)
+            rounds.append(row)
+        return {name: np.stack([row[name] for row in rounds]) for name in rounds[0]}
+
+
+def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def stored(run: Any, i: int) -> Any:
+    """The personalized model that the server keeps for a client."""
+    return run.clients_personalized_model_params[i].values()
+
+
+def with_own_part(run: Any, i: int) -> Any:
+    """The server's model with what is the client's own."""
+    return (run.public_model_params | run.clients_personal_model_params[i]).values()
+
+
+def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
+    """The iterates of all methods."""
+    run = Runner(problem, checkout)
+    both = [("train", EPOCHS), ("personal", EPOCHS)]
+    head = [("head", HEAD_EPOCHS), ("train", EPOCHS)]
+    moreau = dict(lamda=2.0, k=3, pers_lr=0.1, beta=0.8, mu=0.001)
+    adaptive = dict(beta1=0.9, beta2=0.99, server_lr=0.1, tau=0.01)
+    return {
+        "FedAvg": run("fedavg", "FedAvgServer"),
+        "FedProx": run("fedprox", "FedProxServer", mu=0.3),
+        "SCAFFOLD": run(
+            "scaffold", "SCAFFOLDServer", [("train", 4)], common={"local_epoch": 4}, global_lr=1.0
+        ),
+        "FedDyn": run("feddyn", "FedDynServer", alpha=0.4, max_grad_norm=10.0),
+        "FedDyn, weight decay": run(
+            "feddyn",
+            "FedDynServer",
+            optimizer={"weight_decay": 0.4},
+            alpha=0.4,
+            max_grad_norm=10.0,
+        ),
+        "Ditto": run("ditto", "DittoServer", both, stored, pers_epoch=EPOCHS, lamda=0.5),
+        "APFL": run("apfl", "APFLServer", alpha=0.6, adaptive_alpha=0),
+        "PerFedAvg FO": run(
+            "perfedavg", "PerFedAvgServer", [("full 2", EPOCHS)], version="fo", beta=0.3, delta=1e-3
+        ),
+        "PerFedAvg HF": run(
+            "perfedavg", "PerFedAvgServer", [("full 3", EPOCHS)], version="hf", beta=0.3, delta=1e-3
+        ),
+        "FedRep": run(
+            "fedrep",
+            "FedRepServer",
+            head,
+            with_own_part,
+            common={"local_epoch": HEAD_EPOCHS + EPOCHS},
+            train_body_epoch=EPOCHS,
+        ),
+        "FedPer": run("fedper", "FedPerServer", personal=with_own_part),
+        "LGFedAvg": run("lgfedavg", "LGFedAvgServer", personal=with_own_part, num_global_layers=1),
+        "FedBABU": run("fedbabu", "FedBabuServer"),
+        "FedBABU, weight decay": run("fedbabu", "FedBabuServer", optimizer={"weight_decay": 0.2}),
+        "pFedMe": run("pfedme", "pFedMeServer", personal=stored, **moreau),
+        "FedAdagrad": run("fedopt", "FedOptServer", type="adagrad", **adaptive),
+        "FedAdam": run("fedopt", "FedOptServer", type="adam", **adaptive),
+        "FedYogi": run("fedopt", "FedOptServer", type="yogi", **adaptive),
+    }
+
+
+if __name__ == "__main__":
+    main(theirs)

@@ -1,0 +1,270 @@
+"""PFLlib (github.com/TsingZ0/PFLlib): whole runs of its servers and clients.
+
+Replaced are the reading of files, the draw of cohorts, the order of samples (its loaders shuffle,
+and drop the last samples of an epoch) and the evaluation, where the iterates are recorded instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+sys.path.append(str(Path(__file__).parents[3]))
+
+from benchmarks.agreement.problem import (
+    CLASSES,
+    COHORTS,
+    EPOCHS,
+    FEATURES,
+    HEAD_EPOCHS,
+    HIDDEN,
+    RATE,
+    ROUNDS,
+    SIZES,
+    Epochs,
+    Iterates,
+    Problem,
+    absent,
+    main,
+)
+
+TRAIN = [("train", EPOCHS)]
+SETTINGS = dict(
+    algorithm="",
+    dataset="",
+    device="cpu",
+    save_folder_name="",
+    num_classes=CLASSES,
+    batch_size=1 << 20,
+    local_learning_rate=RATE,
+    local_epochs=EPOCHS,
+    few_shot=0,
+    learning_rate_decay=False,
+    learning_rate_decay_gamma=1.0,
+    global_rounds=ROUNDS,
+    num_clients=len(SIZES),
+    join_ratio=len(COHORTS[0]) / len(SIZES),
+    random_join_ratio=False,
+    time_select=False,
+    goal="",
+    time_threthold=1e9,
+    top_cnt=100,
+    auto_break=False,
+    eval_gap=1,
+    client_drop_rate=0.0,
+    train_slow_rate=0.0,
+    send_slow_rate=0.0,
+    dlg_eval=False,
+    dlg_gap=1,
+    batch_num_per_client=1,
+    num_new_clients=0,
+    fine_tuning_epoch_new=0,
+    server_learning_rate=1.0,
+    plocal_epochs=HEAD_EPOCHS,
+    fine_tuning_epochs=1,
+)
+
+
+class Done(Exception):
+    """The last round has been recorded."""
+
+
+def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def doubled(inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+    """All samples for the first gradient of a step, and again for the second."""
+    return tensors(np.concatenate([inputs, inputs]), np.concatenate([targets, targets]))
+
+
+def flat(parameters: Any) -> np.ndarray:
+    return nn.utils.parameters_to_vector(list(parameters)).detach().numpy().copy()
+
+
+class Runner:
+    """Runs servers of a checkout."""
+
+    def __init__(self, problem: Problem, checkout: Path) -> None:
+        self.problem = problem
+        sys.path.insert(0, str(checkout / "system"))
+        absent("h5py")
+        self.base = importlib.import_module("flcore.servers.serverbase")
+        self.client_base = importlib.import_module("flcore.clients.clientbase")
+        for module in (self.base, self.client_base):
+            vars(module)["read_client_data"] = self.samples
+        split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
+        body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
+        self.network = split(body, nn.Linear(HIDDEN, CLASSES)).double()
+        start = torch.from_numpy(problem.start)
+        nn.utils.vector_to_parameters(start, self.network.parameters())
+
+    def samples(self, dataset: str, i: int, **kwargs: object) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(*tensors(self.problem.inputs[i], self.problem.targets[i]), strict=True))
+
+    def __call__(
+        self,
+        module: str,
+        server: str,
+        take: dict[str, str],
+        *,
+        loaders: list[list[tuple[str, int]]] | None = None,
+        convert: Any = tensors,
+        setup: Any = None,
+        **settings: object,
+    ) -> Iterates:
+        """The iterates of a server.
+
+        Args:
+            module: Of the server.
+            server: Its class.
+            take: The iterates, by our name and the name in `found`.
+            loaders: For each loader that a client asks for in a round: the purposes of its epochs.
+            convert: What a mini-batch becomes.
+            setup: Called with the server.
+            settings: Arguments of the command line.
+        """
+        given = SETTINGS | dict(model=copy.deepcopy(self.network)) | settings
+        torch.manual_seed(0)
+        run = getattr(importlib.import_module(f"flcore.servers.{module}"), server)(
+            SimpleNamespace(**given), 0
+        )
+        rounds: list[dict[str, np.ndarray]] = []
+        asked: dict[int, int] = {}
+        left = list(COHORTS)
+
+        def select() -> list[Any]:
+            asked.clear()
+            if not left:
+                return run.clients  # the round after the last one, which never trains
+            return [run.clients[i] for i in left.pop(0)]
+
+        def load(client: Any, batch_size: int | None = None) -> Epochs:
+            nth = asked[client.id] = asked.get(client.id, -1) + 1
+            now = len(COHORTS) - len(left) - 1
+            purposes = (loaders or [TRAIN])[nth]
+            return Epochs(self.problem, now, client.id, purposes, convert)
+
+        def record(*args: object) -> None:
+            rounds.append(found(run))
+            run.rs_test_acc.append(0.0)  # a score, whose maximum is printed
+            if len(rounds) > ROUNDS:
+                raise Done
+
+        self.client_base.Client.load_train_data = load
+        run.select_clients = select
+        run.evaluate = run.evaluate_one_step = record
+        run.evaluate_personalized = record if server == "pFedMe" else lambda: None
+        if setup is not None:
+            setup(run)
+        with contextlib.suppress(Done):
+            run.train()
+        return {name: np.stack([row[there] for row in rounds[1:]]) for name, there in take.items()}
+
+
+def found(run: Any) -> dict[str, np.ndarray]:
+    """What there is when a round begins and the clients have received the server's model."""
+    row = {"models": np.stack([flat(c.model.parameters()) for c in run.clients])}
+    row["received"] = row["models"][0]  # where all of the model is sent
+    if isinstance(run.global_model, nn.Module):
+        row["global"] = flat(run.global_model.parameters())[: len(row["models"][0])]
+    for name in ("model_per", "client_u"):
+        if hasattr(run.clients[0], name):
+            row[name] = np.stack([flat(getattr(c, name).parameters()) for c in run.clients])
+    for name in ("personalized_params", "client_c"):
+        if hasattr(run.clients[0], name):
+            row[name] = np.stack([flat(getattr(c, name)) for c in run.clients])
+    if hasattr(run.clients[0], "old_grad"):
+        row["old_grad"] = np.stack([c.old_grad.numpy() for c in run.clients])
+    if hasattr(run.clients[0], "alpha"):
+        row["alpha"] = np.array([c.alpha for c in run.clients])
+    if getattr(run, "head", None) is not None:
+        row["head"] = flat(run.head.parameters())
+    return row
+
+
+def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
+    """The iterates of all methods."""
+    run = Runner(problem, checkout)
+    full = [[("full", 1)]]
+
+    def whole_batches(server: Any) -> None:
+        for client, size in zip(server.clients, SIZES, strict=True):
+            client.batch_size = size  # of each of the two gradients of a step
+
+    shared, personal = {"w": "global"}, {"v": "models"}
+    head = [("head", HEAD_EPOCHS), *TRAIN]
+    return {
+        "FedAvg": run("serveravg", "FedAvg", shared),
+        "FedProx": run("serverprox", "FedProx", shared, mu=0.3),
+        "SCAFFOLD": run("serverscaffold", "SCAFFOLD", shared | {"client c_i": "client_c"}),
+        "FedDyn": run("serverdyn", "FedDyn", shared | {"client g": "old_grad"}, alpha=0.4),
+        "Ditto": run(
+            "serverditto",
+            "Ditto",
+            shared | {"v": "model_per"},
+            loaders=[[("personal", EPOCHS)], TRAIN],
+            mu=0.5,
+            plocal_epochs=EPOCHS,
+        ),
+        "APFL": run("serverapfl", "APFL", shared | {"v": "model_per", "alpha": "alpha"}, alpha=0.6),
+        "PerAvg": run(
+            "serverperavg",
+            "PerAvg",
+            shared,
+            loaders=full * 2,
+            convert=doubled,
+            setup=whole_batches,
+            local_epochs=1,
+        ),
+        "FedRep": run("serverrep", "FedRep", personal, loaders=[head]),
+        "FedPer": run("serverper", "FedPer", personal),
+        "LG": run("serverlg", "LG_FedAvg", personal),
+        "FedBABU": run("serverbabu", "FedBABU", {"w": "received"}),
+        "FedBABU, fine-tuned": {
+            # Without epochs of fine-tuning, and after it: where it begins.
+            "start": run(
+                "serverbabu",
+                "FedBABU",
+                {"v": "models"},
+                loaders=[TRAIN] * 2,
+                global_rounds=ROUNDS - 1,
+                fine_tuning_epochs=0,
+            )["v"][-1:]
+        },
+        "pFedMe": run(
+            "serverpFedMe",
+            "pFedMe",
+            shared | {"v": "personalized_params"},
+            lamda=2.0,
+            K=3,
+            p_learning_rate=0.1,
+            beta=0.8,
+        ),
+        "pFedMe, defaults": run(
+            "serverpFedMe", "pFedMe", shared, lamda=2.0, K=3, p_learning_rate=0.1, beta=0.0
+        ),
+        "FedAMP": run(
+            "serveramp", "FedAMP", personal | {"u": "client_u"}, lamda=1.0, alphaK=1.0, sigma=5.0
+        ),
+        "FedGH": run(
+            "servergh",
+            "FedGH",
+            personal,
+            loaders=[TRAIN, [("train", 1)]],
+            server_learning_rate=0.5,
+        ),
+    }
+
+
+if __name__ == "__main__":
+    main(theirs)

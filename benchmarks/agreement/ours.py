@@ -1,0 +1,131 @@
+"""Our side of a comparison: the iterates of a method of this framework."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import tempfile
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.agreement.problem import (
+    BATCH,
+    CLASSES,
+    COHORTS,
+    EPOCHS,
+    EVERYONE,
+    FEATURES,
+    HEAD_EPOCHS,
+    HIDDEN,
+    RATE,
+    ROUNDS,
+    SIZES,
+    Iterates,
+    Problem,
+    arrays,
+)
+from datamodules import Natural, SplitOwn, TensorDataModule
+from models.classifier import Classifier
+from pfl import FederatedLoop, Trainer
+from pfl.clients import ClientData, Clients, LocalSchedule
+from pfl.method import FederatedAlgorithm
+
+PURPOSES = {"train": 4, "personal": EPOCHS, "head": HEAD_EPOCHS}
+
+
+def datamodule() -> TensorDataModule:
+    """The clients' samples."""
+    inputs, targets, _ = arrays()
+    return TensorDataModule(
+        torch.from_numpy(np.concatenate(inputs)),
+        torch.from_numpy(np.concatenate(targets)),
+        client_ids=np.repeat(EVERYONE, SIZES),
+        partition=Natural(),
+        protocol=SplitOwn(test=0.0, validation=0.0),
+    )
+
+
+def problem() -> Problem:
+    """The problem, with the order in which this framework takes the samples."""
+    data = datamodule()
+    data.setup()
+    samples, begins = ClientData(data), np.cumsum(SIZES) - SIZES
+    orders = {}
+    for purpose, epochs in PURPOSES.items():
+        schedule = LocalSchedule(BATCH, epochs, purpose=purpose)
+        for round_index in range(ROUNDS):
+            for i in EVERYONE:
+                client = Clients(np.array([i]), round_index, samples, dtype=torch.float64)
+                picks = [
+                    block.picks[k, 0, : block.counts[k, 0]].numpy() - begins[i]
+                    for block in client.step_blocks(schedule)
+                    for k in range(len(block.picks))
+                ]
+                per_epoch = len(picks) // epochs
+                visits = [picks[k : k + per_epoch] for k in range(0, len(picks), per_epoch)]
+                orders[purpose, round_index, i] = visits
+    return Problem(*arrays(), orders)
+
+
+def network() -> nn.Module:
+    """The network with its first parameters."""
+    body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
+    made = Classifier(body, nn.Linear(HIDDEN, CLASSES)).double()
+    nn.utils.vector_to_parameters(torch.from_numpy(arrays()[2]), made.parameters())
+    return made
+
+
+class Recorder(pl.Callback):
+    """The global model `w`, all server and client states, and the personalized models `v`."""
+
+    def __init__(self) -> None:
+        self.rounds: list[dict[str, np.ndarray]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        everyone = np.array(EVERYONE)
+        row = {f"server {k}": _array(v) for k, v in pl_module.named_buffers(recurse=False)}
+        for name in pl_module.store.names:
+            row[f"client {name}"] = _array(pl_module.store.read(name, everyone))
+        row["w"] = _array(pl_module.global_model)
+        if pl_module.has_personalized:
+            order = np.argsort(-np.array(SIZES), kind="stable")
+            clients = next(iter(pl_module.iter_clients()))
+            assert (clients.ids == order).all()
+            v = np.empty((len(SIZES), len(row["w"])))
+            v[order] = _array(pl_module.personalized(clients))
+            row["v"] = v
+        self.rounds.append(row)
+
+
+def run(kind: type[FederatedAlgorithm], **settings: Any) -> Iterates:
+    """The iterates of a method, with the problem's settings where no others are given."""
+    settings = {"lr": RATE, "batch_size": BATCH, "local_epochs": EPOCHS} | settings
+    recorder = Recorder()
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    quiet = contextlib.redirect_stdout(io.StringIO())
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), quiet:
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            max_epochs=ROUNDS,
+            limit_val_batches=0,
+            precision="64-true",
+            accelerator="cpu",
+            callbacks=[recorder],
+            default_root_dir=folder,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+        )
+        loop = FederatedLoop(datamodule(), trace=[list(c) for c in COHORTS])
+        trainer.fit(kind(network(), **settings), datamodule=loop)
+    return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
+
+
+def _array(values: Tensor) -> np.ndarray:
+    return values.detach().cpu().numpy().copy()

@@ -1,0 +1,191 @@
+"""What both sides of a comparison are given: clients, a network, cohorts and local steps.
+
+NumPy only, so that every project's environment can import it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import FileFinder, SourceFileLoader
+from pathlib import Path
+from typing import Any, TypeAlias
+from unittest.mock import MagicMock
+
+import numpy as np
+
+SIZES = (12, 7, 10, 6, 3)  # samples of the clients
+FEATURES, HIDDEN, CLASSES = 5, 4, 3
+BATCH, EPOCHS, HEAD_EPOCHS, RATE = 4, 2, 3, 0.1
+COHORTS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3, 4), (0, 1, 3), (0, 3, 4))
+ROUNDS = len(COHORTS)
+EVERYONE = tuple(range(len(SIZES)))
+
+Iterates: TypeAlias = dict[str, np.ndarray]
+"""What a method has after every round: by name [rounds, ...]."""
+
+
+@dataclass
+class Problem:
+    """Classification by a network of two layers with tanh between them, in float64.
+
+    Attributes:
+        inputs: Of each client, [n_i, FEATURES].
+        targets: Of each client, classes [n_i].
+        start: The first parameters [P]: weights and biases of the layers in PyTorch's order.
+        orders: Which of its samples a client takes: by (purpose, round, client) a list of epochs,
+            each of which is a list of mini-batches, which are positions among its samples.
+    """
+
+    inputs: list[np.ndarray]
+    targets: list[np.ndarray]
+    start: np.ndarray
+    orders: dict[tuple[str, int, int], list[list[np.ndarray]]]
+
+    def batches(
+        self, purpose: str, round_index: int, client: int, epoch: int
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The mini-batches of one epoch, as inputs and targets."""
+        if purpose.startswith("full"):  # all samples in one batch, or in "full 3" in each of three
+            return [(self.inputs[client], self.targets[client])] * int(purpose[5:] or 1)
+        picks = self.orders[purpose, round_index, client][epoch]
+        return [(self.inputs[client][p], self.targets[client][p]) for p in picks]
+
+    def save(self, path: Path) -> None:
+        named = [
+            ["|".join(map(str, key)), [[batch.tolist() for batch in epoch] for epoch in epochs]]
+            for key, epochs in self.orders.items()
+        ]
+        np.savez(
+            path,
+            inputs=np.concatenate(self.inputs),
+            targets=np.concatenate(self.targets),
+            start=self.start,
+            orders=np.array(json.dumps(named)),
+        )
+
+    @classmethod
+    def load(cls, path: str | Path) -> Problem:
+        with np.load(path) as file:
+            cuts = np.cumsum(SIZES)[:-1]
+            inputs, targets = (np.split(file[name], cuts) for name in ("inputs", "targets"))
+            start, named = file["start"], json.loads(str(file["orders"]))
+        orders = {}
+        for name, epochs in named:
+            purpose, round_index, client = name.split("|")
+            visits = [[np.array(batch) for batch in epoch] for epoch in epochs]
+            orders[purpose, int(round_index), int(client)] = visits
+        return cls(inputs, targets, start, orders)
+
+
+def arrays() -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
+    """Inputs, targets and first parameters: clients that differ in inputs and in labels."""
+    rng = np.random.default_rng(0)
+    teacher = rng.normal(size=(FEATURES, CLASSES))
+    inputs = [rng.normal(size=(n, FEATURES)) + 0.5 * rng.normal(size=FEATURES) for n in SIZES]
+    own = [teacher + rng.normal(size=teacher.shape) for _ in SIZES]
+    targets = [(x @ w).argmax(1) for x, w in zip(inputs, own, strict=True)]
+    shapes = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
+    start = np.concatenate([0.5 * rng.normal(size=shape).ravel() for shape in shapes])
+    return inputs, targets, start
+
+
+BODY = HIDDEN * FEATURES + HIDDEN  # the first entries of a parameter vector; the head's follow
+
+
+class Epochs:
+    """Epochs of a client's mini-batches, one each time that it is iterated over.
+
+    Args:
+        problem: The problem.
+        round_index: The round.
+        client: The client.
+        purposes: The loops of the round in order, by the purpose and the number of epochs.
+        convert: Makes of a mini-batch's inputs and targets what the project takes.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        round_index: int,
+        client: int,
+        purposes: list[tuple[str, int]],
+        convert: Callable[[np.ndarray, np.ndarray], object],
+    ) -> None:
+        self._coming = [
+            [convert(*batch) for batch in problem.batches(purpose, round_index, client, epoch)]
+            for purpose, epochs in purposes
+            for epoch in range(epochs)
+        ]
+        self._steps = len(self._coming[0])
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._coming.pop(0))
+
+
+def absent(*modules: str) -> None:
+    """Makes packages importable that a project imports and that its driver does not use."""
+    for name in modules:
+        sys.modules[name] = MagicMock()
+
+
+class InFloat64(SourceFileLoader):
+    """Loads a module with float64 wherever its source says float32, and without bytecode files."""
+
+    def path_stats(self, path: str) -> Mapping[str, Any]:
+        raise OSError  # there is no bytecode
+
+    def get_data(self, path: str) -> bytes:
+        return super().get_data(path).replace(b"float32", b"float64").replace(b".float()", b".double()")
+
+
+def import_in_float64(checkout: Path) -> None:
+    """Makes the modules of a checkout importable, in float64 where they fix float32."""
+    hook = FileFinder.path_hook((InFloat64, [".py"]))
+
+    def only_there(path: str) -> FileFinder:
+        if not path.startswith(str(checkout)):
+            raise ImportError
+        return hook(path)
+
+    sys.path_hooks.insert(0, only_there)
+    sys.path.insert(0, str(checkout))
+
+
+def drawn_cohorts() -> Callable[..., np.ndarray]:
+    """A draw that replaces np.random.uniform where clients with numbers below 1/2 take part."""
+    rounds = iter(COHORTS)
+
+    def draw(*args: object, **kwargs: object) -> np.ndarray:
+        cohort = next(rounds)
+        return np.array([0.0 if i in cohort else 1.0 for i in EVERYONE])
+
+    return draw
+
+
+def commit(checkout: Path) -> str:
+    """The commit of a checkout."""
+    command = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest difference of a round over the largest value of the round, over all rounds."""
+    if ours.shape != theirs.shape:
+        raise ValueError(f"{ours.shape} here and {theirs.shape} there")
+    axes = tuple(range(1, ours.ndim))
+    return float((np.abs(ours - theirs).max(axes) / np.abs(ours).max(axes)).max())
+
+
+def main(theirs: Callable[[Problem, Path], dict[str, Iterates]]) -> None:
+    """Runs a project's side: its arguments are a file of the problem, a checkout and a file."""
+    problem, checkout, output = sys.argv[1:]
+    found = theirs(Problem.load(problem), Path(checkout))
+    flat = {f"{case}|{name}": v for case, rows in found.items() for name, v in rows.items()}
+    np.savez(output, allow_pickle=False, **flat)

@@ -1,0 +1,124 @@
+"""The tables of docs/compared-with-other-implementations.md.
+
+    python benchmarks/agreement/run.py --checkouts DIR            # projects that DIR has
+    python benchmarks/agreement/run.py --checkouts DIR PFLlib     # only this one
+
+DIR has git checkouts of the projects, each in a folder of the project's name. Those that need
+packages of their own run in environments that `benchmarks/compare.py` makes (with uv, from PyPI).
+Every project runs in a process of its own. What its page says must hold: where a method is said to
+agree it must do so to rounding, where a reason is given for a difference, our method changed by it
+must agree. Otherwise the program says where not, and ends with 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[2]))
+
+from benchmarks.agreement import ours
+from benchmarks.agreement.case import HEADER, Case
+from benchmarks.agreement.problem import Iterates, commit
+from benchmarks.compare import CACHE, install
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[1] / "docs" / "compared-with-other-implementations.md"
+
+
+@dataclass(frozen=True)
+class Project:
+    """Another project.
+
+    Attributes:
+        name: Of its folder, and of its section on the page.
+        module: The name of its files in drivers/ and cases/.
+        commit: Which the page speaks of.
+        peer: The environment that it runs in; "" is ours.
+    """
+
+    name: str
+    module: str
+    commit: str
+    peer: str = ""
+
+    def python(self) -> str:
+        """The interpreter of its environment, which is made if there is none."""
+        if not self.peer:
+            return sys.executable
+        executable = CACHE / f"env-{self.peer}" / "bin" / "python"
+        if not executable.exists():
+            CACHE.mkdir(exist_ok=True)
+            if problem := install(self.peer):
+                raise SystemExit(f"{self.name}: {problem}")
+        return str(executable)
+
+
+PROJECTS = [
+    Project("PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
+    Project("FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
+    Project("FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
+    Project("fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),
+]
+
+
+def table(project: Project, checkout: Path) -> tuple[str, list[str]]:
+    """A project's table, and what contradicts the page."""
+    cases: list[Case] = importlib.import_module(
+        f"benchmarks.agreement.cases.{project.module}"
+    ).CASES
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = Path(folder) / "problem.npz", Path(folder) / "theirs.npz"
+        ours.problem().save(given)
+        driver = HERE / "drivers" / f"{project.module}.py"
+        command = [project.python(), *map(str, (driver, given, checkout, made))]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        theirs: dict[str, Iterates] = {}
+        with np.load(made) as file:
+            for name in file.files:
+                case, _, iterate = name.partition("|")
+                theirs.setdefault(case, {})[iterate] = file[name]
+    rows, wrong = zip(*(case.row(theirs) for case in cases), strict=True)
+    problems = [problem for one in wrong for problem in one]
+    if (found := commit(checkout)) != project.commit:
+        problems.append(f"the checkout is {found}, the page speaks of {project.commit}")
+    return "\n".join([HEADER, *rows]), [f"{project.name}: {problem}" for problem in problems]
+
+
+def write(name: str, text: str) -> None:
+    """Replaces a project's table on the page."""
+    begin, end = f"<!-- table of {name} -->\n", f"\n<!-- end of {name} -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    PAGE.write_text(before + begin + text + end + after)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("projects", nargs="*", metavar="PROJECT", help="those that DIR has")
+    parser.add_argument("--checkouts", type=Path, required=True, metavar="DIR")
+    args = parser.parse_args()
+    known = [project.name for project in PROJECTS]
+    if unknown := set(args.projects) - set(known):
+        parser.error(f"{', '.join(sorted(unknown))}: choose from {', '.join(known)}")
+    problems = []
+    for project in PROJECTS:
+        checkout = args.checkouts / project.name
+        if project.name in args.projects or (not args.projects and checkout.is_dir()):
+            text, wrong = table(project, checkout.resolve())
+            print(f"\n{project.name}\n{text}", flush=True)
+            write(project.name, text)
+            problems += wrong
+    print("\n".join(problems))
+    raise SystemExit(bool(problems))
+
+
+if __name__ == "__main__":
+    main()

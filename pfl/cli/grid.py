@@ -27,7 +27,7 @@ from typing import Any
 
 import yaml
 
-from pfl.cli.configs import read
+from pfl.cli.configs import read as read_yaml
 from pfl.errors import ConfigError
 
 Config = dict[str, Any]
@@ -115,7 +115,7 @@ def read(path: Path, keys: Collection[str], kinds: Mapping[str, type]) -> Config
         keys: The keys that the file may have.
         kinds: The types of some of their values.
     """
-    content = read(path)
+    content = read_yaml(path)
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: it must have the keys {', '.join(keys)}")
     if unknown := [key for key in content if key not in keys]:

@@ -5,7 +5,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import redirect_stdout
 from datetime import date
 from statistics import median
@@ -38,6 +38,7 @@ def stamps_of(
     loop: FederatedLoop,
     rounds: int,
     processes: int = 1,
+    callbacks: Sequence[pl.Callback] = (),
     **settings: Any,
 ) -> list[float]:
     """Train on CPUs (`settings` say otherwise), without evaluation; see `Clock.stamps`."""
@@ -49,7 +50,7 @@ def stamps_of(
                 "accelerator": "cpu",
                 "devices": processes,
                 "default_root_dir": root,
-                "callbacks": [clock],
+                "callbacks": [clock, *callbacks],
                 "enable_progress_bar": False,
                 "enable_checkpointing": False,
                 "limit_val_batches": 0,

@@ -194,6 +194,22 @@ class ParameterSpace:
         return flags
 
 
+def values_in(part: Tensor, v: Tensor) -> Tensor:
+    """Returns the values of models v [C, P] in a part, bool [P], as [C, K].
+
+    It is v[:, part], and several times as fast on a CPU.
+    """
+    return v.index_select(1, part.nonzero()[:, 0])
+
+
+def replace_values_in(part: Tensor, v: Tensor, values: Tensor) -> None:
+    """Writes values [C, K] into models v [C, P], in place, where a part, bool [P], is.
+
+    It is v[:, part] = values, and faster on a CPU.
+    """
+    v.index_copy_(1, part.nonzero()[:, 0], values)
+
+
 class BufferSpace:
     """The buffers that training changes (BatchNorm's running statistics), as one flat vector.
 

@@ -12,7 +12,7 @@ from datamodules import TensorDataModule
 from models import MLP, LeNet5
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.parameters import BufferSpace, Layer, ParameterSpace
+from pfl.parameters import BufferSpace, Layer, ParameterSpace, replace_values_in, values_in
 from tests.refusal import refused
 
 
@@ -344,6 +344,15 @@ def test_which_parameters_a_part_moves():
         space.moving(torch.arange(space.size) == 5)
     with pytest.raises(ValueError, match="no parameter"):
         space.moving(torch.zeros(space.size, dtype=torch.bool))
+
+
+def test_values_in_a_part_are_taken_and_replaced():
+    """As with a boolean index, also in some rows of a larger tensor."""
+    part = torch.tensor([False, True, True, False, True])
+    v, new = torch.arange(15.0).view(3, 5), -torch.arange(1.0, 7.0).view(2, 3)
+    assert values_in(part, v).tolist() == [[1, 2, 4], [6, 7, 9], [11, 12, 14]]
+    replace_values_in(part, v[:2], new)
+    assert v.tolist() == [[0, -1, -2, 3, -3], [5, -4, -5, 8, -6], [10, 11, 12, 13, 14]]
 
 
 # ---- buffers -------------------------------------------------------------------------------------

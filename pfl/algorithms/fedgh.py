@@ -23,8 +23,10 @@ from pfl.method import (
     generator,
     head_name,
     masked,
+    replace_values_in,
     require,
     select_part,
+    values_in,
 )
 
 
@@ -133,7 +135,7 @@ class FedGH(FederatedAlgorithm):
                 self._features(clients, start, rows, batch)
         v = self.local_sgd(clients, start)
         if "body" in clients.state:
-            clients.state["body"] = v[:, self.personal_part]
+            clients.state["body"] = values_in(self.personal_part, v)
         prototypes = self._prototypes(clients, v)
         clients.state["prototypes"] = prototypes.flatten(1)
         pair = self.head.in_features + (1 if self.classes else self.head.out_features)
@@ -156,7 +158,7 @@ class FedGH(FederatedAlgorithm):
         """Returns (u_i, h)."""
         v = self.global_model.repeat(len(clients), 1)
         if "body" in clients.state:
-            v[:, self.personal_part] = clients.state["body"]
+            replace_values_in(self.personal_part, v, clients.state["body"])
         return v
 
     def _no_prototypes(self) -> Tensor:
@@ -173,16 +175,16 @@ class FedGH(FederatedAlgorithm):
 
     def _prototypes(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns the class means of the clients' features as in `_no_prototypes`, [C, ...]."""
-        sums = self._no_prototypes().repeat(len(clients), 1, 1)
+        sums, features = self._no_prototypes().repeat(len(clients), 1, 1), self.head.in_features
         for rows, batch in clients.samples():
             z = self._features(clients, v, rows, batch)
             member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
-            parts = [torch.ones_like(member), z]
             if self.classes:
                 member = member * nn.functional.one_hot(batch.targets, self.classes)
             else:
-                parts.append(batch.targets.flatten(2))
-            sums[rows] += member.mT @ torch.cat(parts, 2)
+                sums[rows, :, 1 + features :] += member.mT @ batch.targets.flatten(2)
+            sums[rows, :, 0] += member.sum(1)
+            sums[rows, :, 1 : 1 + features] += member.mT @ z
         return sums / sums[..., :1].clamp_min(1)
 
     @torch.enable_grad()

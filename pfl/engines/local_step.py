@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from pfl.errors import ConfigError, require
+from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import soft_threshold
 
 OptimizerFactory = Callable[[Iterable], Optimizer]
@@ -112,7 +113,7 @@ class LocalOptimizer:
         part: Tensor | None = None,
     ) -> None:
         self.w, self.lr, self.weight_decay, self.part = w, lr, weight_decay, part
-        self._moving = w if part is None else w[:, part]
+        self._moving = w if part is None else values_in(part, w)
         self._optimizer: Optimizer | None = None
         if factory is not None:
             self._parameter = torch.nn.Parameter(self._moving)  # shares its memory
@@ -125,9 +126,9 @@ class LocalOptimizer:
         if self.part is None:
             self._step(g, active)
             return
-        self._moving.copy_(self.w[:, self.part])  # others may have changed them
-        self._step(g[:, self.part], active)
-        self.w[:active, self.part] = self._moving[:active]
+        self._moving.copy_(values_in(self.part, self.w))  # others may have changed them
+        self._step(values_in(self.part, g), active)
+        replace_values_in(self.part, self.w[:active], self._moving[:active])
 
     def _step(self, g: Tensor, active: int) -> None:
         w = self._moving

@@ -10,6 +10,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features, head_name
 from pfl.method.module import Network
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
+from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
@@ -33,6 +34,7 @@ __all__ = [
     "low_rank_size",
     "masked",
     "nuclear_norm_prox",
+    "replace_values_in",
     "require",
     "require_one_of",
     "require_part",
@@ -41,4 +43,5 @@ __all__ = [
     "soft_threshold",
     "sparse",
     "sum_over_processes",
+    "values_in",
 ]

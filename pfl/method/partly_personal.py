@@ -14,7 +14,7 @@ from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import head_name
 from pfl.method.module import Network
-from pfl.parameters import ParameterSpace
+from pfl.parameters import ParameterSpace, replace_values_in, values_in
 
 Part: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool]
 """A part of a network: "head", "body", shell patterns of names, or a function (name, module)."""
@@ -121,7 +121,7 @@ class PartlyPersonal(FederatedAlgorithm):
 
     def keep_and_send(self, clients: Clients, v: Tensor) -> Message:
         """Keeps the heads of the models v [C, P] with the clients, and sends the bodies."""
-        clients.state["head"] = v[:, self.personal_part]
+        clients.state["head"] = values_in(self.personal_part, v)
         return masked(v, ~self.personal_part)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
@@ -131,5 +131,5 @@ class PartlyPersonal(FederatedAlgorithm):
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (φ, h_i)."""
         v = self.global_model.repeat(len(clients), 1)
-        v[:, self.personal_part] = clients.state["head"]
+        replace_values_in(self.personal_part, v, clients.state["head"])
         return v

@@ -61,10 +61,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         image_mode: "L" for one gray channel, "RGB" for three; None takes the one that fits all
             images.
         tokenizer: "bytes" numbers the bytes of a text in UTF-8 from 1 to 256; a function from a
-            text to a list of whole numbers (in a configuration file its dotted name), or the name
-            of a tokenizer of `transformers`, as bert-base-uncased (`pip install transformers`).
-        length: Tokens of a text; further ones are left out, and missing ones are 0 (those of
-            `transformers` the tokenizer's own padding).
+            text to a list of whole numbers (in a configuration file its dotted name); the name of a
+            tokenizer of the hub, such as bert-base-uncased; or the path of a `tokenizer.json`. The
+            last two need `pip install tokenizers`.
+        length: Tokens of a text; further ones are left out. Missing ones are 0, or the padding
+            token of the tokenizer.
         root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
         **kwargs: The arguments of `FederatedDataModule`.
 
@@ -239,19 +240,7 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
         [73, 196, 170, 0]
     """
     if isinstance(tokenizer, str) and tokenizer != "bytes":
-        key = f"HuggingFaceDataModule.tokenizer: {tokenizer!r}"
-        try:
-            from transformers import AutoTokenizer
-
-            known = AutoTokenizer.from_pretrained(tokenizer)
-        except Exception as error:  # the hub's client raises many types
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(
-                f"{key} cannot be loaded ({reason}); it must be bytes, a function, or a tokenizer "
-                "of transformers, which must be installed, by: pip install transformers"
-            ) from error
-        padded = {"truncation": True, "max_length": length, "padding": "max_length"}
-        return lambda text: known(text, **padded)["input_ids"]
+        return _hub_encoder(tokenizer, length)
     tokens = tokenizer if callable(tokenizer) else _bytes
 
     def encode(text: str) -> list[int]:
@@ -259,6 +248,30 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
         return found + [0] * (length - len(found))
 
     return encode
+
+
+def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` tokens of a tokenizer of the package `tokenizers`.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    try:
+        from tokenizers import Tokenizer
+
+        kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
+        known = kind(name)
+    except Exception as error:  # the package and the hub's client raise many types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({reason}); it must be "
+            "bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for which the "
+            "package tokenizers must be installed, by: pip install tokenizers"
+        ) from error
+    known.enable_truncation(length)
+    padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
+    known.enable_padding(length=length, pad_id=padding)
+    return lambda text: known.encode(text).ids
 
 
 def _bytes(text: str) -> list[int]:

@@ -49,6 +49,14 @@ class LeafDataModule(FederatedDataModule):
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
             missing or not as LEAF writes them.
+
+    Example:
+        >>> class Synthetic(LeafDataModule):  # LEAF's vectors of 60 numbers
+        ...     leaf_name = "synthetic"
+        ...     def inputs(self, rows):
+        ...         return np.array(rows, np.float32)
+        >>> Synthetic(root="leaf", min_samples=10).folder.as_posix()
+        'leaf/data/synthetic/data'
     """
 
     leaf_name: ClassVar[str]

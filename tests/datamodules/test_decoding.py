@@ -101,7 +101,7 @@ def test_a_failure_leaves_no_file(paths, tmp_path, one_line, monkeypatch, worker
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(free=2**20))
     big = [paths[1]] * 20000  # 20,000 images of 60 bytes are 1.1 MiB
-    with one_line("cache: ", "has 1 MiB of free space; it must have 1 MiB for 20000 images"):
+    with one_line("cache: ", "has 1 MiB of free space; it must have 1 MiB for 20000 samples"):
         decode(big, cache=tmp_path / "cache")
 
 

@@ -1,5 +1,6 @@
 """Reading of images in worker processes, and once, into a file that is mapped into memory."""
 
+import functools
 import hashlib
 import math
 import os
@@ -44,7 +45,7 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
             f"{sizes[1]}; it must be given"
         )
 
-    return read_items(lambda number: _pixels(paths[number], size), len(paths), differ, file)
+    return read_items(functools.partial(_image, paths, size), len(paths), differ, file)
 
 
 def read_items(
@@ -56,7 +57,8 @@ def read_items(
     """Reads items of one shape and type in worker processes, as many as PyTorch has threads.
 
     Args:
-        read: Reads an item, from 0 to `number` - 1; it may raise a ConfigError.
+        read: Reads an item, from 0 to `number` - 1; it may raise a ConfigError. Where processes are
+            not forked it has to be picklable.
         number: The number of items, at least 1.
         differ: Returns the error where the shape of the item 0 and that of a later item differ.
         file: An `.npy` file that is read instead if it exists, and else written; None keeps the
@@ -147,6 +149,11 @@ class _Blocks(Dataset):
             return [self.read(i) for i in range(first, min(first + _BLOCK, self.number))]
         except ConfigError as error:
             return error
+
+
+def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
+    """Reads an image of a list, uint8 [3, H, W]."""
+    return _pixels(paths[number], size)
 
 
 def _pixels(path: Path, size: int | None) -> np.ndarray:

@@ -16,9 +16,9 @@ import numpy as np
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
+from datamodules.mapped import train_and_test
 from datamodules.partitioners import Natural, Partitioner
 from datamodules.protocols import OfficialSplit, Protocol
-from datamodules.samples import train_and_test
 from datamodules.transforms import Transform
 
 # The folders of LEAF's scripts, of which the first one with files holds the latest result.

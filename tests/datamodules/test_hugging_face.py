@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules import HuggingFaceDataModule, Natural, OfficialSplit, SplitOwn
+from datamodules import HuggingFaceDataModule, MappedSamples, Natural, OfficialSplit, SplitOwn
+from datamodules import hugging_face as module
 from datamodules.hugging_face import encoder
 
 datasets = pytest.importorskip("datasets")
@@ -104,6 +105,17 @@ def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
         HuggingFaceDataModule(path, "picture", "label", image_size=3, **arguments).setup()
     with one_line("image_size: None", "4x5 and of 6x6 pixels; it must be given"):
         HuggingFaceDataModule(path, "picture", "label", image_mode="L", **arguments).setup()
+
+
+def test_images_are_decoded_once_into_a_cache(tmp_path, monkeypatch):
+    path = saved(tmp_path / "set", train=IMAGES, test=IMAGES)
+    arguments = {"num_clients": 2, "test_split": "test", "cache": tmp_path / "cache"}
+    HuggingFaceDataModule(path, "picture", "label", **arguments).prepare_data()
+    monkeypatch.setattr(module, "_image", lambda *args: 1 / 0)  # nothing is decoded any more
+    data = HuggingFaceDataModule(path, "picture", "label", **arguments)
+    assert isinstance(data.samples, MappedSamples) and len(data.samples) == 12
+    assert data.samples.inputs[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50] * 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
 
 
 def lengths_of_words(text):

@@ -20,11 +20,12 @@ from datamodules.label_skew import ClassesPerClient, Dirichlet, Shards
 from datamodules.leaf import CelebADataModule, FEMNISTDataModule, LeafDataModule
 from datamodules.leaf_text import Sent140DataModule, ShakespeareDataModule
 from datamodules.loaders import ClientDataModule
+from datamodules.mapped import MappedSamples
 from datamodules.partition import IndexArrays, Partition, Ragged
 from datamodules.partitioners import IID, LogNormal, Partitioner, Sampled
 from datamodules.per_sample import ByValue, Groups, Natural
 from datamodules.protocols import MatchLabels, OfficialSplit, Protocol, SharedTest, SplitOwn
-from datamodules.samples import DatasetSamples, MappedSamples, Samples, TensorSamples
+from datamodules.samples import DatasetSamples, Samples, TensorSamples
 from datamodules.table import TableDataModule
 from datamodules.theory import LeastSquares, TheoryProblem
 from datamodules.theory_logistic import AgentLogistic, HeterogeneousLogistic

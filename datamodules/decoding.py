@@ -1,9 +1,11 @@
-"""Reading of image files: in worker processes, and once, into a file that is mapped into memory."""
+"""Reading of images in worker processes, and once, into a file that is mapped into memory."""
 
+import functools
 import hashlib
+import math
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from datamodules.errors import ConfigError
 
-_BLOCK = 64  # images that a worker process reads at a time
+_BLOCK = 64  # items that a worker process reads at a time
 
 
 def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = None) -> np.ndarray:
@@ -34,25 +36,61 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
     Raises:
         ConfigError: A file is no image, the images differ in size, or the cache's disk is full.
     """
-    if cache is None:
-        return _decoded(paths, size, None)
-    file = cache / f"{_fingerprint(paths, size)}.npy"
+    file = None if cache is None else cache / f"{_fingerprint(paths, size)}.npy"
+
+    def differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
+        sizes = ["x".join(map(str, s[1:])) for s in (first, shape)]
+        return ConfigError(
+            f"image_size: None, but {paths[0]} has {sizes[0]} pixels and {paths[number]} has "
+            f"{sizes[1]}; it must be given"
+        )
+
+    return read_items(functools.partial(_image, paths, size), len(paths), differ, file)
+
+
+def read_items(
+    read: Callable[[int], np.ndarray],
+    number: int,
+    differ: Callable[[tuple[int, ...], int, tuple[int, ...]], ConfigError],
+    file: Path | None = None,
+) -> np.ndarray:
+    """Reads items of one shape and type in worker processes, as many as PyTorch has threads.
+
+    Args:
+        read: Reads an item, from 0 to `number` - 1; it may raise a ConfigError. Where processes are
+            not forked it has to be picklable.
+        number: The number of items, at least 1.
+        differ: Returns the error where the shape of the item 0 and that of a later item differ.
+        file: An `.npy` file that is read instead if it exists, and else written; None keeps the
+            items in memory.
+
+    Returns:
+        The items [number, ...], in memory, or mapped from the file into memory. What is written to
+        mapped items does not reach the file.
+    """
+    if file is None:
+        return _stacked(read, number, differ, None)
     if not file.is_file():
-        cache.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         # A file of the final name is always complete, also where several processes write it.
         partial = file.with_suffix(f".{os.getpid()}.partial")
         try:
-            _decoded(paths, size, partial)
+            _stacked(read, number, differ, partial)
             os.replace(partial, file)
         finally:
             partial.unlink(missing_ok=True)
     return np.load(file, mmap_mode="c")  # PyTorch warns about read-only arrays
 
 
-def _decoded(paths: Sequence[Path], size: int | None, file: Path | None) -> np.ndarray:
-    """Reads images into memory, or into a file that is mapped into memory."""
-    images: np.ndarray | None = None
-    number, blocks = 0, _Blocks(paths, size)
+def _stacked(
+    read: Callable[[int], np.ndarray],
+    number: int,
+    differ: Callable[[tuple[int, ...], int, tuple[int, ...]], ConfigError],
+    file: Path | None,
+) -> np.ndarray:
+    """Reads items into memory, or into a file that is mapped into memory; see `read_items`."""
+    items: np.ndarray | None = None
+    place, blocks = 0, _Blocks(read, number)
     workers = min(torch.get_num_threads(), len(blocks))
     # With a generator of its own the loader does not draw from the global random state.
     loader = DataLoader(
@@ -65,67 +103,69 @@ def _decoded(paths: Sequence[Path], size: int | None, file: Path | None) -> np.n
     for block in loader:
         if isinstance(block, ConfigError):
             raise block
-        for pixels in block:
-            if images is None:
-                images = _allocated((len(paths), 3, *pixels.shape[:2]), file)
-            if images.shape[2:] != pixels.shape[:2]:
-                sizes = ["x".join(map(str, s[:2])) for s in (images.shape[2:], pixels.shape)]
-                raise ConfigError(
-                    f"image_size: None, but {paths[0]} has {sizes[0]} pixels and {paths[number]} "
-                    f"has {sizes[1]}; it must be given"
-                )
-            images[number] = pixels.transpose(2, 0, 1)
-            number += 1
-    assert images is not None
-    if isinstance(images, np.memmap):
-        images.flush()
-    return images
+        for item in block:
+            if items is None:
+                items = _allocated((number, *item.shape), item.dtype, file)
+            if items.shape[1:] != item.shape:
+                raise differ(items.shape[1:], place, item.shape)
+            items[place] = item
+            place += 1
+    assert items is not None
+    if isinstance(items, np.memmap):
+        items.flush()
+    return items
 
 
-def _allocated(shape: tuple[int, ...], file: Path | None) -> np.ndarray:
-    """Returns an array uint8 in memory, or in a file."""
+def _allocated(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
+    """Returns an array in memory, or in a file."""
     if file is None:
-        return np.empty(shape, np.uint8)
-    free, needed = shutil.disk_usage(file.parent).free, int(np.prod(shape, dtype=np.int64))
+        return np.empty(shape, dtype)
+    free, needed = shutil.disk_usage(file.parent).free, math.prod(shape) * dtype.itemsize
     if free <= needed:  # a process that writes to a mapped file on a full disk is killed
         raise ConfigError(
             f"cache: {str(file.parent)!r} has {free / 2**20:.0f} MiB of free space; it must have "
-            f"{needed / 2**20:.0f} MiB for {shape[0]} images"
+            f"{needed / 2**20:.0f} MiB for {shape[0]} samples"
         )
-    return np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape)
+    return np.lib.format.open_memmap(file, mode="w+", dtype=dtype, shape=shape)
 
 
 class _Blocks(Dataset):
-    """Blocks of images: each a list of arrays uint8 [H, W, 3], or the error of one of them.
+    """Blocks of items: each a list of arrays, or the error of one of them.
 
     An error is returned: PyTorch would add the worker's traceback to the message of a raised one.
     """
 
-    def __init__(self, paths: Sequence[Path], size: int | None) -> None:
-        self.paths, self.size = paths, size
+    def __init__(self, read: Callable[[int], np.ndarray], number: int) -> None:
+        self.read, self.number = read, number
 
     def __len__(self) -> int:
         """Returns the number of blocks."""
-        return -(-len(self.paths) // _BLOCK)
+        return -(-self.number // _BLOCK)
 
-    def __getitem__(self, number: int) -> list[np.ndarray] | ConfigError:
-        """Reads the images of a block."""
-        some = self.paths[number * _BLOCK : (number + 1) * _BLOCK]
+    def __getitem__(self, block: int) -> list[np.ndarray] | ConfigError:
+        """Reads the items of a block."""
+        first = block * _BLOCK
         try:
-            return [_pixels(path, self.size) for path in some]
+            return [self.read(i) for i in range(first, min(first + _BLOCK, self.number))]
         except ConfigError as error:
             return error
 
 
+def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
+    """Reads an image of a list, uint8 [3, H, W]."""
+    return _pixels(paths[number], size)
+
+
 def _pixels(path: Path, size: int | None) -> np.ndarray:
-    """Reads an image, uint8 [H, W, 3]."""
+    """Reads an image, uint8 [3, H, W]."""
     from torchvision.datasets.folder import default_loader
 
     try:
         image = default_loader(str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read as an image: {error}") from error
-    return np.asarray(image if size is None else image.resize((size, size)))
+    pixels = np.asarray(image if size is None else image.resize((size, size)))
+    return pixels.transpose(2, 0, 1)
 
 
 def _fingerprint(paths: Sequence[Path], size: int | None) -> str:

@@ -1,5 +1,7 @@
 """Data sets of the Hugging Face hub, and files that its package `datasets` reads."""
 
+import functools
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,8 +10,11 @@ from typing import Any, Literal
 import numpy as np
 
 from datamodules.base import FederatedDataModule, Loaded
+from datamodules.decoding import read_items
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.samples import TensorSamples
+from datamodules.mapped import train_and_test
+
+_GRAY = ("1", "L")  # Pillow's modes of images with one channel
 
 
 class HuggingFaceDataModule(FederatedDataModule):
@@ -61,10 +66,13 @@ class HuggingFaceDataModule(FederatedDataModule):
         image_mode: "L" for one gray channel, "RGB" for three; None takes the one that fits all
             images.
         tokenizer: "bytes" numbers the bytes of a text in UTF-8 from 1 to 256; a function from a
-            text to a list of whole numbers (in a configuration file its dotted name), or the name
-            of a tokenizer of `transformers`, as bert-base-uncased (`pip install transformers`).
-        length: Tokens of a text; further ones are left out, and missing ones are 0 (those of
-            `transformers` the tokenizer's own padding).
+            text to a list of whole numbers (in a configuration file its dotted name); the name of a
+            tokenizer of the hub, such as bert-base-uncased; or the path of a `tokenizer.json`. The
+            last two need `pip install tokenizers`.
+        length: Tokens of a text; further ones are left out. Missing ones are 0, or the padding
+            token of the tokenizer.
+        cache: A folder for decoded images, which are then mapped from a file into memory, as for
+            `ImageFolderDataModule`. None decodes them into memory at each start.
         root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
         **kwargs: The arguments of `FederatedDataModule`.
 
@@ -97,6 +105,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         image_mode: Literal["L", "RGB"] | None = None,
         tokenizer: Callable[[str], list[int]] | str = "bytes",
         length: int = 128,
+        cache: str | os.PathLike | None = None,
         root: str | os.PathLike = "data",
         **kwargs: Any,
     ) -> None:
@@ -111,23 +120,27 @@ class HuggingFaceDataModule(FederatedDataModule):
             self.image_size = check_whole("HuggingFaceDataModule.image_size", image_size)
         self.image_mode, self.tokenizer = image_mode, tokenizer
         self.length = check_whole("HuggingFaceDataModule.length", length)
+        self.cache = None if cache is None else Path(cache).expanduser()
         self.root = Path(root).expanduser()
         self.class_names: list[str] = []
 
     def prepare_data(self) -> None:
-        """Downloads and converts the data; has no effect if that has been done."""
-        self._open()
+        """Downloads, converts and decodes the data; has no effect if that has been done."""
+        if self.cache is None:
+            self._open()
+        else:
+            self.load()
 
     def load(self) -> Loaded:
         """Loads the columns."""
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
-        targets = self._classes(splits, self.target_column)
-        samples = [TensorSamples(x, y) for x, y in zip(inputs, targets, strict=True)]
+        targets = np.concatenate(self._classes(splits, self.target_column))
         ids = None
         if self.client_column is not None:
             ids = _client_ids(splits, self.client_column)
-        return Loaded(samples[0], samples[1] if len(samples) > 1 else None, ids)
+        train, test = train_and_test(inputs, targets, len(splits[0]))
+        return Loaded(train, test, ids)
 
     def _open(self) -> list[Any]:
         """Returns the training split, and the test split if there is one."""
@@ -169,45 +182,33 @@ class HuggingFaceDataModule(FederatedDataModule):
             require(key, column, column is None or column in names, expected)
         return splits
 
-    def _inputs(self, splits: Sequence[Any], column: str) -> list[np.ndarray]:
-        """Returns the inputs of each split."""
+    def _inputs(self, splits: Sequence[Any], column: str) -> np.ndarray:
+        """Returns the inputs of all splits."""
         from datasets import Image, Value
 
         feature = splits[0].features[column]
         if isinstance(feature, Image):
-            return self._images(splits, column)
+            return self._images([split.select_columns([column]) for split in splits])
         if isinstance(feature, Value) and "string" in feature.dtype:
             encode = encoder(self.tokenizer, self.length)
-            return [np.array([encode(text) for text in _values(s, column)]) for s in splits]
-        return [_numbers("input_column", s, column) for s in splits]
+            return np.array([encode(text) for s in splits for text in _values(s, column)])
+        return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
-    def _images(self, splits: Sequence[Any], column: str) -> list[np.ndarray]:
-        """Returns the images of each split, uint8 [N, C, H, W]."""
-        parts, mode, shape = [], self.image_mode, None
-        for split in splits:
-            pixels: list[np.ndarray] = []
-            for row in split.select_columns([column]):
-                image = row[column]
-                gray = image.mode in ("1", "L")
-                mode = mode or ("L" if gray else "RGB")
-                if self.image_mode is None and mode == "L" and not gray:
-                    raise ConfigError(
-                        "HuggingFaceDataModule.image_mode: None, but there are gray images and "
-                        "images in colour; it must be L or RGB"
-                    )
-                image = image.convert(mode)
-                if self.image_size is not None:
-                    image = image.resize((self.image_size, self.image_size))
-                pixels.append(np.asarray(image).reshape(image.height, image.width, -1))
-                shape = shape or pixels[0].shape
-                if pixels[-1].shape != shape:
-                    sizes = ["x".join(map(str, s[:2])) for s in (shape, pixels[-1].shape)]
-                    raise ConfigError(
-                        "HuggingFaceDataModule.image_size: None, but there are images of "
-                        f"{' and of '.join(sizes)} pixels; it must be given"
-                    )
-            parts.append(np.stack(pixels).transpose(0, 3, 1, 2))
-        return parts
+    def _images(self, splits: Sequence[Any]) -> np.ndarray:
+        """Returns the images of all splits, which have one column, uint8 [N, C, H, W]."""
+        from datasets import concatenate_datasets
+
+        table, mode = concatenate_datasets(list(splits)), self.image_mode
+        if mode is None:
+            (first,) = table[0].values()
+            mode = "L" if first.mode in _GRAY else "RGB"
+        strict = self.image_mode is None and mode == "L"
+        file = None
+        if self.cache is not None:
+            key = f"{table._fingerprint} {self.image_size} {mode}"
+            file = self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+        read = functools.partial(_image, table, mode, strict, self.image_size)
+        return read_items(read, len(table), _differ, file)
 
     def _classes(self, splits: Sequence[Any], column: str) -> list[np.ndarray]:
         """Returns the targets of each split: classes, int64 [N], or floating numbers."""
@@ -222,6 +223,33 @@ class HuggingFaceDataModule(FederatedDataModule):
         names, classes = np.unique(np.concatenate(texts), return_inverse=True)
         self.class_names = names.tolist()
         return np.split(classes.astype(np.int64), np.cumsum([len(text) for text in texts])[:-1])
+
+
+def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
+    """Reads an image of a table with one column, uint8 [C, H, W].
+
+    Raises:
+        ConfigError: `strict`, and the image is in colour though `mode` is "L".
+    """
+    (image,) = table[number].values()
+    if strict and image.mode not in _GRAY:
+        raise ConfigError(
+            "HuggingFaceDataModule.image_mode: None, but there are gray images and images in "
+            "colour; it must be L or RGB"
+        )
+    image = image.convert(mode)
+    if size is not None:
+        image = image.resize((size, size))
+    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+
+
+def _differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
+    """Returns the error where the images 0 and `number` differ in size."""
+    sizes = ["x".join(map(str, s[1:])) for s in (first, shape)]
+    return ConfigError(
+        f"HuggingFaceDataModule.image_size: None, but there are images of {sizes[0]} and of "
+        f"{sizes[1]} pixels; it must be given"
+    )
 
 
 def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callable[[str], list[int]]:
@@ -239,19 +267,7 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
         [73, 196, 170, 0]
     """
     if isinstance(tokenizer, str) and tokenizer != "bytes":
-        key = f"HuggingFaceDataModule.tokenizer: {tokenizer!r}"
-        try:
-            from transformers import AutoTokenizer
-
-            known = AutoTokenizer.from_pretrained(tokenizer)
-        except Exception as error:  # the hub's client raises many types
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            raise ConfigError(
-                f"{key} cannot be loaded ({reason}); it must be bytes, a function, or a tokenizer "
-                "of transformers, which must be installed, by: pip install transformers"
-            ) from error
-        padded = {"truncation": True, "max_length": length, "padding": "max_length"}
-        return lambda text: known(text, **padded)["input_ids"]
+        return _hub_encoder(tokenizer, length)
     tokens = tokenizer if callable(tokenizer) else _bytes
 
     def encode(text: str) -> list[int]:
@@ -259,6 +275,30 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
         return found + [0] * (length - len(found))
 
     return encode
+
+
+def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` tokens of a tokenizer of the package `tokenizers`.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    try:
+        from tokenizers import Tokenizer
+
+        kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
+        known = kind(name)
+    except Exception as error:  # the package and the hub's client raise many types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({reason}); it must be "
+            "bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for which the "
+            "package tokenizers must be installed, by: pip install tokenizers"
+        ) from error
+    known.enable_truncation(length)
+    padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
+    known.enable_padding(length=length, pad_id=padding)
+    return lambda text: known.encode(text).ids
 
 
 def _bytes(text: str) -> list[int]:

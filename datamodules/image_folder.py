@@ -10,7 +10,7 @@ import numpy as np
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.samples import train_and_test
+from datamodules.mapped import train_and_test
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 

@@ -16,10 +16,10 @@ import numpy as np
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.decoding import decode
 from datamodules.errors import ConfigError, check_whole, require
+from datamodules.mapped import train_and_test
 from datamodules.partitioners import Partitioner
 from datamodules.per_sample import Natural
 from datamodules.protocols import OfficialSplit, Protocol
-from datamodules.samples import train_and_test
 from datamodules.transforms import Transform
 
 # The folders of LEAF's scripts, of which the first one with files holds the latest result.
@@ -50,6 +50,14 @@ class LeafDataModule(FederatedDataModule):
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
             missing or not as LEAF writes them.
+
+    Example:
+        >>> class Synthetic(LeafDataModule):  # LEAF's vectors of 60 numbers
+        ...     leaf_name = "synthetic"
+        ...     def inputs(self, rows):
+        ...         return np.array(rows, np.float32)
+        >>> Synthetic(root="leaf", min_samples=10).folder.as_posix()
+        'leaf/data/synthetic/data'
     """
 
     leaf_name: ClassVar[str]

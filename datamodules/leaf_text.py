@@ -96,6 +96,7 @@ class Sent140DataModule(LeafDataModule):
         ConfigError: See `LeafDataModule`; or the file of word vectors is missing or damaged.
 
     Example:
+        >>> from datamodules.leaf_text import words
         >>> data = Sent140DataModule(root="~/leaf", vocabulary_size=10_000)
         >>> words("Lyx isn't cool, is it?")
         ['Lyx', "isn't", 'cool', ',', 'is', 'it', '?']

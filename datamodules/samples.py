@@ -12,7 +12,7 @@ from torch.utils.data import ConcatDataset, Dataset
 from datamodules.errors import ConfigError, require
 
 _BLOCK = 1 << 20  # entries that are checked at a time
-_ITEMS = (
+ITEMS = (
     "all items must be pairs (input, target) of tensors, arrays or numbers, with inputs of one "
     "shape"
 )
@@ -128,76 +128,6 @@ class TensorSamples(Samples):
         return self.inputs.nbytes + self.targets.nbytes
 
 
-class MappedSamples(TensorSamples):
-    """Samples whose inputs are mapped from a file into memory, which need not hold all of them.
-
-    The inputs stay on the host; on another device only the gathered samples arrive.
-
-    Args:
-        inputs: Tensor or array [N, ...], such as `numpy.load` with a `mmap_mode` returns.
-        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
-        device: The device of the tensors that `gather` returns.
-
-    Raises:
-        ConfigError: The numbers of inputs and targets differ or are 0.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     np.save(f"{folder}/x.npy", np.eye(3, dtype=np.float32))
-        ...     samples = MappedSamples(np.load(f"{folder}/x.npy", mmap_mode="c"), [0, 1, 1])
-        ...     samples.gather(torch.tensor([2]))
-        (tensor([[0., 0., 1.]]), tensor([1]))
-    """
-
-    def __init__(
-        self,
-        inputs: Tensor | np.ndarray,
-        targets: Tensor | np.ndarray | Sequence[float],
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(inputs, targets)
-        self.device = torch.device(device)
-
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples at `index`; see `Samples.gather`."""
-        flat = index.reshape(-1).to("cpu")
-        inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
-        targets = self.targets.index_select(0, flat).to(self.device)
-        return (
-            inputs.reshape(index.shape + self.inputs.shape[1:]),
-            targets.reshape(index.shape + self.targets.shape[1:]),
-        )
-
-    def to(self, device: torch.device | str) -> "MappedSamples":
-        """Returns samples that stay on the host and are gathered on `device`."""
-        return MappedSamples(self.inputs, self.targets, device)
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes of the targets, as the inputs are in a file."""
-        return self.targets.nbytes
-
-
-def train_and_test(
-    inputs: np.ndarray, targets: np.ndarray, num_train: int
-) -> tuple[TensorSamples, TensorSamples | None]:
-    """Returns training samples and official test samples as parts of the same arrays.
-
-    Args:
-        inputs: Inputs [N, ...], in memory or mapped from a file, the training samples first.
-        targets: Targets [N].
-        num_train: The number of training samples.
-
-    Returns:
-        `MappedSamples` if the inputs are mapped, else `TensorSamples`; None without test samples.
-    """
-    kind = MappedSamples if isinstance(inputs, np.memmap) else TensorSamples
-    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
-    test = kind(x[num_train:], y[num_train:]) if num_train < len(x) else None
-    return kind(x[:num_train], y[:num_train]), test
-
-
 class DatasetSamples(Samples):
     """Samples read one at a time from a data set, which need not fit into memory.
 
@@ -247,7 +177,7 @@ class DatasetSamples(Samples):
         """
         # For an empty index one item is read all the same, as its shape is needed.
         items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
-        inputs, targets = (column[: index.numel()] for column in _stack(items))
+        inputs, targets = (column[: index.numel()] for column in stack_items(items))
         targets = _as_targets(targets)
         return (
             scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
@@ -352,11 +282,11 @@ def _as_targets(targets: Tensor) -> Tensor:
     return targets if targets.is_floating_point() else targets.long()
 
 
-def _stack(items: list[Any]) -> tuple[Tensor, Tensor]:
+def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
     """Stacks the inputs and the targets of several items."""
     for item in items:
         if not isinstance(item, tuple | list) or len(item) != 2:
-            raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {_ITEMS}")
+            raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {ITEMS}")
     try:
         inputs, targets = (
             torch.stack([torch.as_tensor(value) for value in column])
@@ -364,7 +294,7 @@ def _stack(items: list[Any]) -> tuple[Tensor, Tensor]:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {_ITEMS}: {_line(error)}"
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {_line(error)}"
         ) from error
     return inputs, targets
 

@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import Dataset
 
-from datamodules import CelebADataModule, ImageFolderDataModule, MappedSamples
+from datamodules import (
+    CelebADataModule,
+    DatasetSamples,
+    ImageFolderDataModule,
+    MappedSamples,
+)
 from datamodules import decoding as module
 from datamodules.decoding import decode
-from datamodules.samples import concatenate, train_and_test
+from datamodules.mapped import train_and_test
+from datamodules.samples import concatenate
 from tests.commands import call
 from tests.leaf_files import write
 
@@ -101,7 +108,7 @@ def test_a_failure_leaves_no_file(paths, tmp_path, one_line, monkeypatch, worker
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(free=2**20))
     big = [paths[1]] * 20000  # 20,000 images of 60 bytes are 1.1 MiB
-    with one_line("cache: ", "has 1 MiB of free space; it must have 1 MiB for 20000 images"):
+    with one_line("cache: ", "has 1 MiB of free space; it must have 1 MiB for 20000 samples"):
         decode(big, cache=tmp_path / "cache")
 
 
@@ -157,6 +164,40 @@ def test_mapped_samples_stay_on_the_host():
     inputs, targets = samples.gather(torch.tensor([2, 0]))
     assert samples.inputs.device.type == "cpu"
     assert inputs.device.type == targets.device.type == "meta" and inputs.shape == (2, 2)
+
+
+class Noted(Dataset):
+    """Six pairs of a vector and a label; the process that reads an item leaves a file."""
+
+    def __init__(self, folder, shapes=(2, 2)):
+        self.folder, self.shapes = folder, shapes
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        (self.folder / str(os.getpid())).touch()
+        return torch.full((self.shapes[number == 5],), number / 3), number % 2
+
+
+@pytest.mark.processes
+def test_a_data_set_is_read_once_in_worker_processes(tmp_path, workers, one_line):
+    (tmp_path / "readers").mkdir()
+    streamed = DatasetSamples(Noted(tmp_path / "readers"), [0, 1, 0, 1, 0, 1])
+    file = tmp_path / "cache" / "inputs.npy"
+    mapped = MappedSamples.read(streamed, file)
+    readers = {int(path.name) for path in (tmp_path / "readers").iterdir()}
+    assert len(readers) == 2 and os.getpid() not in readers
+    MappedSamples.read(streamed, file)
+    assert len(list((tmp_path / "readers").iterdir())) == 2
+    index = torch.tensor([[5, 0], [2, 2]])
+    for one, other in zip(mapped.gather(index), streamed.gather(index), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+    ragged = DatasetSamples(Noted(tmp_path / "readers", (2, 3)), [0, 1, 0, 1, 0, 1])
+    with one_line("inputs of the items 0 and 5 have the shapes (2,) and (3,)", "of one shape"):
+        MappedSamples.read(ragged, tmp_path / "ragged.npy")
+    with one_line("DatasetSamples.targets: None; it must be given"):
+        MappedSamples.read(DatasetSamples(Noted(tmp_path)), file)
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from datamodules import HuggingFaceDataModule, Natural, OfficialSplit, SplitOwn
+from datamodules import HuggingFaceDataModule, MappedSamples, Natural, OfficialSplit, SplitOwn
+from datamodules import hugging_face as module
 from datamodules.hugging_face import encoder
 
 datasets = pytest.importorskip("datasets")
@@ -106,6 +107,17 @@ def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
         HuggingFaceDataModule(path, "picture", "label", image_mode="L", **arguments).setup()
 
 
+def test_images_are_decoded_once_into_a_cache(tmp_path, monkeypatch):
+    path = saved(tmp_path / "set", train=IMAGES, test=IMAGES)
+    arguments = {"num_clients": 2, "test_split": "test", "cache": tmp_path / "cache"}
+    HuggingFaceDataModule(path, "picture", "label", **arguments).prepare_data()
+    monkeypatch.setattr(module, "_image", lambda *args: 1 / 0)  # nothing is decoded any more
+    data = HuggingFaceDataModule(path, "picture", "label", **arguments)
+    assert isinstance(data.samples, MappedSamples) and len(data.samples) == 12
+    assert data.samples.inputs[:, 0, 0, 0].tolist() == [0, 10, 20, 30, 40, 50] * 2
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
 def lengths_of_words(text):
     """A tokenizer: the length of each word."""
     return [len(word) for word in text.split()]
@@ -151,14 +163,16 @@ def test_numbers_and_lists_of_numbers(tmp_path):
         assert data.samples.targets.tolist() == [1, 0]
 
 
-def test_a_tokenizer_of_transformers(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "so", "cool"]
-    (tmp_path / "vocab.txt").write_text("\n".join(vocabulary))
-    transformers.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "bert")
-    encode = encoder(str(tmp_path / "bert"), 6)
-    assert encode("So cool so") == [2, 4, 5, 4, 3, 0]
-    assert encode("so " * 9) == [2, 4, 4, 4, 4, 3]
+def test_a_tokenizer_of_the_hub(tmp_path):
+    """A vocabulary of words, in the format of the hub's tokenizers; padding has the number 2."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "so": 1, "[PAD]": 2, "cool": 3}, "[UNK]")
+    tokenizer = tokenizers.Tokenizer(words)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    encode = encoder(str(tmp_path / "tokenizer.json"), 4)
+    assert encode("so very cool") == [1, 0, 3, 2]
+    assert encode("so so so so cool") == [1, 1, 1, 1]
 
 
 def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
@@ -182,8 +196,10 @@ def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
     ):
         load("csv", "x", "y", data_files=str(tmp_path / "missing.csv"))
     texts = saved(tmp_path / "texts", train={"x": ["a", "b"], "y": [0, 1]})
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with one_line("HuggingFaceDataModule.tokenizer: 'no/such' cannot be loaded", "transformers"):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with one_line(
+        "HuggingFaceDataModule.tokenizer: 'no/such' cannot be loaded", "pip install tokenizers"
+    ):
         load(texts, "x", "y", tokenizer="no/such")
     monkeypatch.setitem(sys.modules, "datasets", None)
     with one_line("the package datasets must be installed, by: pip install datasets"):

@@ -29,7 +29,9 @@ from pfl.algorithms import (
     pFedMe,
 )
 
-MOREAU: dict[str, Any] = dict(penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8)
+MOREAU: dict[str, Any] = dict(
+    penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8
+)
 META: dict[str, Any] = dict(alpha=RATE, variant="FO", batch_size=None)
 HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
 

@@ -33,7 +33,7 @@ def send(
         behind = f"-{number}" if len(comparisons) > 1 else ""
         made = (tables.score_table(comparison), tables.statistics_table(comparison))
         for name, (head, *rows) in zip(("scores", "statistics"), made, strict=True):
-            content[name + behind] = wandb.Table(columns=head, data=rows)
+            content[name + behind] = wandb.Table(columns=[*head], data=rows)
     about = {"points": [comparison.title for comparison in comparisons]}
     try:
         run = wandb.init(

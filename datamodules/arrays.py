@@ -19,8 +19,9 @@ from datamodules.transforms import Transform
 class TensorDataModule(FederatedDataModule):
     """A data set given as tensors, or as NumPy arrays whose types are kept.
 
-    Integer targets are classes, floating targets mean regression. Inputs of type uint8 are images:
-    they are stored as uint8, and every batch is scaled to float32 in [0, 1].
+    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
+    uint8, and every batch is scaled to float32 in [0, 1].
 
     Args:
         inputs: Training inputs [N, ...].
@@ -76,8 +77,9 @@ class TensorDataModule(FederatedDataModule):
 class ArrayDataModule(FederatedDataModule):
     """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
 
-    Integer targets are classes, floating targets mean regression. Inputs of type uint8 are images:
-    they are stored as uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
+    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
+    uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
     type float64 (or wider) become float32; `TensorDataModule` keeps their type.
 
     In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:

@@ -171,7 +171,7 @@ def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:
     name = f"partition-{partition.hash[:12]}"  # runs with the same partition share it
     artifact = wandb.Artifact(name, type="partition", metadata=about)
     with artifact.new_file("partition.npz", mode="wb") as file:
-        np.savez_compressed(file, **arrays)
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
     run.log_artifact(artifact)
     if loop.datamodule.has_labels:
         from pfl.report.figures import partition_figure

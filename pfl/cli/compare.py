@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from pfl.cli import configs
+from pfl.cli.compare_wandb import send
 from pfl.cli.figure_file import known, read_figure, resolved
 from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
@@ -263,6 +264,7 @@ def command(words: list[str]) -> None:
     parser.add_argument("--change", **CHANGE)
     parser.add_argument("--baseline", help="the method with which the others are compared")
     parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
+    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
     given = parser.parse_args(words)
     begun = time.monotonic()
     budget, tuning = None, dict[str, Any]()
@@ -293,7 +295,10 @@ def command(words: list[str]) -> None:
     baseline = given.baseline or baseline or labels[0]
     if baseline not in labels:
         raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
-    files = write(_by_point(runs, title, baseline, budget, tuning), title, out)
+    comparisons = _by_point(runs, title, baseline, budget, tuning)
+    files = write(comparisons, title, out)
+    if given.wandb is not None:
+        send(given.wandb, title, comparisons, files)
     print(f"\n{', '.join(map(str, files))} ({time.monotonic() - begun:.0f} s)")
 
 

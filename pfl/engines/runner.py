@@ -120,12 +120,12 @@ class ModelRunner:
     def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each sample's loss and share of right predictions (NaN for regression), [n]."""
         losses = self.per_sample(outputs, targets)
-        if not targets.is_floating_point():
-            hits = outputs.argmax(1) == targets
-        elif (threshold := self.label_threshold) is not None:
-            hits = (outputs > threshold) == (targets > 0.5)
+        if targets.is_floating_point():
+            if self.label_threshold is None:
+                return losses, torch.full_like(losses, torch.nan)
+            hits = self.decided(outputs, targets) == (targets > 0.5)
         else:
-            return losses, torch.full_like(losses, torch.nan)
+            hits = self.decided(outputs, targets) == targets
         hits = hits.to(losses.dtype)
         return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
 
@@ -138,6 +138,13 @@ class ModelRunner:
         if isinstance(self.loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
             return 0.0
         return 0.5 if isinstance(self.loss, nn.BCELoss) else None
+
+    def decided(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the predicted classes, labels of 0 and 1, or values, of the targets' shape."""
+        if not targets.is_floating_point():
+            return outputs.argmax(1)
+        outputs, threshold = outputs.reshape(targets.shape), self.label_threshold
+        return outputs if threshold is None else (outputs > threshold).to(targets.dtype)
 
     def predicted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns outputs and targets in the form that metrics expect.

@@ -239,7 +239,7 @@ def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
 
 
 def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.ndarray]:
-    """Returns the predicted class (or value) of every sample of some clients, a row a sample.
+    """Returns the predicted class (labels, value) of every sample of some clients, a row a sample.
 
     Returns:
         The columns `client`, `sample` (its index in the data set), `target`, and `global` and
@@ -263,10 +263,8 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
                 outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
-            output = torch.cat(outputs)
-            regression = targets.is_floating_point()
-            chosen = output.reshape(targets.shape) if regression else output.argmax(1)
-            values[kind] = chosen.cpu().numpy()
+            decided = algorithm.oracle.runner.decided(torch.cat(outputs), targets)
+            values[kind] = decided.cpu().numpy()
         for name, column in values.items():
             columns.setdefault(name, []).append(column)
     return {name: np.concatenate(parts) for name, parts in columns.items()}

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pfl.report.results import Row, Run, kinds
+from pfl.report.results import Row, Run, kinds, metric_names
 from pfl.report.statistics import Paired, holm, paired
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
@@ -196,10 +196,14 @@ Cells = list[list[str]]
 
 
 def score_table(comparison: Comparison) -> Cells:
-    """Returns a header and a row for each method: scores, worst tenth, gain and costs."""
+    """Returns a header and a row for each method: scores, worst tenth, metrics, gain and costs.
+
+    Metrics beside accuracy and loss are those of the model that counts.
+    """
     number = comparison.number
     shown = kinds(comparison.runs, number)
-    head = ["method", *(kind.replace("/", ", k = ") for kind in shown), "worst 10%"]
+    names = metric_names(name for run in comparison.runs for row in run.rows for name in row)
+    head = ["method", *(kind.replace("/", ", k = ") for kind in shown), "worst 10%", *names]
     gained = {label: comparison.gained(label) for label in comparison.labels}
     if any(share is not None for share in gained.values()):
         head.append("gained")
@@ -211,6 +215,7 @@ def score_table(comparison: Comparison) -> Cells:
             row.append(_mean(comparison.values(label, f"test/{kind}/{number}")))
         main = comparison.main_kind(label)
         row.append(_mean(comparison.values(label, f"test/{main}/{number}_worst10")))
+        row += [_mean(comparison.values(label, f"test/{main}/{name}")) for name in names]
         if "gained" in head:
             share = gained[label]
             row.append("–" if share is None else f"{share:.0%}")

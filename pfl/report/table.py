@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from pfl.report.results import metric_names, tested_kinds
+
+COLUMNS = {"": "     mean", "_std": "      std", "_worst10": "  worst 10%", "_clients": "  clients"}
 
 
 def summary_table(summary: dict[str, Any]) -> str:
@@ -50,30 +51,25 @@ def left_out(numbers: dict[str, Any]) -> str:
 
 def _scores(summary: dict[str, Any], number: str) -> list[str]:
     """Returns a header and one row for each kind of tested model; nothing if there is none."""
-    width = max(21, len(number) + 6)
-    columns = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
+    kinds = {in_words(kind): f"test/{kind}/" for kind in tested_kinds(summary, number)}
+    rows = {name: f"{prefix}{number}" for name, prefix in {**kinds, "local": "local/"}.items()}
+    rows = {name: key for name, key in rows.items() if key in summary}
     columns = {
-        x: head for x, head in columns.items() if any(n.endswith(number + x) for n in summary)
+        suffix: heading
+        for suffix, heading in COLUMNS.items()
+        if any(f"{key}{suffix}" in summary for key in rows.values())
     }
-    prefixes = {in_words(kind): f"test/{kind}/" for kind in tested_kinds(summary, number)}
-    rows = []
-    for name, prefix in {**prefixes, "local": "local/"}.items():
-        if f"{prefix}{number}" in summary:
-            values = [summary.get(f"{prefix}{number}{x}", math.nan) for x in columns]
-            rows.append(
-                f"  {name:<{width}}" + "".join(map(_cell, columns.values(), values)).rstrip()
-            )
-    head = f"  {'test ' + number:<{width}}" + "".join(f"{h:>{_wide(h)}}" for h in columns.values())
-    return [head, "  " + "-" * (len(head) - 2), *rows] if rows else []
-
-
-def _wide(heading: str) -> int:
-    return max(9, len(heading) + 2)
-
-
-def _cell(heading: str, value: float) -> str:
-    text = "" if math.isnan(value) and heading == "clients" else f"{value:.4f}"
-    return f"{f'{value:,.0f}' if text and heading == 'clients' else text:>{_wide(heading)}}"
+    width = max(21, len(number) + 6)
+    head = f"  {'test ' + number:<{width}}" + "".join(columns.values())
+    lines = [head, "  " + "-" * (len(head) - 2)] if rows else []
+    for name, key in rows.items():
+        line = f"  {name:<{width}}"
+        for suffix, heading in columns.items():
+            value = summary.get(f"{key}{suffix}")
+            digits = 0 if suffix == "_clients" else 4
+            line += " " * len(heading) if value is None else f"{value:{len(heading)}.{digits}f}"
+        lines.append(line.rstrip())
+    return lines
 
 
 def in_words(kind: str) -> str:

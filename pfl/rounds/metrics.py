@@ -74,11 +74,13 @@ class ClientMetrics:
         Raises:
             ConfigError: A name is impossible, or two metrics have the same name.
         """
-        named = given if isinstance(given, Mapping) else {}
-        pairs = [*named.items()] if named else [(short_name(m), m) for m in given or ()]
+        metrics = [*given.values()] if isinstance(given, Mapping) else list(given or ())
+        for metric in metrics:
+            require("loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics")
+        keys = given if isinstance(given, Mapping) else map(short_name, metrics)
+        pairs = [*zip(keys, metrics, strict=True)]
         names = [name for name, _ in pairs]
         for name, metric in pairs:
-            require("loop.metrics", metric, isinstance(metric, Metric), "a metric of torchmetrics")
             possible = re.fullmatch(r"[A-Za-z]\w*", name) and name not in RESERVED
             if not possible or names.count(name) > 1:
                 raise ConfigError(

@@ -239,6 +239,21 @@ def test_table_shows_scores_gains_bytes_and_parameters():
     assert max(map(len, lines)) <= 80
 
 
+def test_table_has_metrics_and_the_clients_that_count():
+    summary = {"algorithm": "FedAvg", "round": 1, "wall_seconds": 1.0, "folder": "runs/x"}
+    summary |= {"comm/uplink_bytes": 1, "comm/downlink_bytes": 1}
+    summary |= {"test/global/accuracy": 0.5, "test/global/accuracy_std": 0.1}
+    summary |= {"test/global/balanced_accuracy": 0.25, "test/global/balanced_accuracy_std": 0.2}
+    summary |= {"test/global/balanced_accuracy_clients": 7.0, "local/balanced_accuracy": 0.125}
+    summary |= {"test/global/undefined_clients": 0.0}
+    cells = [line.split() for line in summary_table(summary).splitlines()]
+    assert ["test", "accuracy", "mean", "std"] in cells
+    assert ["global", "0.5000", "0.1000"] in cells
+    assert ["test", "balanced_accuracy", "mean", "std", "clients"] in cells
+    assert ["global", "0.2500", "0.2000", "7"] in cells and ["local", "0.1250"] in cells
+    assert not [line for line in cells if "undefined" in line]
+
+
 def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     data = regression(SplitOwn(test=0.0, validation=0.2))
     fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)

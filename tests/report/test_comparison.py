@@ -136,6 +136,15 @@ def test_the_share_of_clients_that_gained_over_alone():
     assert cell(cells, "B", "gained") == "–"
 
 
+def test_metrics_of_the_model_that_counts_have_columns():
+    runs = [run("A", 0, [0.5, 0.6]), run("B", 0, [0.5])]
+    for number, row in enumerate(runs[0].rows):
+        row |= {"test/global/f1": 0.25 + number, "test/global/f1_clients": 3.0}
+    cells = tables.score_table(Comparison(runs, "A"))
+    assert cell(cells, "A", "f1") == "1.2500" and cell(cells, "B", "f1") == "–"
+    assert len({len(row) for row in cells}) == 1
+
+
 def test_kinds_come_in_the_order_of_the_table():
     names = ["unseen/0", "finetuned/10", "finetuned/5", "personalized", "global"]
     runs = [run("A", 0, [0.5], kind=name) for name in names]

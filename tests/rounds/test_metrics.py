@@ -24,6 +24,8 @@ from datamodules.partitioners import LogNormal
 from models import MLP
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline
+from pfl.clients import Clients
+from pfl.method.scoring import predictions
 from pfl.rounds.metrics import ClientMetrics
 from tests.networks import put
 from tests.problems import run
@@ -161,6 +163,11 @@ def test_several_labels_a_sample(tmp_path, loss):
     np.testing.assert_allclose(got["f1_score"], f1, atol=1e-6)
     np.testing.assert_allclose(got["average_precision"], precision, atol=1e-6)
     assert 0 < algorithm.row["test/global/accuracy"] < 1
+    loop = algorithm.trainer.datamodule
+    clients = Clients(np.array([2]), 0, loop.client_data(torch.device("cpu")), "test")
+    algorithm.load_state(clients)
+    columns = predictions(algorithm, clients)
+    assert (columns["global"] == columns["target"]).mean() == pytest.approx(got["accuracy"][2])
 
 
 def test_probabilities_of_labels_are_taken_as_they_are():

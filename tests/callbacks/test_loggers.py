@@ -1,0 +1,62 @@
+"""The loggers of Lightning by configuration, read back with the loggers' own packages."""
+
+from pathlib import Path
+
+import pytest
+
+from pfl.cli import main
+from tests.commands import ROOT, table
+
+ROUNDS = 2
+NAMES = ("train/loss", "test/global/accuracy", "test/personalized/loss", "comm/uplink_bytes")
+
+
+def fit(logger, *args):
+    """Runs the quickstart with a logger; returns the rows of `metrics.csv`."""
+    configs = [f"--config={ROOT / 'configs' / name}" for name in ("quickstart.yaml", logger)]
+    small = ("--data.num_clients=6", "--data.partition.alpha=1.0", "--model.local_epochs=1")
+    trainer = (f"--trainer.max_epochs={ROUNDS}", "--trainer.callbacks=[]", "--trainer.name=run")
+    assert main(["fit", *configs, *small, *trainer, "--trainer.accelerator=cpu", *args]) == 0
+    return table(Path.cwd() / "runs" / "run" / "metrics.csv")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch, tmp_path):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_csv(here):
+    expected = fit("logger/csv.yaml")
+    rows = table(here / "runs/csv/version_0/metrics.csv")
+    for number, line in enumerate(expected):
+        for name in NAMES:
+            logged = [float(row[name]) for row in rows if row[name] and int(row["step"]) == number]
+            assert set(logged) == {float(line[name])}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard(here):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    expected = fit("logger/tensorboard.yaml")
+    read = events.EventAccumulator(str(here / "runs/tensorboard/version_0"))
+    read.Reload()
+    for name in NAMES:
+        logged = {event.step: event.value for event in read.Scalars(name)}
+        values = {number: float(line[name]) for number, line in enumerate(expected)}
+        assert logged == pytest.approx(values, rel=1e-6)  # the file has float32
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of a package that is not one of ours
+def test_mlflow(here):
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("sqlalchemy")
+    expected = fit("logger/mlflow.yaml")
+    client = mlflow.MlflowClient(f"sqlite:///{here}/runs/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("pfl").experiment_id])
+    assert run.info.status == "FINISHED"
+    for name in NAMES:
+        logged = {m.step: m.value for m in client.get_metric_history(run.info.run_id, name)}
+        assert logged == {number: float(line[name]) for number, line in enumerate(expected)}

@@ -33,7 +33,7 @@ _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
 _FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
 _UNKNOWN_KEY = r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
 _INTERNAL = ("Namespace(", "NestedArg(")  # how jsonargparse shows values that it has parsed
-_FEW = 20  # names that a line has room for
+_FEW = 30  # names that a line has room for
 
 
 def explain(error: Exception) -> str | None:

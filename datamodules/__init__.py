@@ -28,13 +28,8 @@ if TYPE_CHECKING:
         ClientNoise,
         ClientRotation,
     )
-    from datamodules.flower import (
-        FlowerDirichlet,
-        FlowerPathological,
-        FlowerRule,
-        FlowerShards,
-        flower_partitioner,
-    )
+    from datamodules.flower import FlowerDirichlet, FlowerPathological, FlowerShards
+    from datamodules.flower_bridge import FlowerRule, flower_partitioner
     from datamodules.fluke import FlukeClasses, FlukeDirichlet, FlukeQuantity
     from datamodules.given import Given
     from datamodules.image_folder import ImageFolderDataModule
@@ -76,7 +71,8 @@ _NAMES = {  # by module, for `__getattr__`; the imports above are for type check
     "drawn": "Drawn",
     "errors": "ConfigError",
     "feature_shifts": "ClientBlur ClientColour ClientInversion ClientNoise ClientRotation",
-    "flower": "FlowerDirichlet FlowerPathological FlowerRule FlowerShards flower_partitioner",
+    "flower": "FlowerDirichlet FlowerPathological FlowerShards",
+    "flower_bridge": "FlowerRule flower_partitioner",
     "fluke": "FlukeClasses FlukeDirichlet FlukeQuantity",
     "given": "Given",
     "image_folder": "ImageFolderDataModule",
@@ -101,6 +97,7 @@ _NUMPY_ONLY = {
     "drawn",
     "errors",
     "flower",
+    "flower_bridge",
     "fluke",
     "given",
     "label_skew",

@@ -17,6 +17,9 @@ from datamodules import (
     flower_partitioner,
 )
 
+# The package datasets sorts in a way that new versions of pyarrow deprecate.
+pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+
 LABELS = np.random.default_rng(9).integers(0, 6, 901)
 
 

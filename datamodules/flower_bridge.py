@@ -1,4 +1,4 @@
-"""Partitioners of the package `flwr-datasets` as rules, and rules as partitioners of that package."""
+"""Partitioners of the package `flwr-datasets` as rules, and rules as such partitioners."""
 
 import copy
 import inspect

@@ -4,11 +4,15 @@ A reference draws its random numbers in the same order from an equal generator, 
 of samples of each client and class must be equal.
 """
 
+import json
+import re
 from math import ceil
 
+import jsonargparse
 import numpy as np
 import pytest
 
+import datamodules
 from datamodules import (
     LEAF,
     Dirichlet,
@@ -17,9 +21,11 @@ from datamodules import (
     FlukeClasses,
     FlukeDirichlet,
     FlukeQuantity,
+    Partitioner,
     PFLlibDirichlet,
     PFLlibPathological,
 )
+from tests.sources import ROOT
 
 LABELS = np.random.default_rng(9).integers(0, 6, 900)
 SIZES = np.bincount(LABELS).tolist()
@@ -239,3 +245,44 @@ def test_leaf_refuses_what_does_not_fit(one_line):
         LEAF([1] * 10 + [2] * 5).assign(np.zeros(15), 3, np.random.default_rng(0))
     with one_line("LEAF.min_samples: 10; it must be at most 5"):
         LEAF([2] * 5).count()
+
+
+# ---- the table of conventions in docs/partitions.md ----------------------------------------------
+
+
+def conventions():
+    """The rules in the second column of the table, as they are written there."""
+    text = (ROOT / "docs" / "partitions.md").read_text()
+    section = text.partition("## Conventions of other projects")[2].partition("**The papers")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    return sorted({rule for row in rows for rule in re.findall(r"`([^`]*\))`", row[1])})
+
+
+@pytest.mark.parametrize("written", conventions())
+def test_one_line_of_yaml_gives_each_convention(written):
+    rule = eval(
+        written, {**{name: getattr(datamodules, name) for name in datamodules.__all__}, "K": 6}
+    )
+    public = {key: value for key, value in vars(rule).items() if key[0] != "_"}
+    line = json.dumps({"class_path": type(rule).__name__, "init_args": public})
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(Partitioner, "rule")
+    found = parser.instantiate(parser.parse_string(f"rule: {line}")).rule
+    assert repr(found) == repr(rule) and found.describe()
+
+
+def test_the_table_of_conventions_has_every_class_of_a_convention():
+    named = {rule.partition("(")[0] for rule in conventions()} | {"FlowerRule"}
+    ours = [
+        datamodules.conventions,
+        datamodules.flower,
+        datamodules.flower_bridge,
+        datamodules.fluke,
+    ]
+    classes = {
+        name
+        for module in ours
+        for name, kind in vars(module).items()
+        if isinstance(kind, type) and kind.__module__ == module.__name__ and name[0] != "_"
+    }
+    assert classes <= named

@@ -85,6 +85,8 @@ class FlowerRule(Partitioner):
             partitioner.dataset = datasets.Dataset.from_dict(columns)
             made = partitioner.num_partitions
             parts = [np.sort(partitioner.load_partition(i)["index"]) for i in range(made)]
+        except ConfigError:
+            raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"FlowerRule.partitioner: {self._name} failed: {reason}") from error

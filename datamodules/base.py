@@ -11,7 +11,6 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from datamodules.drawn import Drawn
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.given import Given
 from datamodules.loaders import (
@@ -22,6 +21,7 @@ from datamodules.loaders import (
     make_loader,
     visit_key,
 )
+from datamodules.measures import held
 from datamodules.partition import IndexArrays, Partition
 from datamodules.partitioners import IID, Partitioner
 from datamodules.protocols import Protocol, SplitOwn
@@ -307,18 +307,11 @@ class FederatedDataModule(LightningDataModule, ABC):
             official test samples count if the protocol gives them to clients to split, as
             `SplitOwn` does. `clients_without_train_samples` and `clients_without_test_samples`.
         """
-        used = np.zeros(len(self.samples), bool)
-        parts = self.partition
+        parts, unused = self.partition, np.ones(self._pool, bool)
         for arrays in parts.splits.values():
-            if arrays.is_shared:
-                used[arrays[0]] = True
-                continue
-            for clients in arrays.blocks():
-                used[arrays.of(clients)] = True
-                if isinstance(arrays, Drawn) and used[: self._pool].all():
-                    break  # of a million clients, the first few thousand use every sample
+            unused &= ~held(arrays, len(self.samples))[: self._pool]
         return {
-            "samples_unused": int(self._pool - used[: self._pool].sum()),
+            "samples_unused": int(unused.sum()),
             "clients_without_train_samples": int((parts.train.sizes == 0).sum()),
             "clients_without_test_samples": int((parts.test.sizes == 0).sum()),
         }

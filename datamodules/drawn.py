@@ -5,10 +5,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from datamodules.partition import IndexArrays, clients_per_block
-from datamodules.randomness import fold
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,10 +137,19 @@ def random_bits(key: int, clients: np.ndarray, places: range) -> np.ndarray:
     Returns:
         uint64 [C, P].
     """
-    ids = torch.from_numpy(np.array(clients, np.int64, order="C"))  # torch needs a writable array
-    keys = fold(torch.tensor(key), ids)
-    bits = fold(keys[:, None], torch.arange(places.start, places.stop))
-    return bits.numpy().view(np.uint64)
+    keys = _splitmix(np.array([key], np.uint64), np.asarray(clients, np.int64).astype(np.uint64))
+    return _splitmix(keys[:, None], np.arange(places.start, places.stop, dtype=np.uint64))
+
+
+def _splitmix(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Returns `datamodules.randomness.fold` of NumPy's unsigned integers, without PyTorch."""
+    x = keys + (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    x ^= x >> np.uint64(31)
+    return x
 
 
 def _repeated(rows: np.ndarray) -> np.ndarray:

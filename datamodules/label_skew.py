@@ -269,7 +269,7 @@ class Shards(Partitioner):
         client_of_shard = rng.permutation(even_owners(shards, num_clients))
         owners = np.empty(len(labels), np.int64)
         shard = np.sort(even_owners(len(labels), shards))
-        owners[_by_label(labels, rng)] = client_of_shard[shard]
+        owners[sorted_by_label(labels, rng)] = client_of_shard[shard]
         return owners
 
     def describe(self) -> str:
@@ -300,7 +300,7 @@ def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
     return (np.cumsum(present) - 1).astype(np.uint16)[targets]
 
 
-def _by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def sorted_by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Returns a permutation that sorts samples by label, in random order within a label."""
     shuffled = rng.permutation(len(labels))
     return shuffled[stable_argsort(labels[shuffled])]
@@ -321,7 +321,9 @@ def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generat
     clients = np.append(np.arange(counts.shape[1]), -1).astype(np.int32)
     per_class = np.column_stack([counts, unused])
     owners = np.empty(len(labels), np.int32)
-    owners[_by_label(labels, rng)] = np.repeat(np.tile(clients, len(counts)), per_class.ravel())
+    owners[sorted_by_label(labels, rng)] = np.repeat(
+        np.tile(clients, len(counts)), per_class.ravel()
+    )
     return owners
 
 

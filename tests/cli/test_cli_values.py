@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
 
 OPTIMIZER = "model.init_args.optimizer"
 MISTAKES = {
-    "a list for a class": (PARTITION, ["IID"], ["data.partition: ['IID']", "Dirichlet, IID"]),
+    "a list for a class": (PARTITION, ["IID"], ["data.partition: ['IID']", "Dirichlet"]),
     "a number for a network": (NETWORK, 5, ["model.network: 5", "Classifier", "MLP"]),
     "empty init_args": (
         PARTITION,

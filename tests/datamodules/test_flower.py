@@ -1,55 +1,183 @@
-"""The Flower app in `examples`: its messages, without Flower's servers and processes."""
+"""Flower's rules: against the package flwr-datasets where it is installed, and by themselves."""
 
-import runpy
-import time
-from pathlib import Path
-
+import numpy as np
 import pytest
-import torch
 
-flwr = pytest.importorskip("flwr")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_client_app.py"
+from datamodules import (
+    DigitsDataModule,
+    Dirichlet,
+    FlowerDirichlet,
+    FlowerPathological,
+    FlowerRule,
+    FlowerShards,
+    Groups,
+    Natural,
+    SplitOwn,
+    TableDataModule,
+    flower_partitioner,
+)
+
+# The package datasets sorts in a way that new versions of pyarrow deprecate.
+pytestmark = pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")
+
+LABELS = np.random.default_rng(9).integers(0, 6, 901)
 
 
-def made(kind, content):
-    """A message of the server to a client; without its processes the metadata are set here."""
-    from flwr.app import Message, Metadata
-
-    place = {"run_id": 1, "message_id": "m", "src_node_id": 1, "dst_node_id": 2, "group_id": ""}
-    times = {"reply_to_message_id": "", "created_at": time.time(), "ttl": 60.0}
-    return Message(content=content, metadata=Metadata(**place, **times, message_type=kind))
+def table(rule, clients, seed, labels=LABELS):
+    """Returns the number of samples of each client and class, [M, K]."""
+    owned = rule.assign(labels, clients, np.random.default_rng(seed))
+    assert len(np.unique(owned.flat)) == len(owned.flat)
+    return [np.bincount(labels[owned[i]], minlength=6).tolist() for i in range(clients)]
 
 
-def test_the_client_app_trains_on_the_samples_of_its_partition():
-    """One epoch by hand, on the loader of the same client, gives the same parameters."""
-    from flwr.app import ArrayRecord, ConfigRecord, Context, RecordDict
+def flowers(partitioner, labels=LABELS):
+    """Returns the same numbers of one of Flower's partitioners."""
+    datasets = pytest.importorskip("datasets")
+    partitioner.dataset = datasets.Dataset.from_dict({"label": labels})
+    parts = [partitioner.load_partition(i)["label"] for i in range(partitioner.num_partitions)]
+    return [np.bincount(part, minlength=6).tolist() for part in parts]
 
-    from datamodules import DigitsDataModule, Dirichlet
 
-    app = runpy.run_path(str(EXAMPLE))
-    start = app["network"]()
-    content = {
-        "arrays": ArrayRecord(start.state_dict()),
-        "config": ConfigRecord({"server-round": 4}),
+@pytest.fixture
+def flwr():
+    """The partitioners of flwr-datasets."""
+    return pytest.importorskip("flwr_datasets.partitioner")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "balancing"), [(0.3, False), (0.3, True), (2.0, False), (2.0, True)]
+)
+@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
+def test_dirichlet_equals_flower_s(flwr, alpha, balancing):
+    for seed in range(5):
+        theirs = flwr.DirichletPartitioner(7, "label", alpha, 20, balancing, seed=seed)
+        assert table(FlowerDirichlet(alpha, 20, balancing), 7, seed) == flowers(theirs)
+
+
+@pytest.mark.parametrize("mode", ["random", "deterministic", "first-deterministic"])
+@pytest.mark.filterwarnings("ignore:Classes:")
+def test_pathological_equals_flower_s(flwr, mode):
+    for classes, clients in ((1, 4), (2, 7), (5, 3)):
+        theirs = flwr.PathologicalPartitioner(clients, "label", classes, mode, seed=3)
+        assert table(FlowerPathological(classes, mode), clients, 3) == flowers(theirs)
+
+
+SHARDS = [(2, None, False), (2, None, True), (None, 50, False), (None, 50, True), (3, 40, False)]
+
+
+@pytest.mark.parametrize("arguments", SHARDS, ids=str)
+def test_shards_equal_flower_s(flwr, arguments):
+    theirs = flwr.ShardPartitioner(7, "label", *arguments, seed=3)
+    assert table(FlowerShards(*arguments), 7, 3) == flowers(theirs)
+
+
+def test_deterministic_classes_are_neighbours():
+    counts = np.array(table(FlowerPathological(2, "deterministic"), 7, 0))
+    assert [np.flatnonzero(row).tolist() for row in counts] == [
+        sorted((i % 6, (i + 1) % 6)) for i in range(7)
+    ]
+    # Class 0 has clients 0, 5 and 6, in parts that differ by at most one, with larger ones first.
+    whole = int((LABELS == 0).sum())
+    assert counts[[0, 5, 6], 0].tolist() == [-(-(whole - i) // 3) for i in range(3)]
+
+
+def test_shards_have_one_size():
+    # 901 samples in 7 * 2 shards of 64 leave 5 over.
+    counts = np.array(table(FlowerShards(2), 7, 0))
+    assert counts.sum(1).tolist() == [128] * 7
+    # 18 shards of 50 for 7 clients: four get three, and three get two.
+    counts = np.array(table(FlowerShards(None, 50), 7, 0))
+    assert counts.sum(1).tolist() == [150] * 4 + [100] * 3
+
+
+def test_wrong_arguments_are_refused(one_line):
+    with one_line("FlowerShards.shard_size: None; it must be given"):
+        FlowerShards()
+    with one_line("FlowerShards.shard_size: 400", "7 shards or more, not 2"):
+        table(FlowerShards(None, 400), 7, 0)
+    with one_line("FlowerPathological.class_assignment_mode: 'all'"):
+        FlowerPathological(2, "all")
+    with one_line("FlowerPathological.num_classes_per_partition: 7; it must be at most 6"):
+        table(FlowerPathological(7), 3, 0)
+    with one_line("FlowerDirichlet.min_partition_size: 120", "11 draws"):
+        table(FlowerDirichlet(0.01, 120), 7, 0)
+    with one_line("FlowerRule.arguments", "given as an object"):
+        FlowerRule(object(), {"alpha": 1})
+
+
+# ---- the package itself --------------------------------------------------------------------------
+
+
+def test_any_partitioner_of_flower_is_a_rule(flwr):
+    arguments = {"partition_by": "label", "alpha": 0.5, "partition_sizes": [100, 200, 50]}
+    rules = {
+        "IidPartitioner": ({}, 4),
+        "DirichletPartitioner": ({"partition_by": "label", "alpha": 1.0}, 5),
+        "InnerDirichletPartitioner": (arguments, 3),
+        "LinearPartitioner": ({}, 4),
     }
-    context = Context(1, 2, {"partition-id": 3, "num-partitions": 10}, RecordDict(), {})
-    message = made("train", RecordDict(content))
-    reply = app["client_app"](message, context).content
-    client = DigitsDataModule(10, Dirichlet(0.3), batch_size=16).client(3)
-    loader = client.train_dataloader()
-    loader.sampler.set_epoch(4)
-    for x, y in loader:
-        gradients = torch.autograd.grad(
-            torch.nn.functional.cross_entropy(start(x), y), tuple(start.parameters())
-        )
-        with torch.no_grad():
-            for parameter, gradient in zip(start.parameters(), gradients, strict=True):
-                parameter -= 0.1 * gradient
-    sent = reply["arrays"].to_torch_state_dict()
-    for name, value in start.state_dict().items():
-        torch.testing.assert_close(sent[name], value)
-    assert reply["metrics"]["num-examples"] == len(client.train)
-    message = made("evaluate", RecordDict({"arrays": reply["arrays"]}))
-    metrics = app["client_app"](message, context).content["metrics"]
-    x, y = client.samples.gather(torch.from_numpy(client.test))
-    assert metrics["accuracy"] == pytest.approx((start(x).argmax(1) == y).float().mean().item())
+    for name, (given, clients) in rules.items():
+        with pytest.warns() if name.startswith("Inner") else pytest.MonkeyPatch.context():
+            data = DigitsDataModule(clients, FlowerRule(name, given), SplitOwn(0.5, 0.0))
+            sizes = data.client_sizes + data.partition.test.sizes
+        held = np.concatenate([part.flat for part in data.partition.splits.values()])
+        assert len(np.unique(held)) == len(held) == sizes.sum()
+        assert sizes.tolist() == [100, 200, 50] or sizes.sum() == 1797
+
+
+def test_an_object_of_flower_s_is_a_rule_and_stays_unused(flwr):
+    partitioner = flwr.ShardPartitioner(5, "label", 2, seed=8)
+    rule = FlowerRule(partitioner)
+    found = [table(rule, 5, seed) for seed in (0, 1)]
+    assert found[0] == found[1] == flowers(partitioner)
+
+
+def test_flower_s_natural_ids_are_columns_of_the_data(flwr, tmp_path):
+    lines = [f"{i},{'abc'[i % 3]},{i % 2}" for i in range(30)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,ward,y", *lines]))
+    rule = FlowerRule("NaturalIdPartitioner", {"partition_by": "ward"})
+    data = TableDataModule(
+        tmp_path / "t.csv",
+        "y",
+        feature_columns=["x"],
+        num_clients=3,
+        partition=rule,
+        protocol=SplitOwn(0.0, 0.0),
+    )
+    found = {frozenset(data.partition.train[i].tolist()) for i in range(3)}
+    assert found == {frozenset(range(i, 30, 3)) for i in range(3)}
+
+
+def test_what_flower_refuses_is_one_line(flwr, one_line):
+    for name, arguments, parts in (
+        ("NoPartitioner", {}, ["'NoPartitioner'", "a class in flwr_datasets.partitioner"]),
+        ("DirichletPartitioner", {"alpha": 1.0}, ["DirichletPartitioner failed", "partition_by"]),
+        ("IidPartitioner", {"num_partitions": 3}, ["num_clients: 4; it must be 3"]),
+    ):
+        with one_line(*parts):
+            DigitsDataModule(4, FlowerRule(name, arguments)).setup()
+
+
+def test_a_rule_is_a_partitioner_of_flower(flwr):
+    datasets = pytest.importorskip("datasets")
+    rows = {"image": np.arange(901), "label": LABELS, "writer": np.arange(901) % 10}
+    for rule, clients in (
+        (Dirichlet(0.5), 7),
+        (Natural("writer"), None),
+        (Groups([[1, 2], [5]], "writer"), None),
+    ):
+        partitioner = flower_partitioner(rule, clients, seed=4)
+        assert isinstance(partitioner, flwr.Partitioner)
+        partitioner.dataset = datasets.Dataset.from_dict(rows)
+        columns = {name: np.asarray(values) for name, values in rows.items()}
+        known = rule.bound(columns, 901, 901)
+        number = clients or known.count()
+        expected = known.assign(LABELS, number, np.random.default_rng(4))
+        assert partitioner.num_partitions == number
+        for i in range(number):
+            part = partitioner.load_partition(i)
+            assert part["image"][:] == expected[i].tolist()
+    named = flower_partitioner(Dirichlet(0.5), 7, partition_by="name", seed=4)
+    named.dataset = datasets.Dataset.from_dict({"name": [f"class {k}" for k in LABELS]})
+    expected = Dirichlet(0.5).assign(LABELS, 7, np.random.default_rng(4))
+    assert len(named.load_partition(2)) == expected.sizes[2]

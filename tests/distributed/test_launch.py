@@ -221,6 +221,62 @@ def test_a_signal_outside_of_rounds_is_one_line_too(folder, number, moment, says
     assert status == 128 + number
 
 
+# The second process imports, or both leave Python, when the first one is killed.
+LATE = """
+import atexit, os, time
+from pathlib import Path
+from pfl.algorithms import FedAvg
+from pfl.distributed.orphan import is_child
+
+def wait():
+    Path(os.environ["PIDS"], str(os.getpid())).touch()
+    time.sleep(120)
+
+if os.environ["WHEN"] == "importing" and is_child():
+    wait()
+atexit.register(wait)
+
+class Late(FedAvg):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+@pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
+@pytest.mark.parametrize("moment", ["importing", "leaving Python"])
+def test_the_others_are_gone_within_a_second_outside_of_the_run_too(folder, moment):
+    (folder / "dying.py").write_text(LATE.replace("Late", "Dying"))
+    pids = folder / "pids"
+    needed = 1 if moment == "importing" else 2
+    first = subprocess.Popen(
+        [sys.executable, "-m", "pfl", *arguments(folder, *TWO, "--trainer.max_epochs", "1")],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WHEN": moment,
+            "PIDS": str(pids),
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(pids.iterdir())) < needed and time.monotonic() < deadline:
+            assert first.poll() is None
+            time.sleep(0.05)
+        (other,) = {path.name for path in pids.iterdir()} - {str(first.pid)}
+        assert alive(other)
+        first.kill()
+        begun = time.monotonic()
+        assert ends(other) and time.monotonic() - begun < 1
+    finally:
+        first.kill()
+        first.wait()
+
+
 # ---- without processes --------------------------------------------------------------------------
 
 

@@ -159,8 +159,9 @@ def main() -> int:
             else:
                 trial(method, tier, kind, seed)
             held[kind] += 1
-        except (Failed, AssertionError) as error:
-            failures.append(f"{number}: {method}, {tier}, {kind}: {error}")
+        except Exception as error:  # whatever went wrong, the other trials go on
+            text = error if isinstance(error, Failed) else f"{type(error).__name__}: {error}"
+            failures.append(f"{number}: {method}, {tier}, {kind}: {text}")
             print(f"failed {failures[-1]}", file=sys.stderr, flush=True)
     print(
         f"\nSeed {given.seed}, {given.minutes:g} minutes, {len(methods)} of {len(pairs)} pairs of"

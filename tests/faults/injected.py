@@ -214,7 +214,8 @@ def _rows(state: dict[str, Any]) -> list[Any]:
 def plain(value: Any) -> Any:
     """Returns nested values with tensors as bytes, so that `==` compares them bit by bit."""
     if isinstance(value, torch.Tensor):
-        return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        whole = value.reshape(-1).clone(memory_format=torch.contiguous_format)
+        return whole.view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

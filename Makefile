@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick lint format docs bench bench-peers lock clean
+.PHONY: help quickstart test test-quick chaos lint format docs bench bench-peers lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: $(INSTALLED)  ## set up .venv and run all tests, e.g. make test ARGS="-k f
 
 test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two minutes on two cores
 	@$(MAKE) --no-print-directory test ARGS='-m "not slow" $(ARGS)'
+
+chaos: $(INSTALLED)  ## end runs at random moments and compare, e.g. make chaos ARGS="--minutes 60"
+	$(PY) -m tests.faults.chaos $(ARGS)
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(PY) -m ruff format --check .

@@ -8,7 +8,7 @@ import sys
 
 from pfl.cli.app import FederatedCLI
 from pfl.cli.messages import explain, quiet
-from pfl.cli.user_code import where
+from pfl.cli.user_code import cause, where
 from pfl.distributed.launch import Ended, ProcessLost, report_signals
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
@@ -46,7 +46,8 @@ def main(args: list[str] | None = None) -> int:
     except ProcessLost:  # the launcher has said why
         return 1
     except Exception as error:
-        line = explain(error) or where(error)
+        told = explain(error)
+        line = told + cause(error) if told else where(error)
         if line is None or everything:
             raise
         print(f"error: {line}", file=sys.stderr)

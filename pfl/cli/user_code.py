@@ -36,6 +36,27 @@ def where(error: BaseException) -> str | None:
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
 
 
+def cause(error: BaseException) -> str:
+    """Returns the end of a message about a mistake that an error in a user's code led to.
+
+    Args:
+        error: The mistake; Python keeps what led to it.
+
+    Returns:
+        The exception, the file and the line, or nothing if no code of a user was involved.
+    """
+    inner = error.__cause__ or error.__context__
+    while inner is not None:
+        frames = _frames(inner.__traceback__)
+        own = [(code, line) for code, line in frames if _is_users(code.co_filename)]
+        if own and not _is_users(frames[0][0].co_filename):
+            code, line = own[-1]
+            where = f"{code.co_filename}:{line}"
+            return f" ({type(inner).__name__} at {where}; --traceback shows everything)"
+        inner = inner.__cause__ or inner.__context__
+    return ""
+
+
 def _frames(trace: TracebackType | None) -> list:
     """Returns the code and the line of each frame, the outermost first."""
     frames = []

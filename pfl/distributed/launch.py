@@ -16,9 +16,9 @@ import torch
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from pfl._private import ScriptLauncher
+from pfl.distributed.orphan import STARTED_BY, die_with_parent, is_child
 from pfl.errors import ConfigError
 
-STARTED_BY = "PFL_STARTED_BY"  # environment variable: id of the process that started the others
 POLL_SECONDS = 0.2  # between two checks that the other processes are alive
 GRACE_SECONDS = 0.5  # for the main thread to end by an error of its own before the watch ends it
 COMMON_ERROR_SECONDS = 2.0  # within which all processes meet an error that all of them have
@@ -80,18 +80,13 @@ class Launcher(ScriptLauncher):
         """Ends the other processes because `error` ends this one."""
         for process in self.children:
             process.kill()
-        if self.is_child() and not isinstance(error, ProcessLost):
+        if is_child() and not isinstance(error, ProcessLost):
             # The first process meets most errors, too: it prints the error and ends this process.
             self._wait_for_lost_process()
 
-    @staticmethod
-    def is_child() -> bool:
-        """Returns whether the first process of the run started this one."""
-        return os.environ.get(STARTED_BY, str(os.getpid())) != str(os.getpid())
-
     def _print_error(self, line: str) -> None:
         """Prints an error once: in the first process, or in the next one if the first is gone."""
-        if not self.is_child() or self.cluster_environment.local_rank() == 1:
+        if not is_child() or self.cluster_environment.local_rank() == 1:
             print(f"error: {line}", file=sys.stderr, flush=True)
 
     def _report_lost_process(self, trainer: Any) -> str:
@@ -99,13 +94,13 @@ class Launcher(ScriptLauncher):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends SIGTERM to all others
         lost = self._wait_for_lost_process()
         line = _describe(lost or "the contact with another process was lost", trainer)
-        if lost or not self.is_child():  # otherwise the first process is alive and knows more
+        if lost or not is_child():  # otherwise the first process is alive and knows more
             self._print_error(line)
         return line
 
     def _lost_process(self) -> str | None:
         """Returns which process died, in words; None if all visible processes are alive."""
-        if self.is_child():
+        if is_child():
             orphaned = os.environ[STARTED_BY] != str(os.getppid())
             return "process 0 was killed" if orphaned else None
         for rank, process in enumerate(self.children, start=1):
@@ -117,7 +112,7 @@ class Launcher(ScriptLauncher):
     def _wait_for_lost_process(self) -> str | None:
         until = time.monotonic() + COMMON_ERROR_SECONDS
         while (lost := self._lost_process()) is None and time.monotonic() < until:
-            if not (self.children or self.is_child()):
+            if not (self.children or is_child()):
                 return None
             time.sleep(POLL_SECONDS / 10)
         return lost
@@ -134,11 +129,13 @@ class Launcher(ScriptLauncher):
                     self.end_others(ProcessLost())
                     os._exit(1)  # the main thread may be deep in a sum over processes
 
-        if self.children or self.is_child():
+        if self.children or is_child():
             threading.Thread(target=poll, name="watch", daemon=True).start()
+        die_with_parent(False)
         try:
             yield
         finally:
+            die_with_parent()
             done.set()
 
 

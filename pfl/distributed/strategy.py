@@ -18,6 +18,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from pfl.distributed import collectives
 from pfl.distributed.launch import Launcher
+from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
 
 
@@ -115,7 +116,7 @@ class ClientParallelStrategy(DDPStrategy):
         super().on_train_start()
         if threading.current_thread() is not threading.main_thread() or not self._runs_scripts:
             return
-        if self.launcher.is_child():
+        if is_child():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         else:

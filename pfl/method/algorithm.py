@@ -275,7 +275,7 @@ class FederatedAlgorithm(LocalTraining):
         if mean is not None:
             if "buffers" in mean:
                 self.oracle.buffers.write(self.network, mean.pop("buffers"))
-            self.server_update(mean)
+            checks.check_nothing(self, "server_update", cast(Any, self).server_update(mean))
         # Without a gradient (the method set the model itself, or no client took part) this step
         # moves nothing. Lightning counts rounds, and saves checkpoints, by optimizer steps.
         optimizer = cast(torch.optim.Optimizer, self.optimizers())

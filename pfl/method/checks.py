@@ -80,6 +80,19 @@ def check_models(where: str, models: Any, clients: Clients, method: FederatedMod
         )
 
 
+def check_nothing(method: FederatedModule, name: str, returned: Any) -> None:
+    """Refuses what a function returns that has to change the method itself.
+
+    Raises:
+        ConfigError: It returned something, which would be forgotten.
+    """
+    if returned is not None:
+        raise ConfigError(
+            f"model: {type(method).__name__}.{name} returned {described(returned)}; it must return "
+            f"nothing, and change self.global_model with copy_ or leave a gradient"
+        )
+
+
 def check_declared(method: FederatedModule, state: Iterable[str]) -> None:
     """Refuses client states that were written without being declared.
 

@@ -108,7 +108,7 @@ class FederatedModule(MovableModule):
     @property
     def global_model(self) -> Tensor:
         """The global model, [P]; write into it with `copy_`."""
-        return self.space.vector.data
+        return self.space.vector.detach()  # `.data` would not count writes, which `guard` asks for
 
     def add_server_state(self, name: str, initial: Tensor) -> None:
         """Declares a tensor that the server keeps between rounds; it becomes `self.<name>`."""

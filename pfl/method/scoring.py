@@ -252,6 +252,8 @@ def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.nd
     if algorithm.has_personalized:
         adapted = replace(clients)  # with running statistics that `personalized` may replace
         w["personalized"] = algorithm.personalized(adapted)
+        name = f"{type(algorithm).__name__}.personalized"
+        checks.check_models(name, w["personalized"], clients, algorithm)
         own["personalized"] = with_buffers_of("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])

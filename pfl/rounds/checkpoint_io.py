@@ -68,10 +68,10 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         Raises:
             ConfigError: The file is damaged.
         """
+        only = weights_only is not False  # Lightning would unpickle anything from an address
         if not os.path.isfile(path):  # remote or missing: Lightning has the message
-            return super().load_checkpoint(path, map_location, weights_only)
+            return super().load_checkpoint(path, map_location, only)
         verify(Path(path))
-        only = weights_only is not False
         try:
             return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
         except Exception as error:  # whatever a file that was changed leads to

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -186,11 +187,10 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
     ("number", "more", "environment", "status"),
     [
         (signal.SIGTERM, [], {}, 143),
-        (signal.SIGINT, [], {}, 130),
         (signal.SIGTERM, TWO, {}, 143),
         (signal.SIGINT, TWO, {"GROUP": ""}, 130),  # Ctrl-C
     ],
-    ids=["SIGTERM", "SIGINT", "SIGTERM, two processes", "Ctrl-C, two processes"],
+    ids=["SIGTERM", "SIGTERM, two processes", "Ctrl-C, two processes"],
 )
 def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environment, status):
     returned, lines, _ = killed(folder, 0, "training", 0, [], more, number, **environment)
@@ -204,6 +204,14 @@ def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environm
         assert ends(path.name)
 
 
+def command(folder, environment):
+    """The target of a process that runs the command line."""
+    os.environ.update(environment)
+    sys.path.insert(0, str(folder))
+    sys.stdout = sys.stderr = (folder / "output").open("w", buffering=1)
+    sys.exit(main(arguments(folder)))
+
+
 @pytest.mark.slow
 @pytest.mark.cli
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -211,14 +219,79 @@ def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environm
     ("moment", "says"),
     [
         ("setting up", "in round 1 of 4; start again"),
+        ("training", "in round 3 of 4; go on from the last checkpoint with --ckpt_path "),
         ("ending", "in round 4 of 4; go on from the last checkpoint with --ckpt_path "),
     ],
 )
-def test_a_signal_outside_of_rounds_is_one_line_too(folder, number, moment, says):
-    status, lines, _ = killed(folder, 0, moment, 0, [], [], number)
-    (line,) = lines
+def test_a_signal_at_any_moment_is_one_line(folder, number, moment, says):
+    """In a process that is forked from one which has imported everything: that takes seconds."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tests.faults.injected"])
+    environment = {"WHEN": moment, "VICTIM": "0", "SIGNAL": str(int(number)), "BUSY": "0"}
+    environment["PIDS"] = str(folder / "pids")
+    process = context.Process(target=command, args=(folder, environment))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 128 + number
+    output = (folder / "output").read_text().splitlines()
+    (line,) = [line for line in output if line.startswith("error: ")]
     assert line.startswith(f"error: ended by {number.name} {says}")
-    assert status == 128 + number
+
+
+# The second process imports, or both leave Python, when the first one is killed.
+LATE = """
+import atexit, os, time
+from pathlib import Path
+from pfl.algorithms import FedAvg
+from pfl.distributed.orphan import is_child
+
+def wait():
+    Path(os.environ["PIDS"], str(os.getpid())).touch()
+    time.sleep(120)
+
+if os.environ["WHEN"] == "importing" and is_child():
+    wait()
+atexit.register(wait)
+
+class Late(FedAvg):
+    pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+@pytest.mark.skipif(sys.platform != "linux", reason="the system call is Linux's")
+@pytest.mark.parametrize("moment", ["importing", "leaving Python"])
+def test_the_others_are_gone_within_a_second_outside_of_the_run_too(folder, moment):
+    (folder / "dying.py").write_text(LATE.replace("Late", "Dying"))
+    pids = folder / "pids"
+    needed = 1 if moment == "importing" else 2
+    first = subprocess.Popen(
+        [sys.executable, "-m", "pfl", *arguments(folder, *TWO, "--trainer.max_epochs", "1")],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "WHEN": moment,
+            "PIDS": str(pids),
+        },
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while len(list(pids.iterdir())) < needed and time.monotonic() < deadline:
+            assert first.poll() is None
+            time.sleep(0.05)
+        (other,) = {path.name for path in pids.iterdir()} - {str(first.pid)}
+        assert alive(other)
+        first.kill()
+        begun = time.monotonic()
+        assert ends(other) and time.monotonic() - begun < 1
+    finally:
+        first.kill()
+        first.wait()
 
 
 # ---- without processes --------------------------------------------------------------------------

@@ -18,20 +18,17 @@ import torch
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
-from pfl import FederatedLoop, Trainer, algorithms, files
+from pfl import FederatedLoop, Trainer, files
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
 from pfl.cli.messages import quiet
 from pfl.clients.state_rows import unpacked
 from pfl.errors import ConfigError
+from tests.algorithms.methods import METHODS
 
 ROUNDS, CLIENTS = 3, 6
 MEASURED = {"name", "folder", "wall_seconds", "samples_per_second", "peak_memory_bytes"}
 REFUSED = 3  # exit status of a run that a ConfigError ended
 WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-SETTINGS: dict[str, dict[str, Any]] = {
-    "FedSLR": {"low_rank_penalty": 0.01, "sparse_penalty": 0.01},
-    "FedProx": {"proximal_weight": 0.1},
-}
 
 
 @dataclass(frozen=True)
@@ -110,10 +107,11 @@ def train(root: Path, method: str, fault: Fault, state_memory: float | None) -> 
     injector = Injector(folder, fault)
     injector.install()
     quiet()
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     # A continued run begins elsewhere: all that counts is in the checkpoint.
     torch.manual_seed(0 if newest(folder) is None else random.getrandbits(30))
-    algorithm = getattr(algorithms, method)(
-        MLP(64, [4]), local_epochs=1, **SETTINGS.get(method, {})
+    algorithm = METHODS[method].kind(
+        MLP(64, [4]), **{"local_epochs": 1, **METHODS[method].arguments}
     )
     trainer = Trainer(
         max_epochs=ROUNDS,
@@ -152,7 +150,7 @@ def run(
 
     Args:
         root: The folder of the run's folder.
-        method: The name of the method.
+        method: The name of the method's entry in `METHODS`.
         fault: What strikes in the process.
         memory: `loop.state_memory`; 0 puts client states into files.
         kill_after: Seconds after which the process is killed, wherever it is.
@@ -216,7 +214,8 @@ def _rows(state: dict[str, Any]) -> list[Any]:
 def plain(value: Any) -> Any:
     """Returns nested values with tensors as bytes, so that `==` compares them bit by bit."""
     if isinstance(value, torch.Tensor):
-        return value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        whole = value.reshape(-1).clone(memory_format=torch.contiguous_format)
+        return whole.view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
         return {key: plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -11,7 +11,7 @@ from tests.faults.injected import REFUSED, Fault, differences, outcome, run, str
 
 pytestmark = pytest.mark.slow
 # Sparse states; a table and a figure of its own; two states of every client, in files.
-CASES = {"FedSLR": None, "FedACS": None, "SCAFFOLD": 0.0}
+CASES = {"FedSLR, S+LR": None, "FedACS": None, "SCAFFOLD": 0.0}
 # Lightning ends a round after SIGTERM with a SystemExit; outside of rounds Python has its way.
 STATUS = {"kill": {-9}, "half": {-9}, "stop": {-15, 0}, "full": {REFUSED}}
 

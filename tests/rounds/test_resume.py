@@ -181,6 +181,58 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path):
     assert {name: (folder / name).read_bytes() for name in names} == before
 
 
+class Resume(pl.Callback):
+    """Tries to resume the run in whose second round it is, as a requeued job would."""
+
+    line = ""
+
+    def on_train_epoch_start(self, trainer, *_):
+        if trainer.current_epoch == 1:
+            folder = trainer.run_dir
+            before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+            with pytest.raises(ConfigError) as caught:
+                fit(folder.parent, self.make, 2, ckpt_path=folder / "checkpoints" / "last.ckpt")
+            self.line = str(caught.value)
+            assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+    @staticmethod
+    def make():
+        return FedAvg(mlp())
+
+
+def test_a_second_resume_is_refused_while_the_first_lives(tmp_path):
+    fit(tmp_path, Resume.make, 1)
+    last, twice = tmp_path / "run" / "checkpoints" / "last.ckpt", Resume()
+    fit(tmp_path, Resume.make, 2, twice, ckpt_path=last)
+    assert twice.line.startswith(f"ckpt_path: another process is writing to {tmp_path / 'run'};")
+    assert "\n" not in twice.line and rounds_in(tmp_path / "run") == [1, 2]
+    fit(tmp_path, Resume.make, 3, ckpt_path=last)  # the lock is free again
+
+
+def edit(path):
+    path.write_text(path.read_text().replace("\n1,", "\n1,9", 1))
+
+
+@pytest.mark.parametrize(
+    "change", [edit, Path.unlink, Path.touch, lambda path: path.write_text("")]
+)
+@pytest.mark.parametrize("table", ["metrics.csv", "client_scores.bin"])
+def test_a_table_that_someone_changed_is_told_and_restored(tmp_path, change, table):
+    if table.endswith(".bin") and change is edit:
+        pytest.skip("not a text")
+    fit(tmp_path, Resume.make, 2)
+    path = tmp_path / "run" / table
+    whole = path.read_bytes()
+    change(path)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    if change is Path.touch:  # which changes nothing
+        fit(tmp_path, Resume.make, 3, ckpt_path=last)
+    else:
+        with pytest.warns(UserWarning, match=f"{table} was changed or removed .* up to round 2"):
+            fit(tmp_path, Resume.make, 3, ckpt_path=last)
+    assert path.read_bytes().startswith(whole) and len(path.read_bytes()) > len(whole)
+
+
 class Watch(pl.Callback):
     """Says whether training began."""
 

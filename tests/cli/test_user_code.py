@@ -1,0 +1,119 @@
+"""Errors in a user's own code: one line with the exception, the file and the line."""
+
+import sys
+
+import pytest
+
+from tests.cli.configurations import NETWORK, SMALL, changed, write
+from tests.commands import call
+
+pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
+
+OWN = """
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+from datamodules import DigitsDataModule
+from pfl.algorithms import FedAvg
+
+class Net(nn.Module):
+    def __init__(self, late: bool = False):
+        super().__init__()
+        self.late, self.layer = late, nn.Linear(64, 10)
+
+    def forward(self, x):
+        if not self.late or len(x) > 2:
+            self.laier  # the network
+        return self.layer(x.flatten(1))
+
+class Data(DigitsDataModule):
+    def load(self):
+        return {}["columns"]  # the data module
+
+class Trains(FedAvg):
+    def client_update(self, clients, w):
+        return w + undefined  # client_update
+
+class Serves(FedAvg):
+    def server_update(self, mean):
+        return mean["v"]  # server_update
+
+class Personal(FedAvg):
+    has_personalized = True
+
+    def personalized(self, clients):
+        return 1 / 0  # personalized
+
+class Loss(nn.Module):
+    def forward(self, outputs, targets):
+        return outputs @ targets.float()  # the loss
+
+class Back(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        int("x")  # the callback
+"""
+MODEL = "model.class_path"
+CASES = {  # key, value, words of the line
+    "the network": (NETWORK, {"class_path": "owncode.Net"}, ["network: Net", "AttributeError"]),
+    "the data module": ("data.class_path", "owncode.Data", ["load failed: KeyError: 'columns'"]),
+    "client_update": (MODEL, "owncode.Trains", ["client_update failed: NameError", "undefined"]),
+    "server_update": (MODEL, "owncode.Serves", ["server_update failed: KeyError: 'v'"]),
+    "personalized": (MODEL, "owncode.Personal", ["personalized failed: ZeroDivisionError"]),
+    "the loss": (
+        "model.init_args.loss",
+        {"class_path": "owncode.Loss"},
+        ["loss: Loss", "RuntimeError"],
+    ),
+    "the callback": (
+        "trainer.callbacks",
+        [{"class_path": "owncode.Back"}],
+        ["on_train_epoch_end failed: ValueError: invalid literal"],
+    ),
+}
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs `fit` with a value of the user's own; returns the status and standard error."""
+    path = tmp_path / "owncode.py"
+    path.write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "owncode", raising=False)
+
+    def fit(key, value, *more):
+        config = write(tmp_path / "a.yaml", changed(SMALL, key, value))
+        root = ("--trainer.default_root_dir", tmp_path / "runs")
+        status, _, err = call("fit", "--config", config, *root, *more)
+        return status, err
+
+    return path, fit
+
+
+def line_of(comment):
+    return next(n for n, line in enumerate(OWN.splitlines(), 1) if line.endswith(f"# {comment}"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_error_is_one_line_with_its_place(run, case):
+    path, fit = run
+    key, value, words = CASES[case]
+    status, err = fit(key, value)
+    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+    for word in [*words, f"{path}:{line_of(case)}", "--traceback"]:
+        assert word in err, err
+
+
+def test_an_error_of_the_network_in_a_round(run):
+    path, fit = run
+    status, err = fit(NETWORK, {"class_path": "owncode.Net", "init_args": {"late": True}})
+    assert status == 2 and err.count("\n") == 1, err
+    line = line_of("the network")
+    assert f"error: {path}:{line}: " in err and "forward failed: AttributeError" in err, err
+
+
+@pytest.mark.parametrize("case", ["the network", "client_update"])
+def test_the_traceback_shows_everything(run, case):
+    _, fit = run
+    key, value, _ = CASES[case]
+    with pytest.raises(Exception, match=r"laier|undefined"):
+        fit(key, value, "--traceback")

@@ -1,0 +1,161 @@
+"""What a method's own code returns and changes is checked, in the words of its author."""
+
+import pytest
+import torch
+
+from datamodules import DigitsDataModule
+from models import MLP
+from pfl import FederatedLoop, Trainer
+from pfl.algorithms import FedAvg
+from tests.refusal import refused
+
+P = 64 * 2 + 2 + 2 * 10 + 10  # of MLP(64, [2])
+
+
+class Own(FedAvg):
+    """A method whose `client_update` is a function of (self, clients, w)."""
+
+    def __init__(self, update):
+        super().__init__(MLP(64, [2]))
+        self.update = update
+        self.add_client_state("kept")
+        self.add_server_state("total", torch.zeros(3))
+
+    def client_update(self, clients, w):
+        return self.update(self, clients, w)
+
+
+class Personal(FedAvg):
+    """A method whose `personalized` is a function of (self, clients)."""
+
+    has_personalized = True
+
+    def __init__(self, models):
+        super().__init__(MLP(64, [2]))
+        self.models = models
+
+    def personalized(self, clients):
+        return self.models(self, clients)
+
+
+class Served(FedAvg):
+    """A method whose `server_update` returns the model."""
+
+    def server_update(self, mean):
+        return mean["w"]
+
+
+def fit(root, algorithm):
+    trainer = Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
+    )
+    loop = FederatedLoop(DigitsDataModule(3), clients_per_round=None)
+    trainer.fit(algorithm, datamodule=loop)
+    return algorithm
+
+
+def writes(target):
+    """A `client_update` that changes a tensor in place."""
+
+    def update(self, clients, w):
+        target(self, clients, w).add_(1)
+        return w.repeat(len(clients), 1)
+
+    return update
+
+
+def undeclared(self, clients, w):
+    clients.state["memory"] = w.repeat(len(clients), 1)
+    return clients.state["memory"]
+
+
+RETURNED = {
+    "nothing": (lambda self, clients, w: None, ["returned None", f"[3, {P}]"]),
+    "a list": (lambda self, clients, w: [w], ["class list", f"[3, {P}]"]),
+    "one model": (lambda self, clients, w: w, [f"a tensor [{P}] of torch.float32", f"[3, {P}]"]),
+    "double": (
+        lambda self, clients, w: w.repeat(len(clients), 1).double(),
+        ["torch.float64", "torch.float32"],
+    ),
+    "a name without a message": (
+        lambda self, clients, w: {"w": w.repeat(len(clients), 1), "v": 3},
+        ["'v'", "class int"],
+    ),
+    "a message of too few": (
+        lambda self, clients, w: {"w": w.repeat(len(clients), 1), "v": w[None]},
+        ["'v'", f"[1, {P}]", "3 clients"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RETURNED)
+def test_what_client_update_returns(tmp_path, case):
+    update, words = RETURNED[case]
+    with refused("model: Own.client_update", *words):
+        fit(tmp_path, Own(update))
+
+
+def test_models_that_are_not_finite(tmp_path):
+    def update(self, clients, w):
+        return w.repeat(len(clients), 1) / 0
+
+    with refused("clients' message w is no longer finite in round 1"):
+        fit(tmp_path, Own(update))
+
+
+WRITTEN = {
+    "w": lambda self, clients, w: w,
+    "self.global_model": lambda self, clients, w: self.global_model,
+    "self.total": lambda self, clients, w: self.total,
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_changes_in_place(tmp_path, name):
+    with refused(f"`{name}`", "changed", "in place", "clone()"):
+        fit(tmp_path, Own(writes(WRITTEN[name])))
+
+
+def test_a_state_that_was_not_declared(tmp_path):
+    with refused("Own writes clients.state['memory']", "add_client_state", "declared are: kept"):
+        fit(tmp_path, Own(undeclared))
+
+
+PERSONALIZED = {
+    "nothing": (lambda self, clients: None, ["returned None"]),
+    "one model": (lambda self, clients: self.global_model, [f"a tensor [{P}]", f"[3, {P}]"]),
+    "a change of the global model": (
+        lambda self, clients: self.global_model.mul_(2).repeat(len(clients), 1),
+        ["`self.global_model`", "in place"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PERSONALIZED)
+def test_what_personalized_returns(tmp_path, case):
+    models, words = PERSONALIZED[case]
+    with refused("model: ", *words):
+        fit(tmp_path, Personal(models))
+
+
+def test_predictions_of_models_of_another_shape(tmp_path):
+    algorithm = Personal(lambda self, clients: self.global_model.repeat(len(clients), 1))
+    fit(tmp_path, algorithm).models = lambda self, clients: self.global_model
+    trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False)
+    with refused("Personal.personalized returned", f"[{P}]", f"[3, {P}]"):
+        trainer.predict(algorithm, datamodule=FederatedLoop(DigitsDataModule(3)))
+
+
+def test_what_server_update_returns(tmp_path):
+    with refused("model: Served.server_update returned a tensor", "nothing", "copy_"):
+        fit(tmp_path, Served(MLP(64, [2])))
+
+
+class Nothing(FedAvg):
+    has_personalized = True
+
+
+def test_a_function_that_is_missing_is_told_before_training(tmp_path):
+    with refused("model: Nothing has no personalized", "docs/add-a-method.md"):
+        fit(tmp_path, Nothing(MLP(64, [2])))
+    assert list(tmp_path.iterdir()) == []

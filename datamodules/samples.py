@@ -237,7 +237,8 @@ def _joined(first: Tensor, second: Tensor) -> Tensor:
     """Concatenates tensors; adjacent parts of one tensor are not copied."""
     end = first.data_ptr() + first.nbytes
     whole = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-    if not (whole and end == second.data_ptr() and first.is_contiguous()):
+    plain = first.is_contiguous() and second.is_contiguous()
+    if not (whole and plain and end == second.data_ptr()):
         return torch.cat([first, second])
     shape = (len(first) + len(second), *first.shape[1:])
     return first.as_strided(shape, first.stride(), first.storage_offset())

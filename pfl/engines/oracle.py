@@ -160,7 +160,7 @@ class Oracle:
 
         Returns:
             The losses, and the share of right predictions (0 or 1 for one label a sample; NaN for
-            regression).
+            regression). For sequences of classes both are means over the sample's real targets.
         """
         with self.runner.precision():
             outputs = self.engine.outputs(w, batch, buffers)

@@ -190,15 +190,19 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
     oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
     buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
 
-    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor]:
+    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         with algorithm.in_full_precision():
             inputs, targets = data.gather(piece[1], w.dtype, clients.ids[piece[0]])
-            return oracle.evaluate_one(w, inputs, targets, buffers)
+            losses, correct = oracle.evaluate_one(w, inputs, targets, buffers)
+            counts = oracle.runner.target_counts(targets)
+            if counts is None:
+                return losses, correct, torch.ones(len(losses))
+            return losses * counts, correct * counts, counts
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
     for (owners, _), scores in zip(pieces, algorithm.threads.map(score, pieces), strict=True):
         ids = torch.from_numpy(clients.ids[owners])
-        metric.update(ids, *scores, torch.ones(len(owners)))
+        metric.update(ids, *scores)
 
 
 def with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:

@@ -55,6 +55,8 @@ class Finetuning:
 class ClientScores(torchmetrics.Metric):
     """Loss and accuracy of each client, summed sample by sample (and over processes).
 
+    For sequences of classes, the sums and counts are those of real targets.
+
     Args:
         num_clients: The population, M.
 
@@ -134,4 +136,8 @@ def row_scores(oracle: Oracle, clients: Clients, w: Tensor) -> Iterator[Scores]:
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct = oracle.evaluate(w[rows], batch, buffers)
-        yield ids[rows], losses.sum(1), correct.sum(1), torch.tensor(batch.counts)
+        counts, number = oracle.runner.target_counts(batch.targets, 2), torch.tensor(batch.counts)
+        if counts is not None:  # sequences: each real target counts once
+            counts = counts * (batch.sample_weights(losses.dtype) > 0)
+            losses, correct, number = losses * counts, correct * counts, counts.sum(1)
+        yield ids[rows], losses.sum(1), correct.sum(1), number

@@ -48,3 +48,9 @@ def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
             f"{network}.norm_groups: {groups}; it must divide {channels}, the channels of a layer"
         )
     return nn.GroupNorm(groups, channels)
+
+
+def replace_layer(network: nn.Module, path: str, layer: nn.Module) -> None:
+    """Puts a layer in the place of the one that a network calls `path`, such as "body.conv1"."""
+    parent, _, name = path.rpartition(".")
+    setattr(network.get_submodule(parent), name, layer)

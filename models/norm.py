@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from models.classifier import Classifier
+from models.classifier import Classifier, replace_layer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
@@ -32,8 +32,7 @@ def replace_batch_norm(network: Classifier | nn.Module, groups: int = 2) -> nn.M
         return _group_norm("network", network, groups)
     for name, module in list(network.named_modules()):
         if isinstance(module, BATCH_NORMS):
-            parent, _, own = name.rpartition(".")
-            setattr(network.get_submodule(parent), own, _group_norm(name, module, groups))
+            replace_layer(network, name, _group_norm(name, module, groups))
     return network
 
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from models.classifier import Classifier
+from models.classifier import Classifier, replace_layer
 from models.norm import replace_batch_norm
 
 Norm = Literal["group", "batch"]
@@ -242,7 +242,7 @@ def _split(
             f"{name}: its last layer {path} is no linear layer but {type(head).__name__}; give "
             f"the class itself, by its import path"
         )
-    _put(network, path, nn.Identity())
+    replace_layer(network, path, nn.Identity())
     return network, head
 
 
@@ -261,13 +261,8 @@ def _replace_stem(network: nn.Module, in_channels: int, small_images: bool) -> N
                 f"already, so that it takes small images as it is"
             )
         if (pool := next(pools, None)) is not None:
-            _put(network, pool, nn.Identity())
+            replace_layer(network, pool, nn.Identity())
     stem = nn.Conv2d(
         in_channels, old.out_channels, kernel, stride, padding, bias=old.bias is not None
     )
-    _put(network, path, stem)
-
-
-def _put(network: nn.Module, path: str, module: nn.Module) -> None:
-    parent, _, name = path.rpartition(".")
-    setattr(network.get_submodule(parent), name, module)
+    replace_layer(network, path, stem)

@@ -6,18 +6,21 @@ import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl.cli.app import FederatedCLI
-from pfl.cli.model_card import card, readme
+from pfl.cli.export_files import BATCH, factored_network, measured, save, save_onnx
+from pfl.cli.model_card import card, readme, sizes
 from pfl.errors import ConfigError
 from pfl.files import replaced, run_folder_errors, write_json
 from pfl.method.exported import client_network, global_network
 
+Format = Literal["safetensors", "onnx"]
+FORMATS = get_args(Format)
 # What a run needs in training only: nothing of it may start, and the export needs no GPU.
 QUIET = {
     "accelerator": "cpu",
@@ -92,17 +95,26 @@ def restored(checkpoint: Path) -> Iterator[RestoredRun]:
 
 
 def export(
-    checkpoint: Path, out: Path, clients: Sequence[int] | None = (), *, with_global: bool = False
+    checkpoint: Path,
+    out: Path,
+    clients: Sequence[int] | None = (),
+    *,
+    with_global: bool = False,
+    form: Format = "safetensors",
+    factored: bool = False,
 ) -> list[Path]:
     """Writes models of a checkpoint, a folder each: `client<id>` and `global`.
 
-    A folder has `model.safetensors`, the plain network's state dict, `card.json` and `README.md`.
+    A folder has `model.safetensors`, the plain network's state dict, or the graph `model.onnx`,
+    `card.json` and `README.md`; with `factored` also `factored.safetensors` or `.onnx`.
 
     Args:
         checkpoint: A checkpoint in the folder of its run.
         out: The folder in which the models get folders.
         clients: Ids of the clients whose models are written; None: all clients.
         with_global: Writes the global model.
+        form: The format of the files.
+        factored: Writes models of low rank as thin layers, too, and measures both.
 
     Returns:
         The folders of the models.
@@ -119,29 +131,33 @@ def export(
                 )
         models: list[int | None] = [None] if with_global else []
         models += range(count) if clients is None else clients
-        return [_write(run, out, client) for client in models]
+        return [_write(run, out, client, form, factored) for client in models]
 
 
-def _write(run: RestoredRun, out: Path, client: int | None) -> Path:
+def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factored: bool) -> Path:
     """Writes the model of a client, or the global one, and returns its folder."""
     network = global_network(run.model) if client is None else client_network(run.model, client)
+    networks = {"model": network}
+    inputs = run.inputs(BATCH)
+    content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
+    if factored:
+        networks["factored"] = factored_network(run.model, network, client)
+        content["factored"] = measured(network, networks["factored"], inputs)
     folder = out / ("global" if client is None else f"client{client}")
     with run_folder_errors(folder, "export: --out"):
         folder.mkdir(parents=True, exist_ok=True)
-    _save(network, folder / "model.safetensors")
-    content = card(run.model, run.datamodule, run.arguments, run.folder, run.inputs(1), client)
+    for name, one in networks.items():
+        if form == "onnx":
+            save_onnx(one, folder / f"{name}.onnx", inputs)
+        else:
+            save(one, folder / f"{name}.safetensors")
     write_json(folder / "card.json", content)
     with replaced(folder / "README.md") as file:
-        file.write(readme(content).encode())
+        file.write(readme(content, form).encode())
+    print(folder)
+    if factored:
+        print(sizes(content["factored"]))
     return folder
-
-
-def _save(network: nn.Module, path: Path) -> None:
-    from safetensors.torch import save
-
-    tensors = {k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}
-    with replaced(path) as file:
-        file.write(save(tensors))
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -153,7 +169,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def command(words: list[str]) -> None:
-    """Runs `export --ckpt_path FILE [--client ID ... | all] [--global] --out FOLDER`.
+    """Runs `export --ckpt_path FILE [--client ID ... | all] [--global] [...] --out FOLDER`.
 
     Args:
         words: The words behind `export`.
@@ -169,18 +185,26 @@ def command(words: list[str]) -> None:
         "--global", action="store_true", dest="with_global", help="the global model"
     )
     parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
+    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
     given = parser.parse_args(words)
     if not (given.client or given.with_global):
         raise ConfigError("export: give --client with ids or all, --global, or both")
     clients = None if given.client == ["all"] else [_id(text) for text in given.client]
     try:
-        folders = export(given.ckpt_path, given.out, clients, with_global=given.with_global)
+        export(
+            given.ckpt_path,
+            given.out,
+            clients,
+            with_global=given.with_global,
+            form=given.format,
+            factored=given.factored,
+        )
     except ImportError as error:
+        extra = "onnx" if given.format == "onnx" else "export"
         raise ConfigError(
-            f"export: {error.name} is missing; pip install lightning-pfl[export]"
+            f"export: {error.name} is missing; pip install 'lightning-pfl[{extra}]'"
         ) from error
-    for folder in folders:
-        print(folder)
 
 
 def _id(text: str) -> int:

@@ -14,6 +14,15 @@ from pfl.callbacks.run_result import versions
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 
+ONNX = """\
+from onnxruntime import InferenceSession
+
+session = InferenceSession("model.onnx")
+(outputs,) = session.run(None, {"inputs": samples})  # a NumPy array
+"""
+FACTORED = """
+network = load_factored({network}{dtype}, load_file("factored.safetensors")).eval()
+"""
 LOADING = """\
 from safetensors.torch import load_file
 {imports}
@@ -73,9 +82,22 @@ def loading_code(content: dict[str, Any]) -> str:
     """Returns the lines of Python that load the model of a card."""
     modules: dict[str, set[str]] = {}
     network = _call(content["network"], modules)
+    if "factored" in content:
+        modules.setdefault("models.factored", set()).add("load_factored")
     imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
     dtype = ".double()" if content["dtype"] == "float64" else ""
-    return LOADING.format(imports=imports, network=network, dtype=dtype)
+    code = LOADING + (FACTORED if "factored" in content else "")
+    return code.format(imports=imports, network=network, dtype=dtype)
+
+
+def sizes(content: dict[str, Any]) -> str:
+    """Returns the sizes and latencies of a dense and a factored model as a Markdown table."""
+    parameters, times = content["parameters"], content["milliseconds"]
+    lines = [f"| form | parameters | ms a batch of {content['batch']} |", "|---|---|---|"]
+    lines += [f"| {form} | {parameters[form]:,} | {times[form]:.3f} |" for form in parameters]
+    threads = "one thread" if content["threads"] == 1 else f"{content['threads']} threads"
+    error = f"outputs differ by at most {content['largest_difference']:.1g}"
+    return "\n".join([*lines, "", f"On this CPU with {threads}; {error}."])
 
 
 def _call(value: Any, modules: dict[str, set[str]]) -> str:
@@ -89,8 +111,8 @@ def _call(value: Any, modules: dict[str, set[str]]) -> str:
     return repr(value)
 
 
-def readme(content: dict[str, Any]) -> str:
-    """Returns a card as Markdown."""
+def readme(content: dict[str, Any], form: str = "safetensors") -> str:
+    """Returns a card as Markdown, with the lines that load a file of this format."""
     whose = f"client {content['client']}'s" if "client" in content else "the global"
     method, data = (content[key]["class_path"].rpartition(".")[2] for key in ("method", "data"))
     rows = {
@@ -105,9 +127,11 @@ def readme(content: dict[str, Any]) -> str:
         **content["scores"],
     }
     table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    factored = f"## Factored\n\n{sizes(content['factored'])}\n\n" if "factored" in content else ""
+    code = ONNX if form == "onnx" else loading_code(content)
     return (
         f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
-        f"## Load it\n\n```python\n{loading_code(content)}```\n\n"
+        f"{factored}## Load it\n\n```python\n{code}```\n\n"
         f"`card.json` has all arguments of the method, the network and the data.\n"
     )
 

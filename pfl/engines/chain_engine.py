@@ -94,7 +94,7 @@ class ChainEngine(Engine):
             outputs = kept[0][-1].requires_grad_()
             flat = outputs if model.is_single else outputs.flatten(0, 1)
             losses = self.runner.per_sample(flat, batch.targets.flatten(0, 1))
-            weights = batch.sample_weights(losses.dtype)
+            weights = self.runner.weights(batch, losses.dtype)
             loss = (losses.view_as(weights) * weights).sum(1)
             (d,) = torch.autograd.grad(loss.sum(), outputs)
         model.backward(kept, d, into, step)

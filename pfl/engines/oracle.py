@@ -160,7 +160,8 @@ class Oracle:
 
         Returns:
             The losses; the share of right predictions (0 or 1 for one label a sample; NaN for
-            regression); and the outputs [A, B, ...], whose values for padding have no meaning.
+            regression); and the outputs [A, B, ...], whose values for padding have no meaning. For
+            sequences of classes, losses and shares are means over the sample's real targets.
         """
         with self.runner.precision():
             outputs = self.engine.outputs(w, batch, buffers)

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pfl.engines.batch import Batch
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
 
@@ -19,6 +20,8 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
 Transform: TypeAlias = Callable[[nn.Module], bool]
 Replica: TypeAlias = tuple[nn.Module, list[nn.Parameter]]
+
+IGNORED = -100  # the class of padding where the loss has no `ignore_index`, as in PyTorch
 
 
 def keep_layers(network: nn.Module) -> bool:
@@ -115,7 +118,58 @@ class ModelRunner:
                 f"loss: {name_of(self.loss)} returns shape {list(losses.shape)} for a batch of "
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        return self._mean_over_targets(losses, targets)
+
+    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean loss of n samples, or of their real targets; see `target_counts`."""
+        losses, counts = self.per_sample(outputs, targets), self.target_counts(targets)
+        if counts is None:
+            return losses.mean()
+        return (losses * counts).sum() / counts.sum().clamp_min(1)
+
+    def weights(self, batch: Batch, dtype: torch.dtype) -> Tensor:
+        """Returns the samples' weights in the mean losses of their clients, [A, B].
+
+        Each row sums to 1, unless none of its targets is real; padding has weight 0.
+        """
+        weights = batch.sample_weights(dtype)
+        counts = self.target_counts(batch.targets, 2)
+        if counts is None:
+            return weights
+        counts = counts * (weights > 0)
+        return (counts / counts.sum(1, keepdim=True).clamp_min(1)).to(dtype)
+
+    def target_counts(self, targets: Tensor, axes: int = 1) -> Tensor | None:
+        """Returns how many real targets each sample has, int64, for sequences of classes.
+
+        A target that equals the loss's `ignore_index`, by default -100 as in PyTorch, is the
+        padding of a sequence, and counts neither in losses nor in accuracies. Means go over real
+        targets, so that a longer sequence counts for more.
+
+        Args:
+            targets: Targets whose first `axes` axes are samples.
+            axes: The number of these axes.
+
+        Returns:
+            The counts, of the shape of the first axes; None where every sample has one target, or
+            floating ones, and counts once.
+        """
+        if targets.ndim == axes or targets.is_floating_point():
+            return None
+        return self._real(targets).flatten(axes).sum(axes)
+
+    def _real(self, targets: Tensor) -> Tensor:
+        return targets != getattr(self.loss, "ignore_index", IGNORED)
+
+    def _mean_over_targets(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Returns values [n, ...] as means over the real targets of each sample, [n]."""
+        if values.ndim == 1:
+            return values
+        if targets.is_floating_point() or values.shape != targets.shape:
+            return values.flatten(1).mean(1)
+        real = self._real(targets)
+        total = torch.where(real, values, 0.0).flatten(1).sum(1)
+        return total / real.flatten(1).sum(1).clamp_min(1)
 
     def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns each sample's loss and share of right predictions (NaN for regression), [n]."""
@@ -126,8 +180,7 @@ class ModelRunner:
             hits = self.decided(outputs, targets) == (targets > 0.5)
         else:
             hits = self.decided(outputs, targets) == targets
-        hits = hits.to(losses.dtype)
-        return losses, hits.flatten(1).mean(1) if hits.ndim > 1 else hits
+        return losses, self._mean_over_targets(hits.to(losses.dtype), targets)
 
     @property
     def label_threshold(self) -> float | None:
@@ -155,12 +208,13 @@ class ModelRunner:
             targets: [n, ...].
 
         Returns:
-            The probabilities of classes [n, K, ...] and the classes [n, ...]; the probabilities of
-            labels [n, L] and the labels [n, L] as integers; or values and values, [n] or [n, L].
+            The probabilities of classes [n, K, ...] and the classes [n, ...], `IGNORED` for the
+            padding of sequences; the probabilities of labels [n, L] and the labels [n, L] as
+            integers; or values and values, [n] or [n, L].
         """
         outputs = outputs.float() if outputs.dtype.itemsize < 4 else outputs
         if not targets.is_floating_point():
-            return outputs.softmax(1), targets
+            return outputs.softmax(1), torch.where(self._real(targets), targets, IGNORED)
         outputs = outputs.reshape(targets.shape)
         if targets.shape[1:] == (1,):
             outputs, targets = outputs.flatten(), targets.flatten()

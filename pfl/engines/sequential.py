@@ -92,7 +92,7 @@ class SequentialEngine(Engine):
         network, loaded = runner.load(w, buffers, training=True)
         parameters = chosen(loaded, moving)
         outputs = network(runner.laid_out(batch.inputs[c, :count]))
-        loss = runner.per_sample(outputs, batch.targets[c, :count]).mean()
+        loss = runner.mean_loss(outputs, batch.targets[c, :count])
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:
             buffers.copy_(runner.buffers.read(network, buffers))

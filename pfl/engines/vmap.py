@@ -32,7 +32,7 @@ class VmapEngine(Engine):
             outputs = functional_call(network, runner.space.split(w), (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
-        weights = batch.sample_weights(w.dtype)
+        weights = runner.weights(batch, w.dtype)
         with torch.enable_grad(), runner.precision():
             g, loss = vmap(grad_and_value(weighted))(
                 w.detach(), batch.inputs, batch.targets, weights
@@ -55,7 +55,7 @@ class VmapEngine(Engine):
             outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
-        weights = batch.sample_weights(v.dtype)
+        weights = runner.weights(batch, v.dtype)
         with torch.enable_grad(), runner.precision():
             g, loss = vmap(grad_and_value(weighted))(
                 chosen, at, batch.inputs, batch.targets, weights

@@ -191,20 +191,25 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
     buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
     keep = bool(metric.metrics)
 
-    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def score(piece: tuple[np.ndarray, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         with algorithm.in_full_precision():
             inputs, targets = data.gather(piece[1], w.dtype, clients.ids[piece[0]])
             losses, correct, outputs = oracle.evaluate_one(w, inputs, targets, buffers)
             predicted = oracle.runner.predicted(outputs.cpu(), targets.cpu()) if keep else ()
-            return losses, correct, predicted
+            counts = oracle.runner.target_counts(targets)
+            if counts is None:
+                return (losses, correct, torch.ones(len(losses))), predicted
+            return (losses * counts, correct * counts, counts), predicted
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
-    for (owners, _), scores in zip(pieces, algorithm.threads.map(score, pieces), strict=True):
+    for (owners, _), (sums, predicted) in zip(
+        pieces, algorithm.threads.map(score, pieces), strict=True
+    ):
         ids = clients.ids[owners]
-        metric.update(torch.from_numpy(ids), *scores[:2], torch.ones(len(owners)))
+        metric.update(torch.from_numpy(ids), *sums)
         if keep:
             firsts = np.flatnonzero(np.diff(owners, prepend=-1))  # of each client in this piece
-            parts = (values.tensor_split(firsts[1:].tolist()) for values in scores[2])
+            parts = (values.tensor_split(firsts[1:].tolist()) for values in predicted)
             metric.keep(ids[firsts], zip(*parts, strict=True))
             metric.finish(but=int(ids[-1]))
     metric.finish()

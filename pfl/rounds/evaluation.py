@@ -71,6 +71,8 @@ class Finetuning:
 class ClientScores(torchmetrics.Metric):
     """Loss and accuracy of each client, summed sample by sample (and over processes), and metrics.
 
+    For sequences of classes, the sums and counts are those of real targets.
+
     Args:
         num_clients: The population, M.
         metrics: What is computed beside loss and accuracy.
@@ -225,10 +227,12 @@ def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) 
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
-        counts = batch.counts
-        predicted = split(oracle, outputs, batch.targets, counts) if keep else ()
-        sums = losses.sum(1), correct.sum(1), torch.tensor(counts)
-        yield Scores(ids[rows], *sums, predicted)
+        predicted = split(oracle, outputs, batch.targets, batch.counts) if keep else ()
+        counts, number = oracle.runner.target_counts(batch.targets, 2), torch.tensor(batch.counts)
+        if counts is not None:  # sequences: each real target counts once
+            counts = counts * (batch.sample_weights(losses.dtype) > 0)
+            losses, correct, number = losses * counts, correct * counts, counts.sum(1)
+        yield Scores(ids[rows], losses.sum(1), correct.sum(1), number, predicted)
 
 
 def split(

@@ -20,6 +20,7 @@ from torchmetrics.classification import (
 )
 
 from datamodules.errors import require
+from pfl.engines.runner import IGNORED
 from pfl.errors import ConfigError
 
 RESERVED = ("accuracy", "loss", "count")
@@ -110,11 +111,15 @@ class ClientMetrics:
         Args:
             predicted: [n, ...], on the host: probabilities of classes [n, K, ...] or of labels
                 [n, L], or values.
-            targets: [n, ...]: classes, labels of 0 and 1 as integers, or values.
+            targets: [n, ...]: classes, labels of 0 and 1 as integers, or values. Each class of a
+                sequence counts as a sample, and `IGNORED` does not count.
 
         Raises:
             ConfigError: A metric does not fit these outputs and targets, or has several values.
         """
+        if targets.ndim > 1 and predicted.ndim == targets.ndim + 1:  # sequences of classes
+            real = targets != IGNORED
+            predicted, targets = predicted.movedim(1, -1)[real], targets[real]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values that are not defined
             values = [self._value(name, predicted, targets) for name in self.names]

@@ -10,6 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import models as models_package
 from datamodules import DigitsDataModule, Dirichlet
 from models import SmallCNN
 from pfl.cli.main import main
@@ -23,10 +24,11 @@ SIZES = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
 BATCH_NORM = {"class_path": "CelebACNN", "init_args": SIZES}
 GROUP_NORM = {"class_path": "models.replace_batch_norm", "init_args": {"network": BATCH_NORM}}
 CNN = {"class_path": "SmallCNN", "init_args": {"width": 4}}
+LOW_RANK = {"low_rank_penalty": 0.25, "proximal_step": 1.0}
 # The run -> (the method, its arguments, the network, what is exported). Client 5 never trains.
 RUNS = {
     "global": ("FedAvg", {}, GROUP_NORM, ["--global"]),
-    "both": ("FedSLR", {"low_rank_penalty": 0.01}, MLP, ["--client", "all", "--global"]),
+    "both": ("FedSLR", LOW_RANK, MLP, ["--client", "all", "--global", "--factored"]),
     "head": ("FedRep", {}, CNN, ["--client", "0", "3"]),
     "attention": ("FedAMP", {}, MLP, ["--client", "2", "5"]),
     "statistics": ("Ditto", {"buffers": "local"}, BATCH_NORM, ["--client", "0", "1"]),
@@ -43,7 +45,7 @@ for folder in sys.argv[1:]:
     exec(re.search(r"```python\\n(.*?)```", open("README.md").read(), re.S)[1], scope)
     samples = torch.load("samples.pt")
     with torch.no_grad():
-        outputs = scope["network"](samples["inputs"])
+        outputs = scope["network"](samples["inputs"])  # the factored one, if there is one
     loss = cross_entropy(outputs, samples["targets"]).item()
     accuracy = (outputs.argmax(1) == samples["targets"]).double().mean().item()
     result[folder] = accuracy, loss
@@ -126,7 +128,7 @@ def test_the_card_says_where_the_model_comes_from(exported):
     summary = json.loads((run / "summary.json").read_text())
     row = table(run / "clients.csv")[3]
     assert card["method"]["class_path"].endswith("FedSLR")
-    assert card["method"]["init_args"]["low_rank_penalty"] == 0.01
+    assert card["method"]["init_args"]["low_rank_penalty"] == 0.25
     assert card["network"]["init_args"] == {"in_features": 64, "hidden": [8], "num_classes": 10}
     assert card["parameters"] == 64 * 8 + 8 + 8 * 10 + 10
     assert (card["model"], card["client"], card["rounds"]) == ("personalized", 3, 2)
@@ -140,6 +142,36 @@ def test_the_card_says_where_the_model_comes_from(exported):
     whole = json.loads((out / "global" / "card.json").read_text())
     assert whole["scores"]["test/global/accuracy"] == summary["test/global/accuracy"]
     assert "client" not in whole
+
+
+def test_the_factored_global_model_has_the_parameters_that_the_run_counts(exported):
+    run, out = exported["both"]
+    summary = json.loads((run / "summary.json").read_text())
+    sizes = json.loads((out / "global" / "card.json").read_text())["factored"]
+    assert sizes["parameters"]["dense"] == 64 * 8 + 8 + 8 * 10 + 10
+    assert sizes["parameters"]["factored"] == summary["parameters/global"] < 610
+    assert sizes["milliseconds"].keys() == {"dense", "factored"} and sizes["batch"] == 20
+    # The outputs are of the size of 1; float32 has 7 digits.
+    assert sizes["largest_difference"] < 1e-5
+    table = (out / "global" / "README.md").read_text()
+    assert f"| factored | {summary['parameters/global']:,} |" in table
+
+
+@pytest.mark.slow
+def test_onnx_graphs_give_the_networks_outputs(exported, tmp_path):
+    from onnxruntime import InferenceSession
+
+    run, out = exported["both"]
+    words = ["--ckpt_path", str(run / "checkpoints/last.ckpt"), "--client", "3", "--factored"]
+    assert main(["export", *words, "--format", "onnx", "--out", str(tmp_path)]) == 0
+    network = models_package.MLP(64, (8,))
+    network.load_state_dict(load_file(out / "client3" / "model.safetensors"))
+    inputs = torch.rand(7, 1, 8, 8)  # another number of samples than the graph was made with
+    for name in ("model", "factored"):
+        session = InferenceSession(tmp_path / "client3" / f"{name}.onnx")
+        (outputs,) = session.run(None, {"inputs": inputs.numpy()})
+        np.testing.assert_allclose(outputs, network(inputs).detach(), rtol=1e-4, atol=1e-5)
+    assert "InferenceSession" in (tmp_path / "client3" / "README.md").read_text()
 
 
 def test_scores_of_another_round_are_left_out(tmp_path, exported):
@@ -178,6 +210,8 @@ def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
     ("run", "words", "message"),
     [
         ("head", ["--client", "6"], "--client: 6; it must be a client from 0 to 5, or all"),
+        ("head", ["--client", "0", "--factored"], "--factored: FedRep has no low-rank model"),
+        ("head", ["--client", "0", "--format", "pt"], "invalid choice: 'pt'"),
         ("head", ["--client", "x"], "--client: x; it must be the number of a client, or all"),
         ("head", ["--global"], "--global: FedRep has no global model; give --client"),
         ("global", ["--client", "0"], "FedAvg has one model for all clients; give --global"),

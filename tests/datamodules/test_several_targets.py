@@ -6,8 +6,9 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from datamodules import ArrayDataModule, TensorDataModule
+from datamodules import ArrayDataModule, DatasetSamples, TensorDataModule, TensorSamples
 from pfl.algorithms import FedAvg
 from pfl.callbacks import wandb
 from tests.problems import run
@@ -21,6 +22,20 @@ def test_only_one_integer_per_sample_is_a_label():
         (torch.arange(12).reshape(6, 2), False),
     ):
         assert TensorDataModule(x, targets, num_clients=2).has_labels is expected
+
+
+def test_booleans_of_several_labels_are_0_and_1():
+    labels = torch.tensor([[True, False], [False, False], [True, True]])
+    for given in (labels, labels.numpy()):
+        samples = TensorSamples(torch.zeros(3, 2), given)
+        assert samples.targets.dtype == torch.float32
+        assert samples.targets.tolist() == [[1, 0], [0, 0], [1, 1]]
+    streamed = DatasetSamples(TensorDataset(torch.zeros(3, 2), labels), labels)
+    for targets in (streamed.targets, streamed.gather(torch.arange(3))[1]):
+        assert targets.dtype == torch.float32 and targets.tolist() == labels.float().tolist()
+    assert TensorSamples(torch.zeros(3, 2), labels[:, 0]).targets.tolist() == [1, 0, 1]  # classes
+    data = TensorDataModule(torch.zeros(3, 2), labels, num_clients=1)
+    assert data.num_classes is None and not data.has_labels
 
 
 class Next(nn.Module):

@@ -42,11 +42,15 @@ def left_out(numbers: dict[str, Any]) -> str:
         numbers: The numbers of `FederatedDataModule.left_out`, perhaps among others.
     """
     words = {
-        "samples_unused": "samples that no client has",
-        "clients_without_train_samples": "clients without training samples",
-        "clients_without_test_samples": "clients without test samples",
+        "samples_unused": ("sample", "that no client has"),
+        "clients_without_train_samples": ("client", "without training samples"),
+        "clients_without_test_samples": ("client", "without test samples"),
     }
-    return ", ".join(f"{numbers[k]:,} {text}" for k, text in words.items() if numbers.get(k))
+    return ", ".join(
+        f"{count:,} {noun}{'s' * (count != 1)} {text}"
+        for key, (noun, text) in words.items()
+        if (count := numbers.get(key))
+    )
 
 
 def _scores(summary: dict[str, Any], number: str) -> list[str]:

@@ -258,7 +258,7 @@ def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     data = regression(SplitOwn(test=0.0, validation=0.2))
     fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line]
-    words = ("FedAvg, 3 rounds", "sent up ", "parameters: ", "everything else: ")
+    words = ("FedAvg, 3 rounds", "sent up ", "parameters: ", "left out: ", "everything else: ")
     assert len(lines) == len(words)
     assert all(line.startswith(word) for line, word in zip(lines, words, strict=True))
 

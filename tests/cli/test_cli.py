@@ -194,7 +194,7 @@ LINES = {
     "--model.network MPL": ["model.network: ", "'MPL'", "'MLP'"],
     "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
     "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
-    "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet, IID,"],
+    "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet", "IID"],
     "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, SharedTest, Spl"],
     "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
     "--data.protocol.test 0.1": ["data.protocol", "abstract", "SharedTest, SplitOwn"],

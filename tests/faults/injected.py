@@ -14,6 +14,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import sklearn.datasets  # noqa: F401
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet

@@ -1,6 +1,7 @@
 """Small configurations of the command line, changes of them, and checks of their refusal."""
 
 import copy
+from typing import Any
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from tests.commands import call
 
 NETWORK = "model.init_args.network"
 PARTITION = "data.init_args.partition"
-SMALL = {
+SMALL: dict[str, Any] = {
     "seed_everything": 0,
     "trainer": {"name": "small", "max_epochs": 2, "accelerator": "cpu"},
     "model": {

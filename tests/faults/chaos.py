@@ -74,14 +74,15 @@ def struck(root: Path, method: str, tier: str, kind: str, rng: random.Random) ->
     """Lets a fault strike once; returns what it was, in words."""
     memory, (_, changes, seconds) = TIERS[tier], whole(method, tier)
     start_again_without_checkpoint(root)
+    allowed: tuple[int, ...] = (-9, 0)
     if kind == "time":
-        after = rng.uniform(0, seconds)
-        status, allowed, what = run(root, method, memory=memory, kill_after=after), (-9, 0), after
+        what = f"{rng.uniform(0, seconds):.3f}"
+        status = run(root, method, memory=memory, kill_after=float(what))
     else:
-        number = rng.randint(1, changes)
-        status = run(root, method, Fault(kind, number), memory)
+        what = str(rng.randint(1, changes))
+        status = run(root, method, Fault(kind, int(what)), memory)
         # A resumed run has fewer changes, and may end before the fault strikes.
-        allowed, what = (*AT_A_CHANGE[kind], 0), number
+        allowed = (*AT_A_CHANGE[kind], 0)
     if status not in allowed:
         raise Failed(f"{kind} {what}: status {status}")
     return f"{kind} {what}"

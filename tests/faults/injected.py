@@ -23,6 +23,7 @@ from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
 from pfl.cli.messages import quiet
 from pfl.clients.state_rows import unpacked
 from pfl.errors import ConfigError
+from pfl.report import figures  # noqa: F401 (matplotlib, before processes are forked)
 from tests.algorithms.methods import METHODS
 
 ROUNDS, CLIENTS = 3, 6

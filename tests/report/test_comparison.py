@@ -179,3 +179,17 @@ def test_figures_show_what_there_is():
     assert {"C (1.00)", "B (2.00)", "A (3.00)"} <= set(texts)
     assert scatter(comparison) is None  # no method has both models
     assert rank_diagram([Comparison(runs[:4], "A")]) is None  # two methods only
+
+
+def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
+    runs = [run("A", 0, [0.5]), run("B", 0, [0.5])]
+    tuning = {"A": {"trials": 20, "rounds": 100}, "B": {"trials": 5, "rounds": 100}}
+    comparison = Comparison(runs, "A", tuning=tuning)
+    cells = tables.score_table(comparison)
+    assert [cell(cells, label, "tuning trials") for label in "AB"] == ["20", "5"]
+    notes = " ".join(comparison.notes())
+    assert "Unequal tuning: B had 5 trials, A 20." in notes and "100" not in notes
+    notes = Comparison(runs, "A", tuning={"A": {"trials": 20}}).notes()
+    assert "Unequal tuning: B had 0 trials, A 20." in notes
+    assert "tuned with equal" in Comparison(runs, "A", tuning={"A": {}}).notes()[-1]
+    assert "tuning trials" not in tables.score_table(Comparison(runs, "A"))[0]

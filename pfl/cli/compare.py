@@ -22,7 +22,7 @@ from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
 from pfl.report.comparison import Comparison
-from pfl.report.folders import read_runs
+from pfl.report.folders import find_runs, read_runs
 from pfl.report.results import BUDGETS, Run
 
 KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget", "bandwidth", "tuning")
@@ -136,8 +136,8 @@ def _tuning(where: str, content: Config, grid: Grid) -> Config:
         if run not in grid.runs:
             known = ", ".join(grid.runs)
             raise ConfigError(f"{where}: there is no run {run!r}; known are {known}")
-        known = isinstance(spent, dict) and spent.keys() <= set(TUNING)
-        if not (known and all(isinstance(value, int | float) for value in spent.values())):
+        fits = isinstance(spent, dict) and spent.keys() <= set(TUNING)
+        if not (fits and all(isinstance(value, int | float) for value in spent.values())):
             raise ConfigError(
                 f"{where}.{run}: {spent!r}; it must be numbers of {', '.join(TUNING)}"
             )
@@ -302,7 +302,7 @@ def command(words: list[str]) -> None:
             ) from None
     folders = [Path(word) for word in given.what]
     if all(folder.is_dir() for folder in folders):
-        runs: list[Run] | None = read_folders(folders)
+        runs: list[Run] | None = read_folders(find_runs(folders, "compare"))
         title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
     else:
         file = read_comparison(_path(given.what), changes_of("compare", given.change))

@@ -142,7 +142,7 @@ def test_side_by_side_gives_the_same(finished, tmp_path):
 
 
 def test_folders_of_finished_runs(finished, tmp_path, capsys):
-    folders = [str(path) for path in sorted(finished.glob("*/seed?"))]
+    folders = [str(finished / name) for name in RUNS]  # which hold the folders of the seeds
     words = ["--baseline", "LocalTrain", "--bandwidth", "1e8"]
     command([*folders, "--out", str(tmp_path / "out"), *words])
     assert (tmp_path / "out" / "communication.pdf").exists()
@@ -191,7 +191,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--budget", "bytes"], ["--budget", "bytes"]),
         (["FILE", "--jobs", "two"], ["--jobs", "two"]),
         (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "bits a second"]),
-        (["FOLDER"], ["summary.json"]),
+        (["FOLDER"], ["metrics.csv"]),
     ],
 )
 def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, capsys, words, expected):

@@ -172,7 +172,8 @@ def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
         records.append({"method": run, "trial": number, **record, **values})
         shown = ", ".join(f"{key.rpartition('.')[2]} {_short(v)}" for key, v in values.items())
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
-        print(f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})")
+        line = f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})"
+        print(line, flush=True)
     best = _best(run, records)
     return Tuned(
         run, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records

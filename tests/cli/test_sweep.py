@@ -1,5 +1,6 @@
 """The sweep file for W&B: the command that W&B makes of it runs, and logs what W&B looks for."""
 
+import pytest
 import wandb
 import yaml
 from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
@@ -13,6 +14,8 @@ VALUES = {  # for each distribution of a parameter, a value that W&B may send
 }
 
 
+@pytest.mark.slow
+@pytest.mark.cli
 def test_the_command_of_a_trial_runs(tmp_path, monkeypatch):
     """W&B's own functions put the command together; only the rounds are fewer."""
     sweep = yaml.safe_load((ROOT / "configs/sweep/fedavg.yaml").read_text())

@@ -1,5 +1,7 @@
 """`pfl tune`: what is tried, what is selected, what an interrupted search does, what comes out."""
 
+import functools
+import pickle
 import statistics
 
 import lightning.pytorch as pl
@@ -10,7 +12,7 @@ from pfl.cli import jobs
 from pfl.cli.compare import read_comparison
 from pfl.cli.main import main
 from pfl.cli.spaces import read_space
-from pfl.cli.tune import read_tune
+from pfl.cli.tune import read_tune, tune_run
 from pfl.errors import ConfigError
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
@@ -93,6 +95,7 @@ def test_the_best_validation_score_selects(found):
         assert lr == float(rows[best.index(max(best))]["model.init_args.lr"])
 
 
+@pytest.mark.slow
 def test_another_metric_selects(found, tmp_path):
     settings = {"trials": 3, "space": SPACE, "metric": "val/global/loss"}
     runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
@@ -103,6 +106,7 @@ def test_another_metric_selects(found, tmp_path):
     assert f"{min(best):.4f} (val/global/loss)" in text
 
 
+@pytest.mark.slow
 def test_the_tuned_file_can_be_compared(found, tmp_path):
     """Two rounds of three trials each; every client trains one or two epochs a round."""
     file = read_comparison(found / "tuned.yaml")
@@ -130,6 +134,7 @@ def test_more_trials_continue_the_search(tmp_path):
     assert rows[0] == first and len(rows) == 2
 
 
+@pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
     """Killed in the second round of the second trial; the end is that of an unbroken search."""
 
@@ -179,14 +184,11 @@ def test_trials_below_the_median_end_early(tmp_path):
     assert all(row["state"] == "finished" for row in rows[:5])
 
 
-@pytest.mark.slow
-@pytest.mark.processes
-def test_methods_side_by_side_give_the_same(found, tmp_path):
-    status, _, error = call("tune", write(tmp_path), "--out", tmp_path / "out", "--jobs", "2")
-    assert status == 0, error
-    pairs = zip(table(tmp_path / "out/trials.csv"), table(found / "trials.csv"), strict=True)
-    for one, other in pairs:
-        assert {**one, "seconds": ""} == {**other, "seconds": ""}
+def test_the_work_of_a_process_can_be_sent_to_it(tmp_path):
+    file = read_tune(write(tmp_path))
+    assert pickle.loads(pickle.dumps(functools.partial(tune_run, file=file))).keywords == {
+        "file": file
+    }
 
 
 def test_values_that_diverge_are_not_chosen(tmp_path):

@@ -37,7 +37,7 @@ print(peak_memory())
 @pytest.mark.processes
 def test_pfl_is_imported_without_optional_packages():
     """`resource`, which measures the peak memory, does not exist on Windows."""
-    hidden = ["wandb", "matplotlib", "sklearn", "torchvision", "resource"]
+    hidden = ["wandb", "matplotlib", "sklearn", "torchvision", "resource", "plotly", "optuna"]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *hidden],
         env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -1,5 +1,6 @@
 """Callbacks of a run: records, progress, checkpoints, figures, comparisons."""
 
+from pfl.callbacks.embedding import EmbeddingFigure
 from pfl.callbacks.local_baseline import LocalBaseline
 from pfl.callbacks.optimality import Optimality
 from pfl.callbacks.progress import RoundProgress
@@ -10,6 +11,7 @@ from pfl.callbacks.wandb import WandbRecord
 
 __all__ = [
     "CollaborationMap",
+    "EmbeddingFigure",
     "LocalBaseline",
     "Optimality",
     "RoundCheckpoint",

@@ -23,10 +23,10 @@ from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
 from pfl.report.comparison import Comparison
-from pfl.report.folders import read_runs
+from pfl.report.folders import find_runs, read_runs
 from pfl.report.results import BUDGETS, Run
 
-KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget", "tuning")
+KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget", "bandwidth", "tuning")
 KINDS = {"grid": dict, "baseline": str, "budget": dict, "tuning": dict}
 TUNING = ("trials", "rounds", "gradients", "seconds")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
@@ -42,6 +42,7 @@ class ComparisonFile:
         title: What is compared.
         baseline: The name of the run with which the others are compared.
         budget: One of `BUDGETS` and its limit; None: whole runs.
+        bandwidth: Bits a second of each client; None: no figure of the time of communication.
         tuning: What each run's tuning took: `trials`, `rounds`, `gradients`, `seconds`.
         changes: Changes of the configuration of every run, after all others.
     """
@@ -51,6 +52,7 @@ class ComparisonFile:
     title: str
     baseline: str
     budget: tuple[str, float] | None
+    bandwidth: float | None
     tuning: Mapping[str, Mapping[str, float]]
     changes: Sequence[Config] = ()
 
@@ -66,8 +68,9 @@ def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFil
 
         baseline: FedAvg           # with which the others are compared; the first run by default
         budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
-    tuning:                    # what each run's tuning took, as `pfl tune` writes it
-      FedAvg: {trials: 20, rounds: 800, gradients: 400000, seconds: 60}
+        bandwidth: 1.0e+8          # bits a second of a client, for a figure of communication's time
+        tuning:                    # what each run's tuning took, as `pfl tune` writes it
+          FedAvg: {trials: 20, rounds: 800, gradients: 400000, seconds: 60}
 
     The file of a figure or table of a paper (pfl/cli/figure_file.py) is such a file as well.
 
@@ -110,10 +113,23 @@ def _comparison(
         name=name,
         title=str(content.get("title", name)),
         baseline=baseline,
+        bandwidth=_bandwidth(f"{where}: bandwidth", content.get("bandwidth")),
         tuning=_tuning(f"{where}: tuning", content.get("tuning") or {}, grid),
         budget=_budget(f"{where}: budget", budget) if budget is not None else None,
         changes=changes,
     )
+
+
+def _bandwidth(key: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        bandwidth = float(value)  # YAML reads 1e8 as text
+    except (TypeError, ValueError):
+        bandwidth = 0.0
+    if not 0 < bandwidth < float("inf"):
+        raise ConfigError(f"{key}: {value!r}; it must be a number of bits a second, such as 1e8")
+    return bandwidth
 
 
 def _tuning(where: str, content: Config, grid: Grid) -> Config:
@@ -121,8 +137,8 @@ def _tuning(where: str, content: Config, grid: Grid) -> Config:
         if run not in grid.runs:
             known = ", ".join(grid.runs)
             raise ConfigError(f"{where}: there is no run {run!r}; known are {known}")
-        numbers = spent.values() if isinstance(spent, dict) else [None]
-        if not all(isinstance(v, int | float) for v in numbers) or not spent.keys() <= set(TUNING):
+        fits = isinstance(spent, dict) and spent.keys() <= set(TUNING)
+        if not (fits and all(isinstance(value, int | float) for value in spent.values())):
             raise ConfigError(
                 f"{where}.{run}: {spent!r}; it must be numbers of {', '.join(TUNING)}"
             )
@@ -196,7 +212,9 @@ def _check_partitions(runs: Iterable[Run]) -> None:
 # ---- what comes out ------------------------------------------------------------------------------
 
 
-def write(comparisons: Sequence[Comparison], title: str, out: Path) -> list[Path]:
+def write(
+    comparisons: Sequence[Comparison], title: str, out: Path, bandwidth: float | None = None
+) -> list[Path]:
     """Writes tables and figures, prints the tables, and returns the paths of the files."""
     parts: dict[str, list[str]] = {"md": [f"# {title}\n"], "tex": []}
     records: list[list[str]] = []
@@ -206,19 +224,21 @@ def write(comparisons: Sequence[Comparison], title: str, out: Path) -> list[Path
         head = f"\n{comparison.title}\n" if len(comparisons) > 1 else ""
         print(f"{head}\n{tables.text(both[0])}\n{tables.text(both[1])}\n{notes}")
         parts["md"] += [f"## {comparison.title}\n", *map(tables.markdown, both), notes + "\n"]
-        parts["tex"] += [f"% {comparison.title}. {notes}", *map(tables.latex, both)]
+        parts["tex"] += [f"% {comparison.title}", *map(tables.latex, both)]
+        parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
         for kind, cells in zip(("scores", "statistics"), both, strict=True):
             records += [[comparison.title, kind, *row] for row in cells]
+        records += [[comparison.title, "note", note] for note in comparison.notes()]
     files = [out / f"comparison.{kind}" for kind in parts]
     for path, content in zip(files, parts.values(), strict=True):
         path.write_text("\n".join(content))
     files.append(out / "comparison.csv")
     with files[-1].open("w", newline="") as file:
         csv.writer(file).writerows(records)
-    return files + _draw(comparisons, out)
+    return files + _draw(comparisons, out, bandwidth)
 
 
-def _draw(comparisons: Sequence[Comparison], out: Path) -> list[Path]:
+def _draw(comparisons: Sequence[Comparison], out: Path, bandwidth: float | None) -> list[Path]:
     from pfl.report import comparison_figures as figures  # matplotlib takes long to import
 
     drawn: dict[str, Any] = {"ranks": figures.rank_diagram(comparisons)}
@@ -228,6 +248,8 @@ def _draw(comparisons: Sequence[Comparison], out: Path) -> list[Path]:
         drawn[f"worst-tenth{behind}"] = figures.curves(comparison, "_worst10")
         drawn[f"gains{behind}"] = figures.gains(comparison)
         drawn[f"scatter{behind}"] = figures.scatter(comparison)
+        if bandwidth is not None:
+            drawn[f"communication{behind}"] = figures.communication(comparison, bandwidth)
     files = []
     for name, figure in drawn.items():
         for kind in ("png", "pdf") if figure is not None else ():
@@ -265,7 +287,11 @@ def command(words: list[str]) -> None:
     parser.add_argument("--baseline", help="the method with which the others are compared")
     parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
     parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
+    parser.add_argument(
+        "--bandwidth", help="bits a second of a client, such as 1e8: one more figure"
+    )
     given = parser.parse_args(words)
+    bandwidth = _bandwidth("compare: --bandwidth", given.bandwidth)
     begun = time.monotonic()
     budget, tuning = None, dict[str, Any]()
     if given.budget is not None:
@@ -278,12 +304,12 @@ def command(words: list[str]) -> None:
             ) from None
     folders = [Path(word) for word in given.what]
     if all(folder.is_dir() for folder in folders):
-        runs: list[Run] | None = read_folders(folders)
+        runs: list[Run] | None = read_folders(find_runs(folders, "compare"))
         title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
     else:
         file = read_comparison(_path(given.what), changes_of("compare", given.change))
         title, baseline, budget = file.title, file.baseline, budget or file.budget
-        tuning = dict(file.tuning)
+        tuning, bandwidth = dict(file.tuning), bandwidth or file.bandwidth
         out = given.out or Path("runs/compare") / file.name
         _make(out)
         workers = given.jobs or side_by_side(len(file.jobs()))
@@ -296,7 +322,7 @@ def command(words: list[str]) -> None:
     if baseline not in labels:
         raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
     comparisons = _by_point(runs, title, baseline, budget, tuning)
-    files = write(comparisons, title, out)
+    files = write(comparisons, title, out, bandwidth)
     if given.wandb is not None:
         send(given.wandb, title, comparisons, files)
     print(f"\n{', '.join(map(str, files))} ({time.monotonic() - begun:.0f} s)")

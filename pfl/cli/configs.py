@@ -12,6 +12,8 @@ import pfl
 from pfl.cli.messages import closest
 from pfl.errors import ConfigError
 
+OTHERS = ("papers/", "compare/", "tune/", "sweep/")  # files of other commands than `fit`
+
 
 def shipped() -> Path:
     """Returns the folder of the configurations that come with pfl."""
@@ -45,7 +47,7 @@ def find_run(name: str) -> str:
         return name
     path = find(name)
     if path is None:
-        known = [key for key in names(shipped()) if not key.startswith(("papers/", "compare/"))]
+        known = [key for key in names(shipped()) if not key.startswith(OTHERS)]
         raise ConfigError(f"config: {name}: there is no such file{closest(name, known)}")
     return str(path)
 

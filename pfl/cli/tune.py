@@ -131,10 +131,10 @@ class Tuned:
     metric: str
     records: list[Config]
 
-    def spent(self) -> dict[str, float]:
+    def spent(self) -> dict[str, int]:
         """Returns the numbers of trials, and their rounds, sample gradients and seconds."""
         names = ("rounds", "gradients", "seconds")
-        sums = {name: sum(record[name] for record in self.records) for name in names}
+        sums = {name: round(sum(record[name] for record in self.records)) for name in names}
         return {"trials": len(self.records), **sums}
 
 
@@ -159,7 +159,8 @@ def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
     storage = str(folder / "optuna.journal")
     settings = [job.config, spaces, file.prune_after, file.metric]
     code = code_version(json.dumps(job.config))
-    name = hashlib.sha256(json.dumps([settings, code], default=str).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([settings, code], default=str).encode()).hexdigest()
+    name = f"study-{digest[:16]}"  # YAML reads some digests, such as 12e34, as numbers
     study = open_study(storage, name, file.prune_after)
     records = []
     for number in range(file.trials):
@@ -171,7 +172,8 @@ def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
         records.append({"method": run, "trial": number, **record, **values})
         shown = ", ".join(f"{key.rpartition('.')[2]} {_short(v)}" for key, v in values.items())
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
-        print(f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})")
+        line = f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})"
+        print(line, flush=True)
     best = _best(run, records)
     return Tuned(
         run, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records
@@ -258,7 +260,10 @@ def table(tuned: Sequence[Tuned]) -> Cells:
 def tuned_content(file: TuneFile, tuned: Sequence[Tuned]) -> Config:
     """Returns the content of a file of `pfl compare` with the best values of every run."""
     best = {one.run: nest(one.best) for one in tuned}
-    runs = {run: merge(change, best[run]) for run, change in file.content["runs"].items()}
+    runs = {
+        run: merge(functools.reduce(merge, file.comparison.changes, change), best[run])
+        for run, change in file.content["runs"].items()
+    }
     tuning = {one.run: one.spent() for one in tuned}
     return {**file.content, "runs": runs, "tuning": tuning}
 

@@ -291,13 +291,14 @@ def text(cells: Cells) -> str:
 
 def latex(cells: Cells) -> str:
     """Returns a table in LaTeX, for the package booktabs."""
-    rows = [" & ".join(map(_escaped, row)) + r" \\" for row in cells]
+    rows = [" & ".join(map(escaped, row)) + r" \\" for row in cells]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}"
     lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
 
 
-def _escaped(cell: str) -> str:
+def escaped(cell: str) -> str:
+    """Returns a text for LaTeX."""
     for character in "&%_#$":
         cell = cell.replace(character, f"\\{character}")
     return cell.replace("±", r"$\pm$").replace("–", "--")

@@ -46,6 +46,46 @@ def curves(comparison: Comparison, suffix: str = "") -> Figure:
     return draw(comparison.title, panels, table)
 
 
+def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
+    """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
+
+    The clients of a round send and receive side by side, so that a round takes as long as the mean
+    client's bytes. None if no run has recorded bytes.
+
+    Args:
+        comparison: The runs.
+        bandwidth: Bits that a client sends, or receives, in a second.
+    """
+    table = [
+        {"run": run.label, "seed": run.seed, "diverged": 0, "round": number, "seconds": seconds}
+        for run in comparison.runs
+        for number, seconds in communication_seconds(run.within(comparison.budget), bandwidth)
+    ]
+    if not table:
+        return None
+    label = f"seconds of communication so far,\nat {bandwidth / 1e6:g} Mbit/s"
+    runs = {name: name for name in comparison.labels}
+    panel = Panel(runs, {}, y=["seconds"], xlabel="rounds", ylabel=label)
+    return draw(comparison.title, [panel], table)
+
+
+def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[float, float]]:
+    """Returns pairs of a round and the seconds that communication has taken up to its end.
+
+    Args:
+        rows: The rows of `metrics.csv`, one for each round.
+        bandwidth: Bits that a client sends, or receives, in a second.
+    """
+    before, seconds, points = 0.0, 0.0, []
+    for row in rows:
+        if "comm/uplink_bytes" in row and "participants" in row:
+            total = row["comm/uplink_bytes"] + row["comm/downlink_bytes"]
+            seconds += 8 * (total - before) / max(row["participants"], 1) / bandwidth
+            before = total
+            points.append((row["round"], seconds))
+    return points
+
+
 def gains(comparison: Comparison) -> Figure | None:
     """Draws the distribution of each client's gain over the baseline as violins.
 

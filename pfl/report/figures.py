@@ -17,6 +17,8 @@ from pfl.report.client_scores import ClientScoresByRound
 from pfl.report.results import tested_kinds
 
 COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
+CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#8C6D00")
+BY_CLASS = ("o", "^", "s", "D", "v", "P")
 ADAPTED = {"finetuned": "#009E73", "unseen": "#CC79A7"}
 
 
@@ -80,6 +82,41 @@ def collaboration_figure(
     axes.set_yticks(ticks, ids[ticks])
     axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round_index}")
     figure.colorbar(image, label="weight")
+    return figure
+
+
+def embedding_figure(
+    panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], targets: np.ndarray, client: int
+) -> Figure:
+    """Returns a figure of a client's samples in the plane, a panel for each pair of models.
+
+    Args:
+        panels: For each (extractor, classifier) the places [n, 2] and the predicted classes [n].
+        targets: The classes [n].
+        client: The id of the client, for the title.
+    """
+    side = 2 if len(panels) == 4 else 1
+    figure = Figure(figsize=(4.2 * side + 1, 3.6 * side + 0.3), layout="constrained")
+    shown = figure.subplots(side, side, squeeze=False).ravel()
+    for axes, ((extractor, classifier), (places, predicted)) in zip(
+        shown, panels.items(), strict=True
+    ):
+        for label in np.unique(targets).astype(int):
+            x, y = places[targets == label].T
+            marker = BY_CLASS[label // len(CLASSES) % len(BY_CLASS)]
+            axes.scatter(
+                x, y, s=26, color=CLASSES[label % len(CLASSES)], marker=marker, label=str(label)
+            )
+        wrong = predicted != targets
+        axes.scatter(*places[wrong].T, s=40, color="black", marker="x", linewidths=1.2)
+        axes.set_title(
+            f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}",
+            fontsize="medium",
+        )
+        axes.set(xticks=[], yticks=[])
+    figure.suptitle(f"Test samples of client {client} (t-SNE; black crosses: wrong)")
+    handles, names = shown[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right center", title="class", fontsize="small")
     return figure
 
 

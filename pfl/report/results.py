@@ -111,11 +111,15 @@ class Run:
         Args:
             budget: One of `BUDGETS` and the limit.
         """
-        rows = [row for row in self.rows if any(name.startswith("test/") for name in row)]
+        rows = self.within(budget)
+        return [row for row in rows if any(name.startswith("test/") for name in row)]
+
+    def within(self, budget: tuple[str, float] | None) -> list[Row]:
+        """Returns the rows of rounds that a budget allows."""
         if budget is None:
-            return rows
+            return self.rows
         columns, limit = BUDGETS[budget[0]], budget[1]
-        return [row for row in rows if sum(row.get(name, 0.0) for name in columns) <= limit]
+        return [row for row in self.rows if sum(row.get(name, 0.0) for name in columns) <= limit]
 
     def selected(self, budget: tuple[str, float] | None = None) -> Row | None:
         """Returns the row of the round that counts: the best by validation, else the last.

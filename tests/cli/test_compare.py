@@ -68,6 +68,11 @@ def test_tables_and_figures_are_written(finished):
     with (finished / "comparison.csv").open(newline="") as file:
         rows = list(csv.reader(file))
     assert [row[2] for row in rows if row[1] == "scores"] == ["method", "FedAvg", "LocalTrain"]
+    assert "± is the standard deviation over 2 seeds." in [
+        row[2] for row in rows if row[1] == "note"
+    ]
+    assert r"$\pm$ is the standard deviation" in (finished / "comparison.tex").read_text()
+    assert not (finished / "communication.png").exists()  # no bandwidth
 
 
 def test_methods_share_partitions_and_cohorts(finished):
@@ -137,8 +142,10 @@ def test_side_by_side_gives_the_same(finished, tmp_path):
 
 
 def test_folders_of_finished_runs(finished, tmp_path, capsys):
-    folders = [str(path) for path in sorted(finished.glob("*/seed?"))]
-    command([*folders, "--out", str(tmp_path / "out"), "--baseline", "LocalTrain"])
+    folders = [str(finished / name) for name in RUNS]  # which hold the folders of the seeds
+    words = ["--baseline", "LocalTrain", "--bandwidth", "1e8"]
+    command([*folders, "--out", str(tmp_path / "out"), *words])
+    assert (tmp_path / "out" / "communication.pdf").exists()
     out = capsys.readouterr().out
     assert "difference to LocalTrain" in out and "2 seeds" in out
     expected = (finished / "comparison.csv").read_text().splitlines()[1]  # FedAvg's scores
@@ -164,6 +171,10 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"runs": {}}, ["runs"]),
         ({"panels": []}, ["panels", "baseline"]),
         ({"common": "nothing.yaml"}, ["common", "nothing.yaml", "no such file"]),
+        ({"bandwidth": "fast"}, ["bandwidth", "fast", "1e8"]),
+        ({"tuning": {"FedPrix": {"trials": 2}}}, ["tuning", "FedPrix", "FedAvg"]),
+        ({"tuning": {"FedAvg": {"hours": 2}}}, ["tuning.FedAvg", "hours", "trials"]),
+        ({"tuning": {"FedAvg": 20}}, ["tuning.FedAvg", "20"]),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
@@ -180,7 +191,8 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--share", "3/2"], ["--share", "3/2"]),
         (["FILE", "--budget", "bytes"], ["--budget", "bytes"]),
         (["FILE", "--jobs", "two"], ["--jobs", "two"]),
-        (["FOLDER"], ["summary.json"]),
+        (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "bits a second"]),
+        (["FOLDER"], ["metrics.csv"]),
     ],
 )
 def test_a_mistake_on_the_command_line_gets_one_line(tmp_path, capsys, words, expected):

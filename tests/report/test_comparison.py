@@ -8,7 +8,15 @@ import pytest
 from pfl.report import comparison as tables
 from pfl.report.client_scores import ClientScoresByRound
 from pfl.report.comparison import Comparison
-from pfl.report.comparison_figures import _cliques, curves, gains, rank_diagram, scatter
+from pfl.report.comparison_figures import (
+    _cliques,
+    communication,
+    communication_seconds,
+    curves,
+    gains,
+    rank_diagram,
+    scatter,
+)
 from pfl.report.results import Run, kinds
 
 
@@ -188,3 +196,33 @@ def test_figures_show_what_there_is():
     assert {"C (1.00)", "B (2.00)", "A (3.00)"} <= set(texts)
     assert scatter(comparison) is None  # no method has both models
     assert rank_diagram([Comparison(runs[:4], "A")]) is None  # two methods only
+
+
+def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
+    runs = [run("A", 0, [0.5]), run("B", 0, [0.5])]
+    tuning = {"A": {"trials": 20, "rounds": 100}, "B": {"trials": 5, "rounds": 100}}
+    comparison = Comparison(runs, "A", tuning=tuning)
+    cells = tables.score_table(comparison)
+    assert [cell(cells, label, "tuning trials") for label in "AB"] == ["20", "5"]
+    notes = " ".join(comparison.notes())
+    assert "Unequal tuning: B had 5 trials, A 20." in notes and "100" not in notes
+    notes = Comparison(runs, "A", tuning={"A": {"trials": 20}}).notes()
+    assert "Unequal tuning: B had 0 trials, A 20." in notes
+    assert "tuned with equal" in Comparison(runs, "A", tuning={"A": {}}).notes()[-1]
+    assert "tuning trials" not in tables.score_table(Comparison(runs, "A"))[0]
+
+
+def test_communication_takes_the_mean_clients_bytes():
+    """A round costs 300 bytes, of 3 clients and then of 2: 800 bits, then 1,200 for each of them.
+
+    At 400 bits a second this is 2 and 3 seconds; nobody takes part in the third round.
+    """
+    one = run("A", 0, [0.5, 0.6, 0.7])
+    for row, count in zip(one.rows, (3, 2, 0), strict=True):
+        row["participants"] = count
+    one.rows[2] |= {"comm/uplink_bytes": 200.0, "comm/downlink_bytes": 400.0}
+    assert communication_seconds(one.rows, 400) == [(1, 2), (2, 5), (3, 5)]
+    comparison = Comparison([one], "A", ("rounds", 2))
+    (line,) = communication(comparison, 400).axes[0].lines
+    assert line.get_xydata().tolist() == [[1, 2], [2, 5]]
+    assert communication(Comparison([run("A", 0, [0.5])], "A"), 400) is None

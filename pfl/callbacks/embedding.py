@@ -1,0 +1,165 @@
+"""A picture of what the global and the personalized model make of one client's samples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from pfl import files
+from pfl.callbacks.recorder import RunRecorder
+from pfl.clients import Clients
+from pfl.errors import ConfigError
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.features import features, head_name
+from pfl.method.partly_personal import select_part
+from pfl.rounds.loop import FederatedLoop
+
+FEWEST = 5  # samples of which a picture says something
+PERPLEXITY = 30.0
+
+
+class EmbeddingFigure(Callback):
+    """Draws the features of one client's test samples in the plane, by t-SNE (`embedding.png`).
+
+    A panel pairs the extractor (all layers but the last) of the personalized or the global model
+    with the classifier (the last layer) of either, as Figure 4 of FedSLR (Huang et al., TMLR 2023)
+    does. The place of a sample is t-SNE's of the features that the extractor gives; colour and
+    marker are the sample's class; a black cross marks samples that the classifier gets wrong. The
+    paper does not say how its panels show the classifier; crosses are our choice. A method with one
+    kind of model gets one panel.
+
+    The figure is drawn at the end of `fit` and of `test`.
+
+    Args:
+        client: The id of the client.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[EmbeddingFigure(client=3)], enable_progress_bar=False)
+    """
+
+    results = ("embedding.png",)  # a resumed run writes it if it is missing
+
+    def __init__(self, client: int = 0) -> None:
+        if client < 0:
+            raise ConfigError(f"EmbeddingFigure.client: {client}; it must be at least 0")
+        self.client = client
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Checks that there is such a client, with classes.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        loop = _loop(trainer)
+        if self.client >= loop.num_clients:
+            raise ConfigError(
+                f"EmbeddingFigure.client: {self.client}; it must be below {loop.num_clients}, the "
+                f"number of clients"
+            )
+        if not loop.datamodule.has_labels:
+            raise ConfigError("EmbeddingFigure: it needs classes, and the targets are numbers")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the figure."""
+        self._draw(trainer, pl_module)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the figure."""
+        self._draw(trainer, pl_module)
+
+    def _draw(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        if self.client % trainer.world_size != trainer.global_rank:
+            return  # another process keeps the client's states
+        with torch.no_grad(), pl_module.in_full_precision():
+            panels, targets = embeddings(pl_module, _loop(trainer), self.client)
+        if not panels:
+            rank_zero_warn(
+                f"EmbeddingFigure: client {self.client} has {len(targets)} test samples, too few "
+                f"for a figure; it needs {FEWEST}",
+                category=UserWarning,
+            )
+            return
+        from pfl.report.figures import embedding_figure  # matplotlib is slow to import
+
+        figure = embedding_figure(panels, targets, self.client)
+        with files.replaced(RunRecorder.of(trainer).folder / "embedding.png") as file:
+            figure.savefig(file, dpi=150, format="png")
+
+
+def embeddings(
+    algorithm: FederatedAlgorithm, loop: FederatedLoop, client: int
+) -> tuple[dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], np.ndarray]:
+    """Returns the places and predicted classes of a client's test samples, and their classes.
+
+    Args:
+        algorithm: The method, after training.
+        loop: The loop around the data.
+        client: The id of the client.
+
+    Returns:
+        For each (extractor, classifier), of "personalized" and "global", the places [n, 2] and the
+        predicted classes [n]; nothing for fewer than five samples. The classes [n].
+    """
+    (clients,) = loop.chunks(np.array([client]), "test", 1, owned=True)
+    one = Clients(
+        clients, algorithm.rounds, loop.client_data(algorithm.device), "test", dtype=torch.float32
+    )
+    algorithm.load_state(one)
+    models = _models(algorithm, one)
+    batches = [batch for _, batch in one.samples()]
+    count = int(one.sizes.sum())
+    classes = [b.targets[0, : b.counts[0]].cpu().numpy() for b in batches]
+    targets = np.concatenate([np.empty(0, np.int64), *classes])
+    panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
+    if count < FEWEST:
+        return panels, targets
+    head = head_name(algorithm.network)
+    mask = select_part(algorithm.network, algorithm.space, "head", "EmbeddingFigure")
+    for extractor, (body, buffers) in models.items():
+        places = None
+        for classifier, (last, _) in models.items():
+            w = torch.where(mask, last, body)
+            if places is None:
+                parts = [features(algorithm.oracle, w, b, head, buffers) for b in batches]
+                known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
+                places = _in_the_plane(torch.cat(known).flatten(1).cpu().numpy())
+            own = None if buffers is None else buffers[0]
+            outputs = [
+                algorithm.oracle.predict(w[0], b.inputs[0, : b.counts[0]], own) for b in batches
+            ]
+            panels[extractor, classifier] = places, torch.cat(outputs).argmax(1).cpu().numpy()
+    return panels, targets
+
+
+def _models(algorithm: FederatedAlgorithm, one: Clients) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Returns the client's models [1, P] and their running statistics, by kind."""
+    models: dict[str, tuple[Tensor, Tensor | None]] = {}
+    if algorithm.has_personalized:
+        adapted = replace(one)  # with running statistics that `personalized` may replace
+        w = algorithm.personalized(adapted)
+        own = adapted.personal if algorithm.personal_buffers else adapted
+        models["personalized"] = w, own.buffers
+    if algorithm.has_global:
+        models["global"] = algorithm.global_model[None], one.buffers
+    return models
+
+
+def _in_the_plane(values: np.ndarray) -> np.ndarray:
+    """Returns the places [n, 2] of values [n, K] by t-SNE, with a fixed seed."""
+    from sklearn.manifold import TSNE
+
+    perplexity = min(PERPLEXITY, (len(values) - 1) / 3)
+    start = "pca" if values.shape[1] >= 2 else "random"
+    return TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(values)
+
+
+def _loop(trainer: pl.Trainer) -> FederatedLoop:
+    return trainer.datamodule  # type: ignore[attr-defined]

@@ -1,0 +1,259 @@
+"""`pfl tune`: what is tried, what is selected, what an interrupted search does, what comes out."""
+
+import functools
+import pickle
+import statistics
+
+import lightning.pytorch as pl
+import pytest
+import yaml
+
+from pfl.cli import jobs
+from pfl.cli.compare import read_comparison
+from pfl.cli.main import main
+from pfl.cli.spaces import read_space
+from pfl.cli.tune import read_tune, tune_run
+from pfl.errors import ConfigError
+from tests.cli.configurations import SMALL
+from tests.commands import call, table
+
+SPACE = {"model.init_args.lr": {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as text
+VALIDATED = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
+SCORE = {"FedAvg": "val/global/accuracy", "LocalTrain": "val/personalized/accuracy"}
+
+
+class FailsOnce(pl.Callback):
+    """Ends a run in a round, once: as if the process had been killed."""
+
+    def __init__(self, flag, trial, rounds):
+        self.flag, self.trial, self.rounds = flag, trial, rounds
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        from pathlib import Path
+
+        here = f"trial{self.trial}" in str(trainer.run_dir) and pl_module.rounds == self.rounds
+        if here and not Path(self.flag).exists():
+            Path(self.flag).touch()
+            raise RuntimeError("killed")
+
+
+def write(tmp_path, rounds=2, callbacks=(), protocol=VALIDATED, **changes):
+    """The path of a file that tunes FedAvg and LocalTrain with three trials each."""
+    common = {key: SMALL[key] for key in ("data", "loop")}
+    arguments = {**SMALL["data"]["init_args"], "protocol": protocol}
+    common["data"] = {**SMALL["data"], "init_args": arguments}
+    common["trainer"] = {"max_epochs": rounds, "accelerator": "cpu", "callbacks": [*callbacks]}
+    common["model"] = {"init_args": SMALL["model"]["init_args"]}
+    epochs = {"model.init_args.local_epochs": [1, 2]}
+    runs = {
+        "FedAvg": {"model": {"class_path": "FedAvg"}},
+        "LocalTrain": {"model": {"class_path": "LocalTrain"}, "space": epochs},
+    }
+    content = {"seeds": 2, "common": common, "runs": runs, "tune": {"trials": 3, "space": SPACE}}
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump({**content, **changes}))
+    return path
+
+
+def tune(path, out, *words):
+    """The rows of `trials.csv` of a search."""
+    status, text, error = call("tune", path, "--out", out, "--jobs", "1", *words)
+    assert status == 0, error + text
+    return table(out / "trials.csv")
+
+
+def scores(out, row, metric=None):
+    """The validation scores of a trial by round, as its run has recorded them."""
+    rows = table(out / row["method"] / f"trial{row['trial']}" / "seed0" / "metrics.csv")
+    return [float(entry[metric or SCORE[row["method"]]]) for entry in rows]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The folder of a finished search."""
+    folder = tmp_path_factory.mktemp("tune")
+    tune(write(folder), folder / "out")
+    return folder / "out"
+
+
+def test_every_method_has_as_many_trials(found):
+    rows = table(found / "trials.csv")
+    assert [row["method"] for row in rows] == ["FedAvg"] * 3 + ["LocalTrain"] * 3
+    assert all(1e-4 <= float(row["model.init_args.lr"]) <= 1 for row in rows)
+    assert len({row["model.init_args.lr"] for row in rows[:3]}) == 3
+    assert {row["model.init_args.local_epochs"] for row in rows[3:]} <= {"1", "2"}
+
+
+def test_the_best_validation_score_selects(found):
+    """Recomputed from what the runs have recorded; the test scores would select other values."""
+    content = yaml.safe_load((found / "tuned.yaml").read_text())
+    for name in SCORE:
+        rows = [row for row in table(found / "trials.csv") if row["method"] == name]
+        best = [max(scores(found, row)) for row in rows]
+        assert [float(row["score"]) for row in rows] == best
+        lr = content["runs"][name]["model"]["init_args"]["lr"]
+        assert lr == float(rows[best.index(max(best))]["model.init_args.lr"])
+
+
+@pytest.mark.slow
+def test_another_metric_selects(found, tmp_path):
+    settings = {"trials": 3, "space": SPACE, "metric": "val/global/loss"}
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    rows = tune(write(tmp_path, tune=settings, runs=runs), tmp_path / "out")
+    best = [min(scores(tmp_path / "out", row, "val/global/loss")) for row in rows]
+    assert [float(row["score"]) for row in rows] == best
+    text = (tmp_path / "out" / "tune.md").read_text()
+    assert f"{min(best):.4f} (val/global/loss)" in text
+
+
+@pytest.mark.slow
+def test_the_tuned_file_can_be_compared(found, tmp_path):
+    """Two rounds of three trials each; every client trains one or two epochs a round."""
+    file = read_comparison(found / "tuned.yaml")
+    assert [job.seed for job in file.jobs()] == [0, 1, 0, 1]
+    assert [file.tuning[name]["trials"] for name in SCORE] == [3, 3]
+    assert [file.tuning[name]["rounds"] for name in SCORE] == [6, 6]
+    status, out, error = call("compare", found / "tuned.yaml", "--out", tmp_path, "--jobs", "1")
+    assert status == 0, error
+    assert "tuning trials" in out
+
+
+def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
+    """The records of the second search, seconds among them, are those of the first one."""
+    before = (found / "trials.csv").read_text()
+    tune(write(tmp_path), found)
+    assert (found / "trials.csv").read_text() == before
+
+
+def test_more_trials_continue_the_search(tmp_path):
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    path = write(tmp_path, runs=runs, tune={"trials": 1, "space": SPACE})
+    (first,) = tune(path, tmp_path / "out")
+    path = write(tmp_path, runs=runs, tune={"trials": 2, "space": SPACE})
+    rows = tune(path, tmp_path / "out")
+    assert rows[0] == first and len(rows) == 2
+
+
+@pytest.mark.slow
+def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
+    """Killed in the second round of the second trial; the end is that of an unbroken search."""
+
+    def callbacks(flag):
+        arguments = {"flag": str(tmp_path / flag), "trial": 1, "rounds": 1}
+        return [{"class_path": f"{__name__}.FailsOnce", "init_args": arguments}]
+
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    path = write(tmp_path, callbacks=callbacks("flag"), runs=runs)
+    fits, fit = [], jobs._fit
+    monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args) or fit(*args))
+    status, _, error = call("tune", path, "--out", tmp_path / "out", "--jobs", "1")
+    assert status != 0 and "killed" in error
+    assert not (tmp_path / "out" / "trials.csv").exists()
+    actual = tune(path, tmp_path / "out")
+    names = [path.parent.name for path, *_ in fits]
+    assert names == ["trial0", "trial1", "trial1", "trial2"]
+    assert [len(args) for args in fits] == [1, 1, 2, 1]  # the third goes on from a checkpoint
+    expected = [row for row in table(found / "trials.csv") if row["method"] == "FedAvg"]
+    for one, other in zip(actual, expected, strict=True):
+        for name in ("trial", "state", "score", "rounds", "gradients", "model.init_args.lr"):
+            assert one[name] == other[name]
+
+
+@pytest.mark.slow
+def test_trials_below_the_median_end_early(tmp_path):
+    """The first five trials run to their end, the others as long as they reach the median.
+
+    Median of the earlier finished trials' scores in a round, against the best score so far, from
+    the second of four rounds on.
+    """
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    settings = {"trials": 9, "space": SPACE, "prune_after": 2}
+    path, out = write(tmp_path, rounds=4, runs=runs, tune=settings), tmp_path / "out"
+    rows = tune(path, out)
+    finished, ended = [], []
+    for row in rows:
+        values = scores(out, row)
+        assert len(values) == float(row["rounds"])
+        if len(finished) >= 5:
+            medians = [statistics.median(v[r] for v in finished) for r in range(len(values))]
+            lags = [max(values[: r + 1]) < medians[r] for r in range(len(values))]
+            ended.append(row["state"] == "pruned")
+            assert lags[1:] == [False] * (len(lags) - 2) + [ended[-1]]
+        finished += [values] if row["state"] == "finished" else []
+    assert any(ended)
+    assert all(row["state"] == "finished" for row in rows[:5])
+
+
+def test_the_work_of_a_process_can_be_sent_to_it(tmp_path):
+    file = read_tune(write(tmp_path))
+    assert pickle.loads(pickle.dumps(functools.partial(tune_run, file=file))).keywords == {
+        "file": file
+    }
+
+
+def test_values_that_diverge_are_not_chosen(tmp_path):
+    """With a rate of 1e30 the first step leaves no finite model."""
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    space = {"model.init_args.lr": [0.01, 1e30]}
+    rows = tune(write(tmp_path, runs=runs, tune={"trials": 4, "space": space}), tmp_path / "out")
+    states = {float(row["model.init_args.lr"]): row["state"] for row in rows}
+    assert states == {0.01: "finished", 1e30: "diverged"}
+    assert "| 0.01 " in (tmp_path / "out" / "tune.md").read_text().replace("lr ", "")
+
+
+def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
+    words = ["--change", "trainer.max_epochs=1"]
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    rows = tune(write(tmp_path, runs=runs), tmp_path / "out", *words)
+    assert [row["rounds"] for row in rows] == ["1.0"] * 3
+    (job, _) = read_comparison(tmp_path / "out" / "tuned.yaml").jobs()
+    assert job.config["trainer"]["max_epochs"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"tune": {"trials": 0, "space": SPACE}}, ["tune.trials", "0"]),
+        ({"tune": {"trails": 3}}, ["trails", "trials"]),
+        ({"tune": {"trials": 3}}, ["tune.space", "FedAvg"]),
+        ({"tune": {"space": {"lr": {"low": 1, "high": 0}}}}, ["tune.space.lr", "low"]),
+        ({"tune": {"space": {"lr": {"low": 0, "high": 1, "log": True}}}}, ["tune.space.lr"]),
+        ({"tune": {"space": {"lr": 3}}}, ["tune.space.lr", "3", "list"]),
+        ({"tune": {"space": SPACE, "metric": "test/global/accuracy"}}, ["tune.metric", "val/"]),
+        ({"tune": {"space": SPACE, "metric": "val/local/loss"}}, ["val/local/loss", "val/global"]),
+        ({"grid": {"data.init_args.num_clients": [2, 3]}}, ["grid", "points"]),
+        ({"baseline": "FedPrix"}, ["baseline", "FedPrix"]),
+        ({"tune": {"space": {"model.init_args.lrr": [1]}}}, ["lrr"]),
+        (
+            {"protocol": {"class_path": "SplitOwn", "init_args": {"validation": 0.0}}},
+            ["validation"],
+        ),
+    ],
+)
+def test_a_mistake_in_the_file_gets_one_line(tmp_path, changes, words):
+    path = write(tmp_path, **changes)
+    status, _, error = call("tune", path, "--out", tmp_path / "out", "--jobs", "1")
+    assert status == 2 and error.count("\n") == 1, error
+    assert not [word for word in words if word not in error], error
+
+
+def test_spaces_are_read():
+    space = read_space(
+        "x", {"a": {"low": "1e-3", "high": 1}, "b": {"low": 1, "high": 5}, "c": [None]}
+    )
+    assert space["a"] == {"low": 0.001, "high": 1, "log": False} and space["c"] == [None]
+    with pytest.raises(ConfigError, match=r"x\.a: .*True"):
+        read_space("x", {"a": {"low": True, "high": 3}})
+
+
+def test_the_shipped_file_can_be_read():
+    from pfl.cli import configs
+
+    file = read_tune(configs.find("tune/digits"))
+    assert set(file.spaces["FedProx"]) == {"model.init_args.lr", "model.init_args.proximal_weight"}
+    assert file.job("FedProx").config["model"]["class_path"] == "FedProx"
+
+
+def test_an_unknown_file_gets_one_line(capsys):
+    assert main(["tune", "nothing.yaml"]) == 2
+    assert capsys.readouterr().err == "error: tune: nothing.yaml: there is no such file\n"

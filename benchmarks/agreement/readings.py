@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement.problem import Iterates, arrays
-from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBABU, FedDyn, FedGH, pFedMe
-from pfl.method import Clients, FederatedAlgorithm, Message, PartlyPersonal, dense
+from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBABU, FedDyn, FedGH, FedPD, pFedMe
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    LocalSchedule,
+    Message,
+    PartlyPersonal,
+    dense,
+)
 
 
 def by_samples(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
@@ -304,3 +311,41 @@ def scored_before_the_mean(iterates: Iterates, shared: slice) -> Iterates:
     v[1:, :, shared] = iterates["v"][:-1, :, shared]
     v[0, :, shared] = arrays()[2][shared]
     return {"v": v}
+
+
+
+class LocalpFedMe(CarriedpFedMe):
+    """Scored is w_i after the local steps, since θ_i are the parameters that w_i overwrites."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        v = super().client_update(clients, w)
+        clients.state["theta"] = v.clone()
+        return v
+
+    def personalized(self, clients: Clients) -> Tensor:
+        return clients.state["theta"]
+
+
+class SummedFedPD(FedPD):
+    """Oracle II without the subtraction: g_i is the full gradient at x_0 plus all later ones."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        x, lam, lr = clients.state["x"].clone(), clients.state["lam"], self.lr
+        g = torch.zeros_like(x)
+        for batch in clients.batches(LocalSchedule(batch_size=None)):
+            g += self.oracle.gradient(w.expand_as(x).clone(), batch, clients.buffers)[1]
+        for batch in clients.batches(self.local_schedule):
+            g[: batch.clients] += self.oracle.gradient(x, batch, clients.buffers)[1][: batch.clients]
+            step = g + lam + (x - w) / self.proximal_step
+            x[: batch.clients] -= lr * step[: batch.clients]
+        clients.state["x"] = x
+        clients.state["lam"] = lam = lam + (x - w) / self.proximal_step
+        return dense(x + self.proximal_step * lam)
+
+
+class OldCentreFedPD(FedPD):
+    """x_{0,i} <- x_{0,i} + η λ_i instead of x_i + η λ_i, with the new λ_i in both."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        super().client_update(clients, w)
+        return dense(w + self.proximal_step * clients.state["lam"])

@@ -66,6 +66,9 @@ PROJECTS = [
     Project("FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
     Project("FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
     Project("fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),
+    Project("pFedMe", "pfedme", "caf24b1f954d4381bd9b4d104ee7eff389e1489b"),
+    Project("FedCLUP", "fedclup", "e7ed42af63adba9d03bd6a8ad5495d23ceb1e83a"),
+    Project("FedPD", "fedpd", "badde1702c43631991510820e514fa8138f7d9d5"),
 ]
 
 

@@ -349,3 +349,55 @@ class OldCentreFedPD(FedPD):
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         super().client_update(clients, w)
         return dense(w + self.proximal_step * clients.state["lam"])
+
+
+def with_decaying_weights(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
+    """Local steps with momentum 0.5, and weight decay 0.0001 of all but the biases."""
+
+    class DecayingWeights(kind):  # type: ignore[valid-type,misc]
+        def local_sgd(
+            self,
+            clients: Clients,
+            start: Tensor,
+            *,
+            epochs: int | None = None,
+            part: Tensor | None = None,
+            name: str = "train",
+        ) -> Tensor:
+            schedule = replace(self.local_schedule, purpose=name)
+            if epochs is not None:
+                schedule = replace(schedule, epochs=epochs)
+            weights = self.space.mask(["*weight"], "weights")
+            v = start.expand(len(clients), -1).clone()
+            momentum = torch.zeros_like(v)
+            for batch in clients.batches(schedule):
+                rows = slice(0, batch.clients)
+                _, g = self.oracle.gradient(v, batch, clients.buffers)
+                momentum[rows] = (0.5 * momentum + g + 0.0001 * weights * v)[rows]
+                moved = momentum if part is None else torch.where(part, momentum, 0.0)
+                v[rows] -= self.lr * moved[rows]
+            return v
+
+    return DecayingWeights
+
+
+class DoubleAlphaAPFL(APFL):
+    """The mixture is α_i v_i + α_i w_i; one optimizer with momentum 0.5 takes both kinds of steps.
+
+    It takes the gradient at the mixture with the old w_i, and decays all but the biases by 0.0001.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        decay = 0.0001 * self.space.mask(["*weight"], "weights")
+        shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
+        momentum = torch.zeros_like(own)
+        for batch in clients.batches(self.local_schedule):
+            mixed = self.alpha * own + self.alpha * shared
+            _, g = self.oracle.gradient(shared, batch, clients.buffers)
+            momentum = 0.5 * momentum + g + decay * shared
+            shared -= self.lr * momentum
+            _, g = self.oracle.gradient(mixed, batch, clients.buffers)
+            momentum = 0.5 * momentum + self.alpha * g + decay * mixed
+            own -= self.lr * momentum
+        clients.state["v"] = own
+        return shared

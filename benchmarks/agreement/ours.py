@@ -128,7 +128,9 @@ def run(kind: type[FederatedAlgorithm], *, everyone: bool = False, **settings: A
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
-        loop = FederatedLoop(datamodule(), trace=[list(EVERYONE if everyone else c) for c in COHORTS])
+        loop = FederatedLoop(
+            datamodule(), trace=[list(EVERYONE if everyone else c) for c in COHORTS]
+        )
         trainer.fit(kind(network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
 

@@ -167,7 +167,12 @@ class InFloat64(SourceFileLoader):
         raise OSError  # there is no bytecode
 
     def get_data(self, path: str) -> bytes:
-        return super().get_data(path).replace(b"float32", b"float64").replace(b".float()", b".double()")
+        return (
+            super()
+            .get_data(path)
+            .replace(b"float32", b"float64")
+            .replace(b".float()", b".double()")
+        )
 
 
 def import_in_float64(checkout: Path) -> None:

@@ -72,6 +72,7 @@ PROJECTS = [
     Project("LG-FedAvg", "lg_fedavg", "7af0568b2cae88922ebeacc021b1679815092f4e"),
     Project("FedBABU", "fedbabu", "e34c15b4288224f0af1bc13670bc0cdc373c9576"),
     Project("FedRep", "fedrep", "d82e62982e107bb3322541604f059c0ff28bd289"),
+    Project("fluke", "fluke_runs", "a0bd26ab488fe97fd3b682f506ce2e6896be3041", "fluke"),
 ]
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import RATE
+from benchmarks.agreement.readings import authors
 from pfl.algorithms import FedPD
 
 MU = 0.5  # their `mu` is 1 / η
@@ -38,9 +38,9 @@ CASES = [
         "Python/src/agent.py:67, 127",
         ("w",),
         partial(corrected, FedPD),
-        "The old gradient is subtracted out of place (`add` for `add_`), that is never (127), so that "
-        "g_i adds up all gradients. The full gradient is taken at x_0 instead of at x_i (67).",
-        partial(corrected, readings.SummedFedPD),
+        "The old gradient is subtracted out of place (`add` for `add_`), that is never (127), so "
+        "that g_i adds up all gradients. The full gradient is taken at x_0 instead of at x_i (67).",
+        partial(corrected, authors.SummedFedPD),
     ),
     Case(
         "FedPD, Oracle I, Matlab",
@@ -49,6 +49,6 @@ CASES = [
         ("w",),
         partial(fedpd, FedPD),
         "x_{0,i} + η λ_i instead of x_i + η λ_i: the sum begins at the old centre.",
-        partial(fedpd, readings.OldCentreFedPD),
+        partial(fedpd, authors.OldCentreFedPD),
     ),
 ]

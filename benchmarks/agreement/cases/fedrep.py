@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import HEAD_EPOCHS, Iterates
+from benchmarks.agreement.readings import authors, common
 from pfl.algorithms import APFL, FedPer, FedRep
 from pfl.method import FederatedAlgorithm
 
@@ -19,12 +19,12 @@ half = partial(uniform, optimizer=partial(torch.optim.SGD, momentum=0.5))
 HEADS = (
     "The weights, and not the biases, decay by 0.0001 (models/Update.py:561). The heads are "
     "averaged, too, and a client that takes part for the first time begins with that mean "
-    "(main_fedrep.py:107, 183): its entry is the server's own tensor, not a copy."
+    "(main_fedrep.py:114, 187): its entry is the server's own tensor, not a copy."
 )
 
 
 def changed(kind: Any) -> Any:
-    return readings.with_decaying_weights(readings.with_averaged_heads(kind))
+    return authors.with_decaying_weights(common.with_averaged_heads(kind))
 
 
 def first_round(kind: type[FederatedAlgorithm]) -> Iterates:
@@ -54,12 +54,12 @@ CASES = [
     Case(
         "APFL, α fixed, a client's first round",
         "APFL",
-        "models/Update.py:398",
+        "models/Update.py:397",
         ("client v",),
         partial(first_round, APFL),
         "The mixture is α v_i + α w_i. It has the w_i before the step, and one optimizer with "
         "momentum takes the steps of w_i and those of v_i. The script itself ends with a NameError "
-        "(main_apfl.py:92), so that only the client's part was run.",
-        partial(first_round, readings.DoubleAlphaAPFL),
+        "(main_apfl.py:86), so that only the client's part was run.",
+        partial(first_round, authors.DoubleAlphaAPFL),
     ),
 ]

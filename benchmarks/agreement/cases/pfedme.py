@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import RATE
+from benchmarks.agreement.readings import authors, common
 from pfl.algorithms import FedAvg, PerFedAvg, pFedMe
 
 MOREAU: dict[str, Any] = dict(
@@ -32,7 +32,7 @@ CASES = [
         "has 0.001 θ_i more (64), and the mean is weighted by samples. The stored θ_i are the "
         "parameters of the client's network themselves (65), which the line after the local steps "
         "(userpFedMe.py:58) overwrites by w_i, so that w_i is what is scored as personalized.",
-        partial(run, readings.LocalpFedMe, **MOREAU),
+        partial(run, authors.LocalpFedMe, **MOREAU),
     ),
     Case("FedAvg", "FedAvg", "users/useravg.py:36", ("w",), partial(run, FedAvg, local_steps=4)),
     Case(
@@ -42,6 +42,6 @@ CASES = [
         ("w",),
         partial(run, PerFedAvg, **META),
         "The mean is weighted by samples. With equal sizes both agree.",
-        partial(run, readings.by_samples(PerFedAvg), **META),
+        partial(run, common.by_samples(PerFedAvg), **META),
     ),
 ]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     COHORTS,

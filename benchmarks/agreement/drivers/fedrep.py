@@ -1,6 +1,6 @@
 """lgcollins/FedRep, the code of FedRep's authors: its script, as `scripts.py` says.
 
-Its APFL script ends with a NameError (main_apfl.py:92), so that only the client's part is run.
+Its APFL script ends with a NameError (main_apfl.py:86), so that only the client's part is run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.drivers.scripts import Network, run_script
 from benchmarks.agreement.problem import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.drivers.scripts import of_networks, run_script
 from benchmarks.agreement.problem import EPOCHS, Iterates, Problem, main

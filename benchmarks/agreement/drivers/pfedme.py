@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     COHORTS,
@@ -67,7 +67,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             rows.append({"w": vector(server.model.parameters()), "v": v.copy()})
 
         server.send_parameters = begin
-        server.select_users = lambda round, number: [server.users[i] for i in COHORTS[len(rows)]]
+        server.select_users = lambda now, number: [server.users[i] for i in COHORTS[len(rows)]]
         for aggregate in ("aggregate_parameters", "persionalized_aggregate_parameters"):
             original = getattr(server, aggregate)
             setattr(server, aggregate, lambda original=original: record(original))

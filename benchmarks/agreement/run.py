@@ -72,6 +72,10 @@ PROJECTS = [
     Project("LG-FedAvg", "lg_fedavg", "7af0568b2cae88922ebeacc021b1679815092f4e"),
     Project("FedBABU", "fedbabu", "e34c15b4288224f0af1bc13670bc0cdc373c9576"),
     Project("FedRep", "fedrep", "d82e62982e107bb3322541604f059c0ff28bd289"),
+    Project("fedjax", "fedjax_runs", "c57ee1970fcd74b560c3d7e5716fae32287daa7b", "fedjax"),
+    Project(
+        "pfl-research", "pfl_research", "c9d1f32f6e84fec984f448e2bc19a3e3fd5a4807", "pfl_research"
+    ),
     Project("fluke", "fluke_runs", "a0bd26ab488fe97fd3b682f506ce2e6896be3041", "fluke"),
 ]
 

@@ -24,10 +24,10 @@ CASES = [
         "fedjax/algorithms/apfl.py:71, 112-130, 191, 213",
         ("w", "client v"),
         partial(run, APFL, alpha=0.6, adaptive=True),
-        "Each tensor of the network has an α_i of its own, which every step adapts; it cannot be held "
-        "fixed. v_i moves by the whole gradient at the mixture, not by α_i times it, and the mixture "
-        "has the old w_i. A client's first v_i is the w of that round, not the first one. The mean "
-        "is weighted by samples.",
+        "Each tensor of the network has an α_i of its own, which every step adapts; it cannot be "
+        "held fixed. v_i moves by the whole gradient at the mixture, not by α_i times it, and the "
+        "mixture has the old w_i. A client's first v_i is the w of that round, not the first one. "
+        "The mean is weighted by samples.",
         partial(run, apple_google.LayeredAPFL, alpha=0.6),
     ),
 ]

@@ -58,8 +58,8 @@ CASES = [
         ("client v",),
         partial(first_round, APFL),
         "The mixture is α v_i + α w_i. It has the w_i before the step, and one optimizer with "
-        "momentum takes the steps of w_i and those of v_i. The script itself ends with a NameError "
-        "(main_apfl.py:86), so that only the client's part was run.",
+        "momentum takes the steps of w_i and those of v_i. The script itself ends with a "
+        "NameError (main_apfl.py:86), so that only the client's part was run.",
         partial(first_round, authors.DoubleAlphaAPFL),
     ),
 ]

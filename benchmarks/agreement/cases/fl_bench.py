@@ -93,8 +93,8 @@ CASES = [
         ("w",),
         partial(run, APFL, alpha=0.6),
         "Nothing clears the gradient of w before the second step of the common optimizer, so that "
-        "w takes each step twice: it is FedAvg with twice the rate. The mixture is one of outputs, "
-        "not of models (62).",
+        "w takes each step twice: it is FedAvg with twice the rate. The mixture is one of "
+        "outputs, not of models (62).",
         partial(run, FedAvg, lr=2 * RATE),
     ),
     Case(
@@ -135,9 +135,9 @@ CASES = [
         "client/lgfedavg.py:17",
         ("v",),
         partial(run, LGFedAvg),
-        "The first `num_global_layers` layers are shared and the last ones are personal; the paper "
-        "shares the last ones. With two layers this is FedPer. The first personal layers are those "
-        "of FedPer above.",
+        "The first `num_global_layers` layers are shared and the last ones are personal; the "
+        "paper shares the last ones. With two layers this is FedPer. The first personal layers "
+        "are those of FedPer above.",
         partial(run, common.with_averaged_heads(LGFedAvg), personal="head"),
     ),
     Case("FedBABU, training", "FedBABU", "client/fedbabu.py:24", ("w",), partial(run, FedBABU)),
@@ -157,9 +157,9 @@ CASES = [
         "client/pfedme.py:47-87, server/pfedme.py:36",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "θ_i starts where the last local step left it instead of at w_i, its gradient has `mu` θ_i "
-        "more (87; 0.001 unless set), and the mean is weighted by samples. No θ_i is ever stored "
-        "(server/pfedme.py:36), so that the first model is what is scored as personalized.",
+        "θ_i starts where the last local step left it instead of at w_i, its gradient has `mu` "
+        "θ_i more (87; 0.001 unless set), and the mean is weighted by samples. No θ_i is ever "
+        "stored (server/pfedme.py:36), so that the first model is what is scored as personalized.",
         partial(run, fl_bench.UntrainedpFedMe, **MOREAU),
     ),
     Case(

@@ -67,10 +67,10 @@ CASES = [
         "algorithms/feddyn.py:106, 158-172, 249",
         ("w",),
         partial(run, FedDyn, alpha=0.4),
-        "g_i is added where it should be subtracted (158), and times α once more than in the paper; α is "
-        "divided by the client's relative number of samples. Clients begin at the mean model + the "
-        "mean of the cohort's g_i (249) instead of the mean - h / α; in their first round (106), and "
-        "for the scores, at the mean model, which is weighted by samples.",
+        "g_i is added where it should be subtracted (158), and times α once more than in the "
+        "paper; α is divided by the client's relative number of samples. Clients begin at the "
+        "mean model + the mean of the cohort's g_i (249) instead of the mean - h / α; in their "
+        "first round (106), and for the scores, at the mean model, which is weighted by samples.",
         partial(run, fluke.OtherSignFedDyn, alpha=0.4),
     ),
     Case(
@@ -86,8 +86,8 @@ CASES = [
         "algorithms/apfl.py:91, 105",
         ("w", "v"),
         partial(run, APFL, alpha=0.6),
-        "The mixture is a copy (91), so that no gradient reaches v_i, which is never trained; after "
-        "each round the mixture with the new w_i replaces it (105).",
+        "The mixture is a copy (91), so that no gradient reaches v_i, which is never trained; "
+        "after each round the mixture with the new w_i replaces it (105).",
         partial(run, fluke.MixingAPFL, alpha=0.6),
     ),
     Case(
@@ -96,8 +96,8 @@ CASES = [
         "algorithms/per_fedavg.py:162, 173",
         ("w",),
         partial(run, PerFedAvg, **META),
-        "The parameters are not set back after the inner step (162), from which the outer step then goes "
-        "on (173): w - α g(w) - β g(w - α g(w)).",
+        "The parameters are not set back after the inner step (162), from which the outer step "
+        "then goes on (173): w - α g(w) - β g(w - α g(w)).",
         partial(run, fluke.AdaptedPerFedAvg, **META),
     ),
     Case(
@@ -116,9 +116,9 @@ CASES = [
         "algorithms/pfedme.py:125, 134",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "The step gets the model's own parameters as w_i (125), so that λ (θ - w_i) is 0; the θ_i of K "
-        "plain steps on each mini-batch, with 0.001 θ_i, are what is sent and scored. η is the rate of "
-        "θ_i, too.",
+        "The step gets the model's own parameters as w_i (125), so that λ (θ - w_i) is 0; the θ_i "
+        "of K plain steps on each mini-batch, with 0.001 θ_i, are what is sent and scored. η is "
+        "the rate of θ_i, too.",
         partial(run, fluke.PlainpFedMe, **MOREAU),
     ),
     Case(
@@ -127,8 +127,9 @@ CASES = [
         "algorithms/fedamp.py:59, 91",
         ("v",),
         partial(run, FedAMP, penalty=0.5, **AMP),
-        "u_i is made after a round and waits for the client's next one, in which local steps begin at "
-        "w_i instead of u_i. The proximal term has λ / η instead of λ / α (59). Scored is u_i.",
+        "u_i is made after a round and waits for the client's next one, in which local steps "
+        "begin at w_i instead of u_i. The proximal term has λ / η instead of λ / α (59). Scored "
+        "is u_i.",
         partial(run, fluke.LateFedAMP, penalty=0.05, **AMP),
     ),
     Case(

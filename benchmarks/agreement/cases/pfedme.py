@@ -28,10 +28,11 @@ CASES = [
         "users/userpFedMe.py:44-54, optimizers/fedoptimizer.py:64-65",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "θ_i starts where the last local step of the round left it instead of at w_i, its gradient "
-        "has 0.001 θ_i more (64), and the mean is weighted by samples. The stored θ_i are the "
-        "parameters of the client's network themselves (65), which the line after the local steps "
-        "(userpFedMe.py:58) overwrites by w_i, so that w_i is what is scored as personalized.",
+        "θ_i starts where the last local step of the round left it instead of at w_i, its "
+        "gradient has 0.001 θ_i more (64), and the mean is weighted by samples. The stored θ_i "
+        "are the parameters of the client's network themselves (65), which the line after the "
+        "local steps (userpFedMe.py:58) overwrites by w_i, so that w_i is what is scored as "
+        "personalized.",
         partial(run, authors.LocalpFedMe, **MOREAU),
     ),
     Case("FedAvg", "FedAvg", "users/useravg.py:36", ("w",), partial(run, FedAvg, local_steps=4)),

@@ -30,10 +30,10 @@ CASES = [
         "pfl/algorithm/scaffold.py:133, 143",
         ("w",),
         partial(run, SCAFFOLD, option="I"),
-        "c_i+ is the change of a step of rate 1 from x, -g_i(x), where the paper has g_i(x). All of them "
-        "are the same memory, which the model reuses for such changes (pfl/model/pytorch.py:243), if "
-        "states are stored in memory: who has taken part before has its new c_i already in the local "
-        "steps, and c does not learn of the change.",
+        "c_i+ is the change of a step of rate 1 from x, -g_i(x), where the paper has g_i(x). All "
+        "of them are the same memory, which the model reuses for such changes "
+        "(pfl/model/pytorch.py:243), if states are stored in memory: who has taken part before "
+        "has its new c_i already in the local steps, and c does not learn of the change.",
         partial(run, apple_google.OtherSignSCAFFOLD, option="I"),
     ),
     Case(
@@ -42,8 +42,8 @@ CASES = [
         "pfl/algorithm/scaffold.py:157",
         ("w",),
         partial(run, SCAFFOLD),
-        "(y_i - x) / (K η) is added where the paper adds (x - y_i) / (K η): the change of the model "
-        "(pfl/model/pytorch.py:253) is y_i - x.",
+        "(y_i - x) / (K η) is added where the paper adds (x - y_i) / (K η): the change of the "
+        "model (pfl/model/pytorch.py:253) is y_i - x.",
         partial(run, apple_google.OtherSignSCAFFOLD),
     ),
 ]

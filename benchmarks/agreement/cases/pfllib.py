@@ -74,10 +74,10 @@ CASES = [
         "clients/clientapfl.py:50-59, 73, 76",
         ("w", "v"),
         partial(run, APFL, alpha=0.6),
-        "The mean is weighted by samples. v_i takes plain SGD steps at v_i, not at the mixture (50), and "
-        "the mixture then replaces it (59), so that the next round mixes once more. α_i adapts "
-        "in every step (56), with a mixture of gradients at two points (73) and 0.02 α_i (76), and "
-        "cannot be held fixed.",
+        "The mean is weighted by samples. v_i takes plain SGD steps at v_i, not at the mixture "
+        "(50), and the mixture then replaces it (59), so that the next round mixes once more. α_i "
+        "adapts in every step (56), with a mixture of gradients at two points (73) and 0.02 α_i "
+        "(76), and cannot be held fixed.",
         partial(run, pfllib.StoredMixtureAPFL, alpha=0.6, adaptive=True),
     ),
     Case(
@@ -117,9 +117,9 @@ CASES = [
         "clients/clientpFedMe.py:56-68, optimizers/fedoptimizer.py:45-47",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "θ_i starts where the last local step left it instead of at w_i, its gradient has "
-        "0.001 θ_i more (45), and the mean is weighted by samples. The stored θ_i are the parameters of the "
-        "client's network themselves (47), which the received model overwrites before it is "
+        "θ_i starts where the last local step left it instead of at w_i, its gradient has 0.001 "
+        "θ_i more (45), and the mean is weighted by samples. The stored θ_i are the parameters of "
+        "the client's network themselves (47), which the received model overwrites before it is "
         "scored, so that what is called personalized is w.",
         partial(run, common.CarriedpFedMe, **MOREAU),
     ),
@@ -140,8 +140,8 @@ CASES = [
         ("v",),
         partial(run, FedAMP, alpha=1.0, sigma=5.0, penalty=1.0, alpha_decay=1.0),
         "The proximal term is made of `.data`, so it has no gradient (40), and local steps begin "
-        "at the client's own model: u_i is computed and used by nothing. Every client trains alone, "
-        "as in our LocalTrain.",
+        "at the client's own model: u_i is computed and used by nothing. Every client trains "
+        "alone, as in our LocalTrain.",
         partial(run, LocalTrain),
     ),
     Case(

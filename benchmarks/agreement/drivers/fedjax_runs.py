@@ -88,9 +88,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             row = {"w": vector(state.params)}
             if hasattr(state, "client_states"):
                 known = state.client_states
-                v = [
-                    vector(known[i].params) if i in known else problem.start for i in EVERYONE
-                ]
+                v = [vector(known[i].params) if i in known else problem.start for i in EVERYONE]
                 row["client v"] = np.stack(v)
             rows.append(row)
         return {key: np.stack([row[key] for row in rows]) for key in rows[0]}

@@ -63,7 +63,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
 
     now = SimpleNamespace(round=0)
 
-    class Loader(FastDataLoader):  # type: ignore[misc]
+    class Loader(FastDataLoader):
         """A client's loader: the epochs of a round, one after another."""
 
         def __init__(self, client: int, purposes: Purposes) -> None:

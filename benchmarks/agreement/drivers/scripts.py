@@ -156,14 +156,14 @@ def run_script(
         base = Path(f"save/mnist/_iidFalse_num5_C{args.frac}_le{arguments['local_ep']}/shard0/0")
         base.mkdir(parents=True)
         (base / "dict_users.pkl").write_bytes(pickle.dumps((users, users)))
-        np.random.choice = cohort
-        torch.load = lambda *args, **kwargs: Network(problem.start).state_dict()
+        vars(np.random)["choice"] = cohort
+        vars(torch)["load"] = lambda *args, **kwargs: Network(problem.start).state_dict()
         try:
             runpy.run_path(str(checkout / script), run_name="__main__")
         except Done:
             pass
         finally:
-            np.random.choice, torch.load = draw, load
+            vars(np.random)["choice"], vars(torch)["load"] = draw, load
             os.chdir(here)
     return np.stack(rows)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.agreement.readings.common import CarriedpFedMe
 from pfl.algorithms import SCAFFOLD, FedBABU, FedDyn
-from pfl.method import Clients, Message
+from pfl.method import Clients, Message, dense
 
 
 class ForgettingSCAFFOLD(SCAFFOLD):
@@ -49,13 +49,13 @@ class SampledFedDyn(FedDyn):
 class DecayingHeadFedBABU(FedBABU):
     """Weight decay moves the head, which is sent and averaged as well."""
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
         lr, v = self.learning_rate(clients.round), self.global_model.repeat(len(clients), 1)
         for batch in clients.batches(self.local_schedule):
             _, g = self.oracle.gradient(v, batch, clients.buffers)
             step = torch.where(self.head, 0.0, g) + self.weight_decay * v
             v[: batch.clients] -= lr * step[: batch.clients]
-        return v
+        return dense(v)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.global_model.copy_(mean["w"])

@@ -14,7 +14,7 @@ CASES = [
     Case(
         "FedBABU, training, `weighting: uniform`, SGD with momentum 0.9, weight decay",
         "FedBABU",
-        "main_fed.py:74-129",
+        "main_fed.py:77-124",
         ("w",),
         partial(
             run,

@@ -25,7 +25,7 @@ CASES = [
     Case(
         "FedProx",
         "FedProx",
-        "utils_general.py:308-309",
+        "utils_general.py:279-280",
         ("w",),
         partial(full, FedProx, proximal_weight=0.3),
     ),

@@ -19,7 +19,7 @@ half = partial(uniform, optimizer=partial(torch.optim.SGD, momentum=0.5))
 HEADS = (
     "The weights, and not the biases, decay by 0.0001 (models/Update.py:561). The heads are "
     "averaged, too, and a client that takes part for the first time begins with that mean "
-    "(main_fedrep.py:114, 187): its entry is the server's own tensor, not a copy."
+    "(main_fedrep.py:114, 188): its entry is the server's own tensor, not a copy."
 )
 
 

@@ -14,7 +14,7 @@ CASES = [
     Case(
         "LGFedAvg, `weighting: uniform`, SGD with momentum 0.5",
         "LGFedAvg",
-        "main_lg.py:91-119, models/Update.py:38",
+        "main_lg.py:91-119, models/Update.py:36",
         ("v",),
         partial(
             run,

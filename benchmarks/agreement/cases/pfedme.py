@@ -35,7 +35,7 @@ CASES = [
         "personalized.",
         partial(run, authors.LocalpFedMe, **MOREAU),
     ),
-    Case("FedAvg", "FedAvg", "users/useravg.py:36", ("w",), partial(run, FedAvg, local_steps=4)),
+    Case("FedAvg", "FedAvg", "users/useravg.py:32", ("w",), partial(run, FedAvg, local_steps=4)),
     Case(
         "PerFedAvg, first order",
         "PerFedAvg",

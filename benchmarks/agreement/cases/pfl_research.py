@@ -27,7 +27,7 @@ CASES = [
     Case(
         "SCAFFOLD, option I",
         "SCAFFOLD I",
-        "pfl/algorithm/scaffold.py:133, 143",
+        "pfl/algorithm/scaffold.py:133",
         ("w",),
         partial(run, SCAFFOLD, option="I"),
         "c_i+ is the change of a step of rate 1 from x, -g_i(x), where the paper has g_i(x). All "

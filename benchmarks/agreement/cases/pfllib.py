@@ -47,7 +47,7 @@ CASES = [
     Case(
         "SCAFFOLD",
         "SCAFFOLD",
-        "clients/clientscaffold.py:73, servers/serverscaffold.py:114",
+        "clients/clientscaffold.py:73, servers/serverscaffold.py:127",
         ("w", "client c_i"),
         partial(run, SCAFFOLD),
     ),

@@ -16,7 +16,8 @@ class Case:
 
     Attributes:
         method: In the table.
-        key: Of the iterates in the file that the project's driver writes.
+        key: Of the iterates in the file that the project's driver writes; "" where their lines
+            were read and not run, so that `reading` stands for them.
         where: Their files and lines.
         compared: The iterates, by their names on both sides.
         ours: Runs our method.
@@ -34,18 +35,26 @@ class Case:
 
     def row(self, theirs: dict[str, Iterates]) -> tuple[str, list[str]]:
         """The line of the table, and what contradicts the finding."""
-        found = theirs[self.key]
+        found = theirs[self.key] if self.key else self._read()
         ours = self._differences(self.ours(), found)
         wrong = []
         same = all(value < ROUNDING for value in ours.values())
         if same != (not self.finding):
             wrong.append(f"{self.method}: {ours}, finding {self.finding!r}")
-        after = {} if self.reading is None else self._differences(self.reading(), found)
+        skipped = self.reading is None or not self.key
+        after = {} if skipped else self._differences(self._read(), found)
         if any(value >= ROUNDING for value in after.values()):
             wrong.append(f"{self.method} as read: {after}")
         names = ", ".join(self.compared)
-        cells = [self.method, self.where, names, _numbers(ours), self.finding or "agrees"]
+        cells = [self.method, self.where, names, _numbers(ours), self._found()]
         return " | ".join(["", *cells, _numbers(after) if after else "", ""]).strip(), wrong
+
+    def _found(self) -> str:
+        return ("" if self.key else "Read, not run. ") + (self.finding or "agrees")
+
+    def _read(self) -> Iterates:
+        assert self.reading is not None
+        return self.reading()
 
     def _differences(self, ours: Iterates, theirs: Iterates) -> dict[str, float]:
         return {name: relative(ours[name], theirs[name]) for name in self.compared}

@@ -104,8 +104,14 @@ class Recorder(pl.Callback):
         self.rounds.append(row)
 
 
-def run(kind: type[FederatedAlgorithm], **settings: Any) -> Iterates:
-    """The iterates of a method, with the problem's settings where no others are given."""
+def run(kind: type[FederatedAlgorithm], *, everyone: bool = False, **settings: Any) -> Iterates:
+    """The iterates of a method, with the problem's settings where no others are given.
+
+    Args:
+        kind: The method.
+        everyone: All clients take part in every round, instead of the cohorts.
+        settings: The method's arguments.
+    """
     settings = {"lr": RATE, "batch_size": BATCH, "local_epochs": EPOCHS} | settings
     recorder = Recorder()
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -122,7 +128,9 @@ def run(kind: type[FederatedAlgorithm], **settings: Any) -> Iterates:
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
-        loop = FederatedLoop(datamodule(), trace=[list(c) for c in COHORTS])
+        loop = FederatedLoop(
+            datamodule(), trace=[list(EVERYONE if everyone else c) for c in COHORTS]
+        )
         trainer.fit(kind(network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
 

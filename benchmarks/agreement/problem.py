@@ -129,6 +129,31 @@ class Epochs:
         return iter(self._coming.pop(0))
 
 
+def first_network(start: np.ndarray) -> Any:
+    """The network as a sequence of layers, with its first parameters; needs PyTorch."""
+    import torch
+    from torch import nn
+
+    made = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh(), nn.Linear(HIDDEN, CLASSES))
+    made.double()
+    nn.utils.vector_to_parameters(torch.tensor(start), made.parameters())
+    return made
+
+
+def tensors(inputs: np.ndarray, targets: np.ndarray) -> tuple[Any, Any]:
+    """A mini-batch as PyTorch has it."""
+    import torch
+
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
+
+
+def vector(parameters: Any) -> np.ndarray:
+    """One vector of some tensors."""
+    import torch
+
+    return torch.cat([value.detach().reshape(-1) for value in parameters]).numpy().copy()
+
+
 def absent(*modules: str) -> None:
     """Makes packages importable that a project imports and that its driver does not use."""
     for name in modules:
@@ -154,7 +179,7 @@ def import_in_float64(checkout: Path) -> None:
     """Makes the modules of a checkout importable, in float64 where they fix float32."""
     hook = FileFinder.path_hook((InFloat64, [".py"]))
 
-    def only_there(path: str) -> FileFinder:
+    def only_there(path: str) -> Any:
         if not path.startswith(str(checkout)):
             raise ImportError
         return hook(path)

@@ -38,12 +38,14 @@ class Project:
     """Another project.
 
     Attributes:
-        name: Of its folder, and of its section on the page.
+        owner: On GitHub.
+        name: On GitHub, of its folder, and of its section on the page.
         module: The name of its files in drivers/ and cases/.
         commit: Which the page speaks of.
         peer: The environment that it runs in; "" is ours.
     """
 
+    owner: str
     name: str
     module: str
     commit: str
@@ -62,10 +64,27 @@ class Project:
 
 
 PROJECTS = [
-    Project("PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
-    Project("FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
-    Project("FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
-    Project("fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),
+    Project("TsingZ0", "PFLlib", "pfllib", "d832e76f6a23b833038949ec1e4fdefe63a4d350"),
+    Project("KarhouTam", "FL-bench", "fl_bench", "06e658bca5af6ce732e25bb7c0f8be321e14a85e"),
+    Project("alpemreacar", "FedDyn", "feddyn", "48a19fac440ef079ce563da8e0c2896f8256fef9"),
+    Project("huangtiansheng", "fedslr", "fedslr", "35dc740caac562b212288c3bf58106f416a391fb"),
+    Project("CharlieDinh", "pFedMe", "pfedme", "caf24b1f954d4381bd9b4d104ee7eff389e1489b"),
+    Project("LucasXinYu", "FedCLUP", "fedclup", "e7ed42af63adba9d03bd6a8ad5495d23ceb1e83a"),
+    Project("564612540", "FedPD", "fedpd", "badde1702c43631991510820e514fa8138f7d9d5"),
+    Project("pliang279", "LG-FedAvg", "lg_fedavg", "7af0568b2cae88922ebeacc021b1679815092f4e"),
+    Project("jhoon-oh", "FedBABU", "fedbabu", "e34c15b4288224f0af1bc13670bc0cdc373c9576"),
+    Project("lgcollins", "FedRep", "fedrep", "d82e62982e107bb3322541604f059c0ff28bd289"),
+    Project(
+        "google", "fedjax", "fedjax_runs", "c57ee1970fcd74b560c3d7e5716fae32287daa7b", "fedjax"
+    ),
+    Project(
+        "apple",
+        "pfl-research",
+        "pfl_research",
+        "c9d1f32f6e84fec984f448e2bc19a3e3fd5a4807",
+        "pfl_research",
+    ),
+    Project("makgyver", "fluke", "fluke_runs", "a0bd26ab488fe97fd3b682f506ce2e6896be3041", "fluke"),
 ]
 
 
@@ -89,7 +108,10 @@ def table(project: Project, checkout: Path) -> tuple[str, list[str]]:
     problems = [problem for one in wrong for problem in one]
     if (found := commit(checkout)) != project.commit:
         problems.append(f"the checkout is {found}, the page speaks of {project.commit}")
-    return "\n".join([HEADER, *rows]), [f"{project.name}: {problem}" for problem in problems]
+    source = f"`{project.owner}/{project.name}`, commit `{project.commit[:8]}`.\n"
+    return "\n".join([source, HEADER, *rows]), [
+        f"{project.name}: {problem}" for problem in problems
+    ]
 
 
 def write(name: str, text: str) -> None:

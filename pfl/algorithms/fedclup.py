@@ -60,9 +60,10 @@ class FedCLUP(FederatedAlgorithm):
 
     Note:
         Algorithm 2 draws one mini-batch a round in print; here every local step has a mini-batch of
-        its own, as in Assumption 4 and in the authors' code. That code never runs the server step:
-        it takes the mean over all clients, including those that did not take part. Here the server
-        step is the paper's, over the participants.
+        its own, as in Assumption 4 and in the authors' code. In that code for synthetic data
+        the server step never runs, since a condition is always true: it takes the mean over all
+        clients, including those that did not take part. Its code for images takes the server step
+        over the participants, as here, weighted by samples (`weighting: samples`).
 
     Example:
         >>> from models import MLP

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import BODY
+from benchmarks.agreement.readings import authors
 from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedAvg, FedPer, FedRep, FedSLR, LGFedAvg
 
 full = partial(run, batch_size=None)
@@ -56,7 +56,7 @@ CASES = [
         partial(full, Ditto, **DITTO),
         "v_i takes a step of its loss first and one towards w after it, and decays by 0.001 "
         "whatever the weight decay is (332).",
-        partial(full, readings.SteppedDitto, **DITTO),
+        partial(full, authors.SteppedDitto, **DITTO),
     ),
     Case(
         "APFL, α fixed",
@@ -73,7 +73,7 @@ CASES = [
         partial(full, FedRep, head_epochs=1),
         "Body and head are trained together, as in FedPer (186). Scored are the new heads on the "
         "body that the round began with (203). The mean is not weighted.",
-        lambda: readings.scored_before_the_mean(
+        lambda: authors.scored_before_the_mean(
             full(FedPer, weighting="uniform"), slice(None, BODY)
         ),
     ),
@@ -84,7 +84,7 @@ CASES = [
         ("v",),
         partial(full, LGFedAvg, weighting="uniform"),
         "Scored are the new bodies with the head that the round began with. Training agrees.",
-        lambda: readings.scored_before_the_mean(
+        lambda: authors.scored_before_the_mean(
             full(LGFedAvg, weighting="uniform"), slice(BODY, None)
         ),
     ),
@@ -96,6 +96,6 @@ CASES = [
         partial(full, SCAFFOLD),
         "Clients receive c divided by their relative numbers of samples, and c moves by the "
         "multiplied changes. With equal sizes both agree.",
-        partial(full, readings.ScaledSCAFFOLD),
+        partial(full, authors.ScaledSCAFFOLD),
     ),
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE
+from benchmarks.agreement.readings import common, fl_bench
 from pfl.algorithms import (
     APFL,
     SCAFFOLD,
@@ -57,7 +57,7 @@ CASES = [
         partial(run, SCAFFOLD, local_steps=4),
         "The server hands out c_i and never stores the new ones, so that c_i = 0 in every round. "
         "`local_epoch` counts steps.",
-        partial(run, readings.ForgettingSCAFFOLD, local_steps=4),
+        partial(run, fl_bench.ForgettingSCAFFOLD, local_steps=4),
     ),
     Case(
         "FedDyn",
@@ -67,7 +67,7 @@ CASES = [
         partial(run, FedDyn, alpha=0.4),
         "α <θ, θ^t> is subtracted and α/2 ‖θ‖² is not added, so that the local problem has no "
         "proximal term; the mean of the models is weighted by samples.",
-        partial(run, readings.SampledFedDyn, pulled=False, alpha=0.4),
+        partial(run, fl_bench.SampledFedDyn, pulled=False, alpha=0.4),
     ),
     Case(
         "FedDyn, `optimizer.weight_decay` = α",
@@ -77,7 +77,7 @@ CASES = [
         partial(run, FedDyn, alpha=0.4),
         "That setting adds the missing term. What remains is the weighted mean: with equal sizes "
         "both agree.",
-        partial(run, readings.SampledFedDyn, alpha=0.4),
+        partial(run, fl_bench.SampledFedDyn, alpha=0.4),
     ),
     Case(
         "Ditto",
@@ -92,9 +92,9 @@ CASES = [
         "client/apfl.py:62-65",
         ("w",),
         partial(run, APFL, alpha=0.6),
-        "Nothing clears the gradient of w before the second step of the common optimizer, so that w "
-        "takes each step twice: it is FedAvg with twice the rate. The mixture is one of outputs, "
-        "not of models (62).",
+        "Nothing clears the gradient of w before the second step of the common optimizer, so that "
+        "w takes each step twice: it is FedAvg with twice the rate. The mixture is one of "
+        "outputs, not of models (62).",
         partial(run, FedAvg, lr=2 * RATE),
     ),
     Case(
@@ -118,7 +118,7 @@ CASES = [
         ("v",),
         partial(run, FedRep, head_epochs=HEAD_EPOCHS),
         NEW_HEADS,
-        partial(run, readings.with_averaged_heads(FedRep), head_epochs=HEAD_EPOCHS),
+        partial(run, common.with_averaged_heads(FedRep), head_epochs=HEAD_EPOCHS),
     ),
     Case(
         "FedPer",
@@ -127,7 +127,7 @@ CASES = [
         ("v",),
         partial(run, FedPer),
         NEW_HEADS,
-        partial(run, readings.with_averaged_heads(FedPer)),
+        partial(run, common.with_averaged_heads(FedPer)),
     ),
     Case(
         "LGFedAvg",
@@ -135,10 +135,10 @@ CASES = [
         "client/lgfedavg.py:17",
         ("v",),
         partial(run, LGFedAvg),
-        "The first `num_global_layers` layers are shared and the last ones are personal; the paper "
-        "shares the last ones. With two layers this is FedPer. The first personal layers are those "
-        "of FedPer above.",
-        partial(run, readings.with_averaged_heads(LGFedAvg), personal="head"),
+        "The first `num_global_layers` layers are shared and the last ones are personal; the "
+        "paper shares the last ones. With two layers this is FedPer. The first personal layers "
+        "are those of FedPer above.",
+        partial(run, common.with_averaged_heads(LGFedAvg), personal="head"),
     ),
     Case("FedBABU, training", "FedBABU", "client/fedbabu.py:24", ("w",), partial(run, FedBABU)),
     Case(
@@ -149,7 +149,7 @@ CASES = [
         partial(run, FedBABU, weight_decay=0.2),
         "The gradient of the head is set to 0 and the optimizer decays the head all the same. "
         "Without weight decay, the default, both agree.",
-        partial(run, readings.DecayingHeadFedBABU, weight_decay=0.2),
+        partial(run, fl_bench.DecayingHeadFedBABU, weight_decay=0.2),
     ),
     Case(
         "pFedMe",
@@ -157,10 +157,10 @@ CASES = [
         "client/pfedme.py:47-87, server/pfedme.py:36",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "θ_i starts where the last local step left it instead of at w_i, its gradient has `mu` θ_i "
-        "more (87; 0.001 unless set), and the mean is weighted by samples. No θ_i is ever stored "
-        "(server/pfedme.py:36), so that the first model is what is scored as personalized.",
-        partial(run, readings.UntrainedpFedMe, **MOREAU),
+        "θ_i starts where the last local step left it instead of at w_i, its gradient has `mu` "
+        "θ_i more (87; 0.001 unless set), and the mean is weighted by samples. No θ_i is ever "
+        "stored (server/pfedme.py:36), so that the first model is what is scored as personalized.",
+        partial(run, fl_bench.UntrainedpFedMe, **MOREAU),
     ),
     Case(
         "FedAdagrad",
@@ -169,7 +169,7 @@ CASES = [
         ("w",),
         partial(run, FedAdagrad, **ADAGRAD),
         FROM_ZERO,
-        partial(run, readings.from_zero(FedAdagrad), **ADAGRAD),
+        partial(run, common.from_zero(FedAdagrad), **ADAGRAD),
     ),
     Case(
         "FedAdam",
@@ -178,7 +178,7 @@ CASES = [
         ("w",),
         partial(run, FedAdam, **ADAPTIVE),
         FROM_ZERO,
-        partial(run, readings.from_zero(FedAdam), **ADAPTIVE),
+        partial(run, common.from_zero(FedAdam), **ADAPTIVE),
     ),
     Case(
         "FedYogi",
@@ -187,6 +187,6 @@ CASES = [
         ("w",),
         partial(run, FedYogi, **ADAPTIVE),
         FROM_ZERO,
-        partial(run, readings.from_zero(FedYogi), **ADAPTIVE),
+        partial(run, common.from_zero(FedYogi), **ADAPTIVE),
     ),
 ]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import readings
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
 from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, arrays
+from benchmarks.agreement.readings import common, pfllib
 from pfl.algorithms import (
     APFL,
     SCAFFOLD,
@@ -47,7 +47,7 @@ CASES = [
     Case(
         "SCAFFOLD",
         "SCAFFOLD",
-        "clients/clientscaffold.py:73, servers/serverscaffold.py:114",
+        "clients/clientscaffold.py:73, servers/serverscaffold.py:127",
         ("w", "client c_i"),
         partial(run, SCAFFOLD),
     ),
@@ -59,7 +59,7 @@ CASES = [
         partial(run, FedDyn, alpha=0.4),
         "The proximal term is α/2 ‖θ - θ^t‖ instead of α/2 ‖θ - θ^t‖², so that its pull has the "
         "length α/2 wherever θ is.",
-        partial(run, readings.NormFedDyn, alpha=0.4),
+        partial(run, pfllib.NormFedDyn, alpha=0.4),
     ),
     Case(
         "Ditto",
@@ -74,11 +74,11 @@ CASES = [
         "clients/clientapfl.py:50-59, 73, 76",
         ("w", "v"),
         partial(run, APFL, alpha=0.6),
-        "The mean is weighted by samples. v_i takes plain SGD steps at v_i, not at the mixture (50), "
-        "and the mixture then replaces it (59), so that the next round mixes once more. α_i adapts "
-        "in every step (56), with a mixture of gradients at two points (73) and 0.02 α_i (76), and "
-        "cannot be held fixed.",
-        partial(run, readings.StoredMixtureAPFL, alpha=0.6, adaptive=True),
+        "The mean is weighted by samples. v_i takes plain SGD steps at v_i, not at the mixture "
+        "(50), and the mixture then replaces it (59), so that the next round mixes once more. α_i "
+        "adapts in every step (56), with a mixture of gradients at two points (73) and 0.02 α_i "
+        "(76), and cannot be held fixed.",
+        partial(run, pfllib.StoredMixtureAPFL, alpha=0.6, adaptive=True),
     ),
     Case(
         "PerFedAvg, first order",
@@ -88,7 +88,7 @@ CASES = [
         partial(run, PerFedAvg, local_epochs=1, **META),
         "Each client trains twice a round, so that `local_epochs` counts double; the mean is "
         "weighted by samples. Inner and outer rate are one argument (clientperavg.py:14).",
-        partial(run, readings.by_samples(PerFedAvg), local_epochs=2, **META),
+        partial(run, common.by_samples(PerFedAvg), local_epochs=2, **META),
     ),
     Case(
         "FedRep",
@@ -105,11 +105,11 @@ CASES = [
         "FedBABU, fine-tuned",
         "servers/serverbabu.py:61",
         ("start",),
-        lambda: {"start": run(readings.GlobalStart)["v"][-1:]},
+        lambda: {"start": run(pfllib.GlobalStart)["v"][-1:]},
         "Fine-tuning begins at the model that each client has at that moment, which is its own "
         "after its last local steps, or the one before the last for who was not in the last "
         "cohort. The last mean is never sent.",
-        lambda: {"start": run(readings.OwnBodyFedBABU)["v"][-1:]},
+        lambda: {"start": run(pfllib.OwnBodyFedBABU)["v"][-1:]},
     ),
     Case(
         "pFedMe",
@@ -117,11 +117,11 @@ CASES = [
         "clients/clientpFedMe.py:56-68, optimizers/fedoptimizer.py:45-47",
         ("w", "v"),
         partial(run, pFedMe, **MOREAU),
-        "θ_i starts where the last local step left it instead of at w_i, its gradient has 0.001 θ_i "
-        "more (45), and the mean is weighted by samples. The stored θ_i are the parameters of the "
-        "client's network themselves (47), which the received model overwrites before it is scored, "
-        "so that what is called personalized is w.",
-        partial(run, readings.CarriedpFedMe, **MOREAU),
+        "θ_i starts where the last local step left it instead of at w_i, its gradient has 0.001 "
+        "θ_i more (45), and the mean is weighted by samples. The stored θ_i are the parameters of "
+        "the client's network themselves (47), which the received model overwrites before it is "
+        "scored, so that what is called personalized is w.",
+        partial(run, common.CarriedpFedMe, **MOREAU),
     ),
     Case(
         "pFedMe, β by default",
@@ -139,9 +139,9 @@ CASES = [
         "clients/clientamp.py:40-42",
         ("v",),
         partial(run, FedAMP, alpha=1.0, sigma=5.0, penalty=1.0, alpha_decay=1.0),
-        "The proximal term is made of `.data`, so it has no gradient (40), and local steps begin at "
-        "the client's own model: u_i is computed and used by nothing. Every client trains alone, "
-        "as in our LocalTrain.",
+        "The proximal term is made of `.data`, so it has no gradient (40), and local steps begin "
+        "at the client's own model: u_i is computed and used by nothing. Every client trains "
+        "alone, as in our LocalTrain.",
         partial(run, LocalTrain),
     ),
     Case(
@@ -152,6 +152,6 @@ CASES = [
         partial(run, FedGH, **HEAD),
         "The server's head is the same object as the head of client 0, whose local steps move it "
         "in every round that has client 0. One pass of the server over the class means a round.",
-        partial(run, readings.AliasedFedGH, **HEAD),
+        partial(run, pfllib.AliasedFedGH, **HEAD),
     ),
 ]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     CLASSES,
@@ -75,7 +75,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
 
     def run(name: str, model: int = 0, **settings: float) -> Iterates:
         """The iterates of a function, which returns its models of all rounds at a position."""
-        np.random.uniform = drawn_cohorts()
+        vars(np.random)["uniform"] = drawn_cohorts()
         function = getattr(methods, f"train_{name}")
         with contextlib.redirect_stdout(None):
             models = function(**shared, **settings)[model]

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     CLASSES,
@@ -50,7 +50,7 @@ class Network(nn.Module):
         return self.linear(torch.tanh(self.body(x)))
 
 
-def effective(model: nn.Module) -> np.ndarray:
+def effective(model: Any) -> np.ndarray:
     """The parameters of a model; of the two components as the model's status says."""
     values = []
     for layer in (model.body, model.linear):
@@ -103,7 +103,7 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     def run(name: str, kinds: str, make: Any = plain, **settings: Any) -> Iterates:
         """The iterates of a function, which evaluates these kinds of models of each client."""
         seen.clear()
-        np.random.uniform = drawn_cohorts()
+        vars(np.random)["uniform"] = drawn_cohorts()
         shared = dict(
             data_obj=data,
             act_prob=0.5,

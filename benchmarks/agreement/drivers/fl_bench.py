@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-sys.path.append(str(Path(__file__).parents[3]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     BATCH,
@@ -199,8 +199,8 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     run = Runner(problem, checkout)
     both = [("train", EPOCHS), ("personal", EPOCHS)]
     head = [("head", HEAD_EPOCHS), ("train", EPOCHS)]
-    moreau = dict(lamda=2.0, k=3, pers_lr=0.1, beta=0.8, mu=0.001)
-    adaptive = dict(beta1=0.9, beta2=0.99, server_lr=0.1, tau=0.01)
+    moreau: dict[str, Any] = dict(lamda=2.0, k=3, pers_lr=0.1, beta=0.8, mu=0.001)
+    adaptive: dict[str, Any] = dict(beta1=0.9, beta2=0.99, server_lr=0.1, tau=0.01)
     return {
         "FedAvg": run("fedavg", "FedAvgServer"),
         "FedProx": run("fedprox", "FedProxServer", mu=0.3),

@@ -1,0 +1,87 @@
+"""What several other implementations compute instead of the paper's lines.
+
+Every reading is a method of ours, changed by what another implementation computes. It shows that a
+difference has the stated reason and no other: changed so, both sides agree.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.algorithms import pFedMe
+from pfl.method import Clients, FederatedAlgorithm, Message, PartlyPersonal, dense
+
+
+def by_samples(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
+    """The method with the mean over the cohort weighted by the numbers of samples."""
+
+    class BySamples(kind):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.weighting = "samples"
+
+    return BySamples
+
+
+class CarriedpFedMe(by_samples(pFedMe)):  # type: ignore[misc]
+    """θ_i starts where the last local step of the round left it, and f_i has μ/2 |θ|^2 more.
+
+    Evaluated is the received model, or the first one before the client has trained.
+    """
+
+    decay = 0.001  # μ
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        v, theta = w.repeat(len(clients), 1), w.repeat(len(clients), 1)
+        for batch in clients.batches(self.local_schedule):
+            rows = slice(0, batch.clients)
+            for _ in range(self.personal_steps):
+                _, g = self.oracle.gradient(theta, batch, clients.buffers)
+                g = g + self.penalty * (theta - v) + self.decay * theta
+                theta[rows] -= self.personal_lr * g[rows]
+            v[rows] -= self.learning_rate(clients.round) * self.penalty * (v - theta)[rows]
+        clients.state["theta"] = theta
+        return v
+
+    def personalized(self, clients: Clients) -> Tensor:
+        trained = torch.from_numpy(np.isin(clients.ids, self.seen_clients("theta")))
+        return torch.where(trained[:, None], self.global_model, clients.state["theta"])
+
+
+def with_averaged_heads(kind: type[PartlyPersonal]) -> type[PartlyPersonal]:
+    """The personal parts are averaged, too, and a client begins with their mean."""
+
+    class AveragedHeads(kind):  # type: ignore[valid-type,misc]
+        def keep_and_send(self, clients: Clients, v: Tensor) -> Message:
+            clients.state["head"] = v[:, self.personal_part]
+            return dense(v)
+
+        def server_update(self, mean: dict[str, Tensor]) -> None:
+            self.global_model.copy_(mean["w"])
+
+        def personalized(self, clients: Clients) -> Tensor:
+            own = torch.from_numpy(np.isin(clients.ids, self.seen_clients("head")))
+            return torch.where(own[:, None], super().personalized(clients), self.global_model)
+
+    return AveragedHeads
+
+
+def from_zero(kind: type[FederatedAlgorithm]) -> type[FederatedAlgorithm]:
+    """The adaptive server with v = 0 at the beginning."""
+
+    class FromZero(kind):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.v.zero_()
+
+    return FromZero
+
+
+def relative_sizes(method: FederatedAlgorithm, clients: Clients) -> Tensor:
+    """The clients' numbers of samples, divided by the mean over all clients, [C, 1]."""
+    sizes = torch.from_numpy(clients.sizes / method.client_sizes.mean())
+    return sizes[:, None]

@@ -1,0 +1,97 @@
+"""What PFLlib computes instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.agreement.readings.common import by_samples
+from pfl.algorithms import APFL, FedBABU, FedDyn, FedGH
+from pfl.method import Clients, Message
+
+
+class NormFedDyn(FedDyn):
+    """The proximal term is α/2 |θ - θ^t| without the square; its gradient at θ^t is 0."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        g, lr = clients.state["g"], self.learning_rate(clients.round)
+        v = w.repeat(len(clients), 1)
+        for batch in clients.batches(self.local_schedule):
+            _, gradient = self.oracle.gradient(v, batch, clients.buffers)
+            away = v - w
+            pull = self.alpha / 2 * away / away.norm(dim=1, keepdim=True).clamp_min(1e-300)
+            v[: batch.clients] -= lr * (gradient - g + pull)[: batch.clients]
+        clients.state["g"] = g - self.alpha * (v - w)
+        return v
+
+
+class StoredMixtureAPFL(by_samples(APFL)):  # type: ignore[misc]
+    """v_i takes steps of rate η at v_i itself; α_i changes in every step, with mixed gradients.
+
+    After the local steps the mixture replaces v_i.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        lr, alpha = self.learning_rate(clients.round), clients.state["alpha"].clone()
+        shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
+        for batch in clients.batches(self.local_schedule):
+            rows = slice(0, batch.clients)
+            _, g_w = self.oracle.gradient(shared, batch, clients.buffers)
+            shared[rows] -= lr * g_w[rows]
+            _, g_v = self.oracle.gradient(own, batch, clients.buffers)
+            own[rows] -= lr * g_v[rows]
+            mixed = alpha * g_v + (1 - alpha) * g_w
+            slope = ((own - shared) * mixed).sum(1, keepdim=True) + 0.02 * alpha
+            alpha[rows] = (alpha - lr * slope).clamp(0.0, 1.0)[rows]
+        clients.state["alpha"] = alpha
+        clients.state["v"] = alpha * own + (1 - alpha) * shared
+        return shared
+
+    def personalized(self, clients: Clients) -> Tensor:
+        return clients.state["v"]
+
+
+class AliasedFedGH(FedGH):
+    """The server's head is the head of client 0, which that client's local steps move."""
+
+    trained: Tensor | None = None
+
+    def local_sgd(self, clients: Clients, start: Tensor, **kwargs: Any) -> Tensor:
+        v = super().local_sgd(clients, start, **kwargs)
+        for row in (clients.ids == 0).nonzero()[0]:
+            self.trained = v[row]
+        return v
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        if self.trained is not None:
+            head = ~self.personal_part
+            self.global_model[head] = self.trained[head]
+            self.trained = None
+        super().server_update(mean)
+
+
+class OwnBodyFedBABU(FedBABU):
+    """Fine-tuning begins at the model that the client had last, not at the newest global one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_client_state("last", lambda: self.global_model)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        self.received = self.global_model.clone()
+        sent = super().client_update(clients, w)
+        clients.state["last"] = torch.where(self.head, self.global_model, sent.values)
+        return sent
+
+    def personalized(self, clients: Clients) -> Tensor:
+        last = torch.from_numpy(clients.ids[:, None] == self.cohort(self.rounds - 1)).any(1)
+        return torch.where(last[:, None], clients.state["last"], self.received)
+
+
+class GlobalStart(FedBABU):
+    """FedBABU whose personalized models are those before fine-tuning."""
+
+    def personalized(self, clients: Clients) -> Tensor:
+        return self.global_model.repeat(len(clients), 1)

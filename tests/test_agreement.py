@@ -1,0 +1,50 @@
+"""The problem that other implementations are compared on, against NumPy."""
+
+import numpy as np
+
+from benchmarks.agreement import ours
+from benchmarks.agreement.problem import (
+    BODY,
+    CLASSES,
+    COHORTS,
+    EPOCHS,
+    FEATURES,
+    HIDDEN,
+    RATE,
+    SIZES,
+    Problem,
+)
+from pfl.algorithms import FedAvg
+
+
+def gradient(w, x, y):
+    """Of the mean cross entropy of V tanh(W x + b) + c at w = (W, b, V, c)."""
+    cut = HIDDEN * FEATURES
+    first, b = w[:cut].reshape(HIDDEN, FEATURES), w[cut:BODY]
+    head, c = w[BODY:-CLASSES].reshape(CLASSES, HIDDEN), w[-CLASSES:]
+    hidden = np.tanh(x @ first.T + b)
+    scores = np.exp(hidden @ head.T + c)
+    error = (scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[y]) / len(y)
+    back = error @ head * (1 - hidden**2)
+    return np.concatenate(
+        [(back.T @ x).ravel(), back.sum(0), (error.T @ hidden).ravel(), error.sum(0)]
+    )
+
+
+def test_our_side_takes_the_steps_that_the_others_are_given(tmp_path):
+    """FedAvg by its formula, on the mini-batches of the file that drivers read."""
+    ours.problem().save(tmp_path / "problem.npz")
+    problem = Problem.load(tmp_path / "problem.npz")
+    w, expected = problem.start, []
+    for now, cohort in enumerate(COHORTS):
+        models = []
+        for i in cohort:
+            v = w.copy()
+            for epoch in range(EPOCHS):
+                for x, y in problem.batches("train", now, i, epoch):
+                    v -= RATE * gradient(v, x, y)
+            models.append(v)
+        w = np.average(models, axis=0, weights=[SIZES[i] for i in cohort])
+        expected.append(w)
+    np.testing.assert_allclose(ours.run(FedAvg)["w"], expected, rtol=0, atol=1e-12)
+    assert np.abs(np.diff(expected, axis=0)).max() > 0.01

@@ -26,8 +26,8 @@ def parsed(monkeypatch):
     return lambda *args: FederatedCLI(["fit", *map(str, args)])
 
 
-# The files of papers and comparisons are grids of runs: test_recipes.py and test_compare.py.
-GRIDS = {"papers", "compare"}
+# Files of other commands: test_recipes.py, test_compare.py, test_tune.py and test_sweep.py.
+GRIDS = {"papers", "compare", "tune", "sweep"}
 CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if not GRIDS & {*p.parts}]
 
 

@@ -12,7 +12,7 @@ from pfl.cli import jobs
 from pfl.cli.compare import read_comparison
 from pfl.cli.main import main
 from pfl.cli.spaces import read_space
-from pfl.cli.tune import read_tune, tune_run
+from pfl.cli.tune import command, read_tune, tune_run
 from pfl.errors import ConfigError
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
@@ -146,8 +146,8 @@ def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
     path = write(tmp_path, callbacks=callbacks("flag"), runs=runs)
     fits, fit = [], jobs._fit
     monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args) or fit(*args))
-    status, _, error = call("tune", path, "--out", tmp_path / "out", "--jobs", "1")
-    assert status != 0 and "killed" in error
+    with pytest.raises(RuntimeError, match="killed"):
+        command([str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
     assert not (tmp_path / "out" / "trials.csv").exists()
     actual = tune(path, tmp_path / "out")
     names = [path.parent.name for path, *_ in fits]

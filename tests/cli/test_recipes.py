@@ -35,8 +35,14 @@ DATA = {
     "CIFAR100": ((3, 32, 32), 100, 500, 100),
     "TinyImageNet": ((3, 64, 64), 200, 500, 50),
 }
-# Data sets whose files LEAF's scripts write: shape of an image, number of classes, clients.
-LEAF = {"FEMNISTDataModule": ((1, 28, 28), 62, 90), "CelebADataModule": ((3, 84, 84), 2, 100)}
+# Data sets whose files LEAF's scripts write: shape of an image, or words of a text; number of
+# classes; clients.
+LEAF = {
+    "FEMNISTDataModule": ((1, 28, 28), 62, 90),
+    "CelebADataModule": ((3, 84, 84), 2, 100),
+    "Sent140DataModule": ((25,), 2, 100),
+}
+TWEET = ["1", "Mon Jun 01", "NO_QUERY", "someone", "so cool", "training"]
 METRICS = {
     *(f"test/{kind}/accuracy" for kind in ("global", "personalized")),
     *(f"comm/{way}_bytes" for way in ("uplink", "downlink")),
@@ -100,8 +106,8 @@ def labels_only(monkeypatch):
         labels = torch.arange(classes).repeat_interleave(per_class[0 if train else 1])
         return torch.zeros(len(labels), shape[0], 1, 1, dtype=torch.uint8), labels
 
-    for cls in [c for c in vars(datamodules).values() if isinstance(c, type)]:
-        if issubclass(cls, ImageDataModule):
+    for cls in (getattr(datamodules, name) for name in datamodules.__all__):
+        if isinstance(cls, type) and issubclass(cls, ImageDataModule):
             monkeypatch.setattr(cls, "read", read)
     monkeypatch.setattr(ImageDataModule, "_missing", lambda self: [])
 
@@ -114,6 +120,7 @@ def files(tmp_path_factory):
     for part in ("train", "test"):
         write(leaf, "femnist", part, {f"f{i:04}": (images(i), [i % 62]) for i in range(110)})
         write(leaf, "celeba", part, {str(i): (["1.png"], [float(i % 2)]) for i in range(100)})
+        write(leaf, "sent140", part, {str(i): ([TWEET] * 25, [0] * 25) for i in range(100)})
     faces = leaf / "data" / "celeba" / "data" / "raw" / "img_align_celeba"
     faces.mkdir(parents=True)
     to_pil_image(torch.zeros(3, 218, 178)).save(faces / "1.png")
@@ -145,7 +152,8 @@ def test_every_run_can_be_built_and_its_data_partitioned(name, build, labels_onl
         network, loop = config["model"]["init_args"]["network"], cli.datamodule
         if isinstance(loop.datamodule, LeafDataModule):
             shape, classes, clients = LEAF[type(loop.datamodule).__name__]
-            assert cli.model.network(torch.zeros(2, *shape)).shape == (2, classes)
+            inputs = torch.zeros(2, *shape, dtype=torch.int64 if len(shape) == 1 else torch.float32)
+            assert cli.model.network(inputs).shape == (2, classes)
             if new(seen, config["data"]):
                 loop.setup()
                 assert (loop.datamodule.input_shape, loop.datamodule.num_clients) == (
@@ -196,8 +204,7 @@ def check_partition(name, data):
         size = classes * per_class // 100
         assert (data.client_sizes == size).all()
         # The paper's code draws label distributions q from Dir(0.1, ..., 0.1), of which the mean of
-        # sum_k q_k^2 is (1 + 0.1) / (1 + 0.1 K). Here no image has two owners, and when a class is
-        # used up, clients get others: about a tenth less skew.
+        # sum_k q_k^2 is (1 + 0.1) / (1 + 0.1 K); here the mean is that of 100 clients.
         expected = 1 / classes if isinstance(data.partitioner, IID) else 1.1 / (1 + 0.1 * classes)
         counts = data.label_counts("train")
         pairs = (counts * (counts - 1)).sum(1) / (size * (size - 1))  # without bias

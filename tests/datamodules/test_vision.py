@@ -283,7 +283,8 @@ def test_without_a_network_the_error_names_the_archives_and_the_folder(
 
 def test_the_address_in_the_error_is_that_of_torchvision():
     """The error of a failed download sends a user to the place from which torchvision downloads."""
-    kinds = [d for d in vars(datamodules).values() if isinstance(d, type)]
+    named = (getattr(datamodules, name) for name in datamodules.__all__)
+    kinds = [d for d in named if isinstance(d, type)]
     image_sets = [d for d in kinds if issubclass(d, ImageDataModule)]
     assert len(image_sets) == 7
     for dm in image_sets:

@@ -106,9 +106,9 @@ CASES = [
         "servers/serverbabu.py:61",
         ("start",),
         lambda: {"start": run(pfllib.GlobalStart)["v"][-1:]},
-        "Fine-tuning begins at the model that each client has at that moment, which is its own "
-        "after its last local steps, or the one before the last for who was not in the last "
-        "cohort. The last mean is never sent.",
+        "Fine-tuning begins at the model that each client has at that moment: its own after its "
+        "last local steps or, for clients outside the last cohort, the mean before the last. The "
+        "last mean is never sent.",
         lambda: {"start": run(pfllib.OwnBodyFedBABU)["v"][-1:]},
     ),
     Case(

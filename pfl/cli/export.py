@@ -190,7 +190,7 @@ def command(words: list[str]) -> None:
     given = parser.parse_args(words)
     if not (given.client or given.with_global):
         raise ConfigError("export: give --client with ids or all, --global, or both")
-    clients = None if given.client == ["all"] else [_id(text) for text in given.client]
+    clients = None if given.client == ["all"] else [_client_id(text) for text in given.client]
     try:
         export(
             given.ckpt_path,
@@ -207,7 +207,7 @@ def command(words: list[str]) -> None:
         ) from error
 
 
-def _id(text: str) -> int:
+def _client_id(text: str) -> int:
     if not text.isdecimal():
         raise ConfigError(f"export: --client: {text}; it must be the number of a client, or all")
     return int(text)

@@ -14,6 +14,7 @@ from datamodules.exports import write_pfllib
 from pfl.cli.app import FederatedCLI
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
+from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import partition_columns, partition_text, write_files
 
 
@@ -30,9 +31,9 @@ class DataCLI(FederatedCLI):
         """Adds the arguments of `fit`; a configuration of the data alone is enough."""
         parser.add_lightning_class_args(self.trainer_class, "trainer")
         parser.add_lightning_class_args(
-            self._model_class, "model", subclass_mode=True, required=False
+            FederatedAlgorithm, "model", subclass_mode=True, required=False
         )
-        parser.add_lightning_class_args(self._datamodule_class, "data", subclass_mode=True)
+        parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
 
     def instantiate_classes(self) -> None:
         """Instantiates the data module with the seed of the run."""

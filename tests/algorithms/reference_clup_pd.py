@@ -224,7 +224,7 @@ def feddyn(problem: Problem, w: Vector, rounds: int, alpha: float) -> list[Vecto
 # ---- data ---------------------------------------------------------------------------------------
 
 
-class Sizes(Partitioner):
+class GivenSizes(Partitioner):
     """The samples in their order: the first n_0 for client 0, and so on; others have none."""
 
     def __init__(self, sizes: np.ndarray) -> None:
@@ -243,7 +243,7 @@ def with_an_idle_client(problem: Problem) -> TensorDataModule:
         torch.from_numpy(np.concatenate(problem.features)),
         torch.from_numpy(np.concatenate(problem.targets)),
         num_clients=problem.num_clients + 1,
-        partition=Sizes(problem.sizes),
+        partition=GivenSizes(problem.sizes),
         protocol=SplitOwn(test=0.0, validation=0.0),
     )
 

@@ -87,7 +87,7 @@ def test_scores_by_hand():
     for engine in ("sequential", "vmap"):
         oracle = Oracle(copy.deepcopy(network), ParameterSpace(network), default_loss, engine)
         oracle.inspect(tokens, targets, 5)
-        losses, hits = oracle.evaluate_one(oracle.space.vector.detach(), tokens, targets)
+        losses, hits, _ = oracle.evaluate_one(oracle.space.vector.detach(), tokens, targets)
         assert hits.tolist() == pytest.approx([2 / 3, 1 / 2, 1 / 2])
         expected = [(2 * right + wrong) / 3, (right + wrong) / 2, (right + wrong) / 2]
         assert losses.tolist() == pytest.approx(expected)

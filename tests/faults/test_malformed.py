@@ -92,7 +92,7 @@ def attempt(tmp_path, expected):
                 what,
                 line,
             )
-            assert "\n" not in line and len(line) < 600, (what, line)
+            assert "\n" not in line and len(line) < 700, (what, line)
             if line.startswith(f"ckpt_path: {path}"):
                 assert "the one before is" in line, (what, line)
             return True

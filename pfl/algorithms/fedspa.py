@@ -149,10 +149,8 @@ class FedSpa(FederatedAlgorithm):
         for layer, count in zip(self.prunable, self.counts, strict=True):
             own, span = new[:, layer.span], layer.span
             moves = min(math.ceil(self.rate(clients.round) * count), layer.size - count)
-            small = v[:, span].abs().masked_fill(own == 0, torch.inf)
-            own.scatter_(1, small.argsort(dim=1, stable=True)[:, :moves], 0.0)
-            large = gradient[:, span].abs().masked_fill(own == 1, -1.0)
-            own.scatter_(1, large.argsort(dim=1, descending=True, stable=True)[:, :moves], 1.0)
+            own[lowest(v[:, span].abs().masked_fill(own == 0, torch.inf), moves)] = 0.0
+            own[lowest(-gradient[:, span].abs().masked_fill(own == 1, -1.0), moves)] = 1.0
         new[clients.empty] = mask[clients.empty]
         return new
 
@@ -199,6 +197,23 @@ def spread(shapes: list[tuple[int, ...]], total: int, *, even: bool) -> list[int
                 counts[layer] += step
                 missing -= step
     return counts.tolist()
+
+
+def lowest(values: Tensor, count: int) -> Tensor:
+    """Returns which `count` values of each row are the lowest, bool of the shape [C, n].
+
+    Of equal values the first ones are taken. Finding the last of them takes a fraction of the time
+    of sorting.
+
+    Example:
+        >>> lowest(torch.tensor([[3.0, 1.0, 2.0, 1.0, 2.0]]), 3)
+        tensor([[False,  True,  True,  True, False]])
+    """
+    if not count:
+        return torch.zeros_like(values, dtype=torch.bool)
+    last = values.kthvalue(count, dim=1, keepdim=True).values
+    below, equal = values < last, values == last
+    return below | (equal & (equal.cumsum(1) <= count - below.sum(1, keepdim=True)))
 
 
 def packed(mask: Tensor) -> Tensor:

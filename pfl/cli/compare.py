@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
@@ -10,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
@@ -19,6 +18,7 @@ from pfl.cli.compare_wandb import send
 from pfl.cli.figure_file import known, read_figure, resolved
 from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
+from pfl.cli.parser import CommandParser
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
@@ -262,18 +262,13 @@ def _draw(comparisons: Sequence[Comparison], out: Path, bandwidth: float | None)
 # ---- the command ---------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"compare: {message}")
-
-
 def command(words: list[str]) -> None:
     """Runs `compare FILE` or `compare FOLDER ...`.
 
     Args:
         words: The words behind `compare`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl compare",
         description="Run several methods with several seeds on the same partitions and cohorts, "
         "and write tables, paired statistics and figures. Runs that were finished with the same "

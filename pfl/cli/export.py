@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from pfl.cli.app import FederatedCLI
 from pfl.cli.export_files import BATCH, factored_network, measured, save, save_onnx
 from pfl.cli.model_card import card, readme, sizes
+from pfl.cli.parser import CommandParser
 from pfl.errors import ConfigError
 from pfl.files import replaced, run_folder_errors, write_json
 from pfl.method.exported import client_network, global_network
@@ -163,18 +163,13 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
 # ---- the command ---------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"export: {message}")
-
-
 def command(words: list[str]) -> None:
     """Runs `export --ckpt_path FILE [--client ID ... | all] [--global] [...] --out FOLDER`.
 
     Args:
         words: The words behind `export`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl export",
         description="Write models of a finished or stopped run as files that other programs load "
         "without pfl: safetensors, and a card that says where the model comes from.",

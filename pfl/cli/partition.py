@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import NoReturn
 
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
@@ -12,7 +10,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from datamodules import FederatedDataModule
 from datamodules.exports import write_pfllib
 from pfl.cli.app import FederatedCLI
-from pfl.errors import ConfigError
+from pfl.cli.parser import CommandParser
 from pfl.files import run_folder_errors
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import partition_columns, partition_text, write_files
@@ -48,18 +46,13 @@ class DataCLI(FederatedCLI):
         """Runs nothing."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"partition: {message}")
-
-
 def command(words: list[str]) -> None:
     """Runs `partition --config FILE [--out FOLDER] [--pfllib FOLDER]`.
 
     Args:
         words: The words behind `partition`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl partition",
         usage="pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]",
         description="Show who has which samples: sizes, labels, distances, overlap, hash. All "

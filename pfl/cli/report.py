@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import NoReturn
 
 import pfl
 from pfl import files
-from pfl.errors import ConfigError
+from pfl.cli.parser import CommandParser
 from pfl.report.folders import find_runs, read_runs
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"report: {message}")
 
 
 def command(words: list[str]) -> None:
@@ -23,7 +16,7 @@ def command(words: list[str]) -> None:
     Args:
         words: The words behind `report`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl report",
         description="Write one HTML page about runs: curves, clients, maps, tables, configurations "
         "and versions. The page opens in any browser, without a network.",

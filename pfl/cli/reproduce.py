@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from pfl.cli.figure_file import FigureFile, known, read_figure
 from pfl.cli.grid import CHANGE, Config, changes_of
 from pfl.cli.jobs import rows_of, run_all, said
+from pfl.cli.parser import CommandParser
 from pfl.errors import ConfigError
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -81,11 +80,6 @@ def _write(path: Path, names: list[str], table: list[Config]) -> None:
             writer.writerow(f"{v:.7g}" if isinstance(v, float) else v for v in values)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"reproduce: {message}")
-
-
 def command(words: list[str]) -> None:
     """Runs `reproduce [FIGURE ...] [--full] [--change KEY=VALUE] [--out FOLDER]`.
 
@@ -94,7 +88,7 @@ def command(words: list[str]) -> None:
     Args:
         words: The words behind `reproduce`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl reproduce",
         description="Run what figures of the papers show, write their data (CSV) and draw them "
         "(PNG, PDF). Runs of the same configuration and code are not repeated.",

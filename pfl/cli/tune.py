@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import yaml
@@ -20,6 +19,7 @@ from pfl.cli import configs
 from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
 from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
 from pfl.cli.jobs import code_version, execute, side_by_side, spread
+from pfl.cli.parser import CommandParser
 from pfl.cli.spaces import Space, read_space, suggest
 from pfl.errors import ConfigError
 from pfl.report.comparison import Cells, markdown, text
@@ -296,18 +296,13 @@ def _short(value: Any) -> str:
 # ---- the command ---------------------------------------------------------------------------------
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"tune: {message}")
-
-
 def command(words: list[str]) -> None:
     """Runs `tune FILE [--out FOLDER] [--jobs N] [--change KEY=VALUE]`.
 
     Args:
         words: The words behind `tune`.
     """
-    parser = _Parser(
+    parser = CommandParser(
         prog="pfl tune",
         description="Try values for several methods, the same number of trials for each of them, "
         "select the best on validation data, and write a file for `pfl compare` with these values. "

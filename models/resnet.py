@@ -24,12 +24,13 @@ class ResNet18(Classifier):
         small_images: Whether the first layer is a 3x3 convolution at full resolution, for images of
             32x32 or 64x64. False is for ImageNet: a 7x7 convolution and 3x3 pooling, each of
             stride 2.
+        width: The number of channels of the first stage; each further stage has twice as many.
 
     Shape:
         Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
 
     Raises:
-        ValueError: `norm` is unknown, or `norm_groups` does not divide 64.
+        ValueError: `norm` is unknown, or `norm_groups` does not divide `width`.
 
     Example:
         >>> ResNet18(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
@@ -43,6 +44,7 @@ class ResNet18(Classifier):
         norm: Literal["group", "batch"] = "group",
         norm_groups: int = 2,
         small_images: bool = True,
+        width: int = 64,
     ) -> None:
         if norm not in ("group", "batch"):
             raise ValueError(f"ResNet18.norm: {norm!r}; it must be 'group' or 'batch'")
@@ -55,17 +57,17 @@ class ResNet18(Classifier):
 
         body: OrderedDict[str, nn.Module] = OrderedDict()
         if small_images:
-            body["conv1"] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
+            body["conv1"] = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
         else:
             body["conv1"] = nn.Conv2d(
-                in_channels, 64, kernel_size=7, stride=2, padding=3, bias=False
+                in_channels, width, kernel_size=7, stride=2, padding=3, bias=False
             )
-        body["norm1"] = normalize(64)
+        body["norm1"] = normalize(width)
         body["relu1"] = nn.ReLU()
         if not small_images:
             body["pool1"] = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-        inputs = 64
-        for i, outputs in enumerate((64, 128, 256, 512), start=1):
+        inputs = width
+        for i, outputs in enumerate((width, 2 * width, 4 * width, 8 * width), start=1):
             body[f"stage{i}"] = nn.Sequential(
                 _Block(inputs, outputs, normalize, stride=1 if i == 1 else 2),
                 _Block(outputs, outputs, normalize, stride=1),

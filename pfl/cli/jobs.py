@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import importlib.metadata
 import importlib.util
 import io
 import json
 import math
 import os
+import platform
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from multiprocessing import get_context
@@ -89,6 +91,22 @@ def said(outcome: Config) -> str:
     again = " (again, since the code has changed)" if outcome.get("again") else ""
     done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again}"
     return done if outcome["status"] == "finished" else f"{done}, {outcome['status']}"
+
+
+def made_by(command: str, outcomes: Collection[Config]) -> str:
+    """Returns in words how results were made: the command, its cost, versions and the machine.
+
+    Args:
+        command: The words behind `pfl`.
+        outcomes: What `execute` has returned for each run.
+    """
+    packages = {"pfl": importlib.metadata.version("lightning-pfl"), **versions()}
+    used = ", ".join(f"{name} {version}" for name, version in packages.items())
+    minutes = sum(outcome["seconds"] for outcome in outcomes) / 60
+    return (
+        f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, with "
+        f"{used}, on {platform.system()} {platform.machine()} with {os.cpu_count()} cores.\n"
+    )
 
 
 def outcome_of(folder: Path) -> Config:

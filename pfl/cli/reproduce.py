@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pfl.cli.figure_file import FigureFile, known, read_figure
 from pfl.cli.grid import CHANGE, Config, changes_of
-from pfl.cli.jobs import rows_of, run_all, said
+from pfl.cli.jobs import made_by, rows_of, run_all, said, side_by_side
 from pfl.cli.parser import CommandParser
 from pfl.errors import ConfigError
 
@@ -17,7 +17,11 @@ from pfl.errors import ConfigError
 
 
 def reproduce(
-    name: str, out: Path, full: bool = False, changes: Sequence[Config] = ()
+    name: str,
+    out: Path,
+    full: bool = False,
+    changes: Sequence[Config] = (),
+    workers: int | None = None,
 ) -> list[Path]:
     """Runs the grid of a figure, writes its data and draws it.
 
@@ -26,6 +30,7 @@ def reproduce(
         out: The folder for runs and results.
         full: Runs the paper's size.
         changes: Changes of the configuration of every run, in this order, after all others.
+        workers: Number of processes; None: as many as fit on this machine.
 
     Returns:
         The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
@@ -33,10 +38,13 @@ def reproduce(
     begun = time.monotonic()
     figure = read_figure(name, full)
     jobs, root = [job.changed(changes) for job in figure.jobs()], out / figure.folder
-    table: list[Config] = []
-    for number, (job, outcome) in enumerate(run_all(jobs, root), 1):
-        table += rows_of(job, root, outcome)
-        print(f"[{number:{len(str(len(jobs)))}}/{len(jobs)}] {job}: {said(outcome)}", flush=True)
+    workers = workers or side_by_side(len(jobs))
+    outcomes: dict[Path, Config] = {}
+    for job, outcome in run_all(jobs, root, workers=workers, checkpoints=True):
+        outcomes[job.folder] = outcome
+        number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
+        print(f"[{number}] {job}: {said(outcome)}", flush=True)
+    table = [row for job in jobs for row in rows_of(job, root, outcomes[job.folder])]
     place = ["run", *figure.grid, "seed", "diverged"]
     metrics = list(dict.fromkeys(key for row in table for key in row if key not in place))
     for panel in figure.shown:
@@ -49,7 +57,7 @@ def reproduce(
     if figure.tables:
         files.append(out / f"{figure.name}.md")
         parts = [f"# {figure.title}\n", *(entry.markdown(table) for entry in figure.tables)]
-        files[-1].write_text("\n".join(parts))
+        files[-1].write_text("\n".join([*parts, made_by(f"reproduce {name}", outcomes.values())]))
     print(f"{', '.join(map(str, files))} ({time.monotonic() - begun:.0f} s)")
     return files
 
@@ -81,7 +89,7 @@ def _write(path: Path, names: list[str], table: list[Config]) -> None:
 
 
 def command(words: list[str]) -> None:
-    """Runs `reproduce [FIGURE ...] [--full] [--change KEY=VALUE] [--out FOLDER]`.
+    """Runs `reproduce [FIGURE ...] [--full] [--jobs N] [--change KEY=VALUE] [--out FOLDER]`.
 
     Without a figure, it lists all figures.
 
@@ -91,10 +99,12 @@ def command(words: list[str]) -> None:
     parser = CommandParser(
         prog="pfl reproduce",
         description="Run what figures of the papers show, write their data (CSV) and draw them "
-        "(PNG, PDF). Runs of the same configuration and code are not repeated.",
+        "(PNG, PDF). Runs of the same configuration and code are not repeated, and a killed run goes "
+        "on where it was.",
     )
     parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
+    parser.add_argument("--jobs", type=int, help="runs at a time; default: as many as fit")
     parser.add_argument("--change", **CHANGE)
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="the folder")
     parser.add_argument("--list", action="store_true", help="the figures there are")
@@ -102,5 +112,6 @@ def command(words: list[str]) -> None:
     if given.list or not given.figure:
         for name in known():
             print(f"{name:<18} {_title(name)}")
+    changes = changes_of("reproduce", given.change)
     for name in [] if given.list else given.figure:
-        reproduce(name, given.out, given.full, changes_of("reproduce", given.change))
+        reproduce(name, given.out, given.full, changes, given.jobs)

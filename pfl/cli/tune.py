@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,11 +54,10 @@ class TuneFile:
     prune_after: int | None
     metric: str | None
 
-    def job(self, run: str) -> Job:
-        """Returns a run with the values of the file and the seed of the trials."""
-        grid = self.comparison.grid
-        config = {**merge(grid.common, grid.runs[run]), "seed_everything": self.seed}
-        return Job(run, {}, self.seed, config).changed(self.comparison.changes)
+    def jobs(self) -> list[Job]:
+        """Returns what is tuned: each run at each point of the grid, with the seed of the trials."""
+        jobs = replace(self.comparison.grid, seeds=[self.seed]).jobs()
+        return [job.changed(self.comparison.changes) for job in jobs]
 
 
 def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
@@ -73,6 +72,8 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
           prune_after: 10        # rounds before which no trial is ended early; by default none is
           metric: val/global/accuracy    # by default as in `pfl compare`
 
+    Every run is tuned at each value of the grid by itself; the grid has one axis at most.
+
     Raises:
         ConfigError: The file has a mistake.
     """
@@ -81,8 +82,8 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
     if unknown := [key for key in tune if key not in OF_TUNE]:
         known = ", ".join(OF_TUNE)
         raise ConfigError(f"{path}: tune: there is no key {unknown[0]!r}; known are {known}")
-    if content.get("grid"):
-        raise ConfigError(f"{path}: grid: {content['grid']}; tune one file for each of its points")
+    if len(axes := list(content.get("grid") or {})) > 1:
+        raise ConfigError(f"{path}: grid: {', '.join(axes)}; it must have one axis, of named changes")
     given = {**OF_TUNE, **tune}
     for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
         if given[key] is None and OF_TUNE[key] is None:
@@ -118,14 +119,14 @@ class Tuned:
     """What the trials of a run have found and cost.
 
     Attributes:
-        run: The name of the run.
+        job: The run at a point of the grid.
         best: The values of the best trial, by dotted key.
         score: The best trial's validation score.
         metric: The name of that score.
         records: A row for each trial.
     """
 
-    run: str
+    job: Job
     best: Config
     score: float
     metric: str
@@ -138,14 +139,14 @@ class Tuned:
         return {"trials": len(self.records), **sums}
 
 
-def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
+def tune_run(job: Job, file: TuneFile, root: Path) -> Tuned:
     """Makes the trials of a run that have not been made, and returns the best of all.
 
     A trial that was interrupted goes on. The sampler's draws are a function of the file's seed and
     the trial's number, so that an interrupted search ends like one that was not.
 
     Args:
-        run: The name of the run.
+        job: The run at a point of the grid, of `TuneFile.jobs`.
         file: The content of the file.
         root: The folder of all trials.
 
@@ -154,7 +155,7 @@ def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
     """
     from optuna.samplers import TPESampler
 
-    job, spaces = file.job(run), file.spaces[run]
+    spaces, place = file.spaces[job.run], ", ".join([job.run, *map(str, job.axes.values())])
     folder = root / job.folder.parent
     storage = str(folder / "optuna.journal")
     settings = [job.config, spaces, file.prune_after, file.metric]
@@ -169,14 +170,14 @@ def tune_run(run: str, file: TuneFile, root: Path) -> Tuned:
         trial = trial_of(study, storage, number) if begun else study.ask()
         values = {key: suggest(trial, key, space) for key, space in spaces.items()}
         record = _trial(study, trial, job, values, file, storage, folder)
-        records.append({"method": run, "trial": number, **record, **values})
+        records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         shown = ", ".join(f"{key.rpartition('.')[2]} {_short(v)}" for key, v in values.items())
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
-        line = f"{run}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})"
+        line = f"{place}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})"
         print(line, flush=True)
-    best = _best(run, records)
+    best = _best(place, records)
     return Tuned(
-        run, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records
+        job, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records
     )
 
 
@@ -230,11 +231,11 @@ def _trial(
     return record
 
 
-def _best(run: str, records: Sequence[Config]) -> Config:
+def _best(place: str, records: Sequence[Config]) -> Config:
     """Returns the record with the best score among the trials that ran to their end."""
     done = [record for record in records if record["state"] == "finished"]
     if not done:
-        raise ConfigError(f"tune: no trial of {run} has ended without diverging; change its space")
+        raise ConfigError(f"tune: no trial of {place} has ended without diverging; change its space")
     return max(done, key=lambda r: score_of({**r, r["selected_by"]: r["score"]}))
 
 
@@ -243,29 +244,44 @@ def _best(run: str, records: Sequence[Config]) -> Config:
 
 def table(tuned: Sequence[Tuned]) -> Cells:
     """Returns a header and a row for each run: the best values, their score, and what was spent."""
-    costs = ("rounds", "gradients", "seconds")
-    head = ["method", "best values", "validation score", "trials", "pruned", "diverged", *costs]
-    cells = [head]
+    axes, costs = list(tuned[0].job.axes), ("rounds", "gradients", "seconds")
+    head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
+    cells = [[*head, *costs]]
     for one in tuned:
         values = ", ".join(f"{k.rpartition('.')[2]} {_short(v)}" for k, v in one.best.items())
         states = [record["state"] for record in one.records]
         spent = one.spent()
         counts = [str(states.count(state)) for state in ("pruned", "diverged")]
         score = f"{one.score:.4f} ({one.metric})"
-        cells.append([one.run, values, score, str(len(states)), *counts])
+        place = [one.job.run, *map(str, one.job.axes.values())]
+        cells.append([*place, values, score, str(len(states)), *counts])
         cells[-1] += [f"{spent[name]:,.0f}" for name in costs]
     return cells
 
 
 def tuned_content(file: TuneFile, tuned: Sequence[Tuned]) -> Config:
-    """Returns the content of a file of `pfl compare` with the best values of every run."""
-    best = {one.run: nest(one.best) for one in tuned}
-    runs = {
-        run: merge(functools.reduce(merge, file.comparison.changes, change), best[run])
-        for run, change in file.content["runs"].items()
+    """Returns the content of a file of `pfl compare` with the best values of every run.
+
+    With a grid, what tuning took is the mean over the points of the grid, whose tables show it.
+    """
+    grid, changes = file.comparison.grid, file.comparison.changes
+    runs = {run: functools.reduce(merge, changes, change) for run, change in grid.runs.items()}
+    points = {axis: {v: dict(change) for v, change in p.items()} for axis, p in grid.grid.items()}
+    spent: dict[str, list[dict[str, int]]] = {}
+    for one in tuned:
+        run, best = one.job.run, nest(one.best)
+        spent.setdefault(run, []).append(one.spent())
+        if not one.job.axes:
+            runs[run] = merge(runs[run], best)
+        for axis, value in one.job.axes.items():
+            of_runs = points[axis][value]["runs"]
+            points[axis][value]["runs"] = {**of_runs, run: merge(of_runs.get(run, {}), best)}
+    tuning = {
+        run: {name: round(sum(s[name] for s in each) / len(each)) for name in each[0]}
+        for run, each in spent.items()
     }
-    tuning = {one.run: one.spent() for one in tuned}
-    return {**file.content, "runs": runs, "tuning": tuning}
+    content = {**file.content, "runs": runs, "tuning": tuning}
+    return content | ({"grid": points} if points else {})
 
 
 def write(file: TuneFile, tuned: Sequence[Tuned], out: Path) -> list[Path]:
@@ -320,8 +336,9 @@ def command(words: list[str]) -> None:
     out = given.out or Path("runs/tune") / path.stem
     with files.run_folder_errors(out, "tune: --out"):
         out.mkdir(parents=True, exist_ok=True)
-    runs = list(file.spaces)
-    workers = given.jobs or side_by_side(len(runs))
-    found = dict(spread(functools.partial(tune_run, file=file, root=out), runs, workers))
-    paths = write(file, [found[run] for run in runs], out)
+    jobs = file.jobs()
+    workers = given.jobs or side_by_side(len(jobs))
+    work = functools.partial(tune_run, file=file, root=out)
+    found = {str(job): tuned for job, tuned in spread(work, jobs, workers)}
+    paths = write(file, [found[str(job)] for job in jobs], out)
     print(", ".join(map(str, paths)))

@@ -5,15 +5,17 @@ In a paper's file, a table is a mapping with the keys `title`, `y`, `y_unit`, `a
 
     rows: [run]                # the axes whose values are the rows: `run` or axes of the grid
     columns: [data]            # the axes whose values are the columns; one column by default
+    printed:                   # optional: by the words of a row, what the paper printed, a number
+      FedAvg: [90.25, null]    # for each column, shown in brackets beside ours
 
-A cell is the mean ± standard deviation of the last round's y over the seeds, or the value itself if
-there is one seed. A cell is "–" if a run has no such metric or diverged.
+A cell is the mean ± sample standard deviation of the last round's y over the seeds, or the value
+itself if there is one seed. A cell is "–" if a run has no such metric or diverged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -30,25 +32,35 @@ class Table:
     panel: Panel
     rows: list[str]
     columns: list[str]
+    printed: dict[str, list[float | None]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> tuple[list[tuple[Any, ...]], list[tuple[Any, ...]]]:
+        """The values of the axes in each row, and in each column."""
+        values: dict[str, list[Any]] = {"run": list(self.panel.runs), **self.panel.axes}
+        values |= self.panel.where
+        down, across = (product(*(values[a] for a in axes)) for axes in (self.rows, self.columns))
+        return list(down), list(across)
 
     def markdown(self, table: Sequence[Row]) -> str:
         """Returns the title and the table, from rows with one run and round each."""
-        values: dict[str, list[Any]] = {"run": list(self.panel.runs), **self.panel.axes}
-        values |= self.panel.where
         where = self.panel.where.items()
         table = [row for row in table if all(row[axis] in chosen for axis, chosen in where)]
-        across = list(product(*(values[axis] for axis in self.columns)))
-        head = [" / ".join(self.rows), *(self._words(self.columns, point) for point in across)]
+        downward, across = self.places
+        head = [" / ".join(self.rows), *(self.words(self.columns, point) for point in across)]
         if not self.columns:
             head[1] = self.panel.y[0]
         lines = [f"**{self.panel.title}**", "", _line(head), _line(["---"] * len(head))]
-        for down in product(*(values[axis] for axis in self.rows)):
-            place = dict(zip(self.rows, down, strict=True))
+        for down in downward:
+            place = _point(self.rows, down)
+            words = self.words(self.rows, down)
             cells = [self._cell(table, place | _point(self.columns, point)) for point in across]
-            lines.append(_line([self._words(self.rows, down), *cells]))
+            printed = self.printed.get(words, [None] * len(cells))
+            pairs = zip(cells, printed, strict=True)
+            lines.append(_line([words, *(c if p is None else f"{c} ({p:g})" for c, p in pairs)]))
         return "\n".join(lines) + "\n"
 
-    def _words(self, axes: list[str], values: tuple[Any, ...]) -> str:
+    def words(self, axes: list[str], values: tuple[Any, ...]) -> str:
         """Returns values of some axes in words, with the labels of runs."""
         point = zip(axes, values, strict=True)
         return ", ".join(self.panel.runs[v] if axis == "run" else str(v) for axis, v in point)
@@ -60,7 +72,7 @@ class Table:
         known = np.array([value for value in values if value is not None]) / self.panel.y_unit
         if not len(known) or len(known) < len(values):
             return "–"
-        spread = f" ± {known.std():.4g}" if len(known) > 1 else ""
+        spread = f" ± {known.std(ddof=1):.4g}" if len(known) > 1 else ""
         return f"{known.mean():.4g}{spread}"
 
 
@@ -72,8 +84,9 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
     """
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: tables: {content!r}; a table needs y, a metric, and rows")
-    rows, columns = (list(content.get(key, [])) for key in ("rows", "columns"))
-    rest = {key: value for key, value in content.items() if key not in ("rows", "columns")}
+    own = ("rows", "columns", "printed")
+    rows, columns = (list(content.get(key, [])) for key in own[:2])
+    rest = {key: value for key, value in content.items() if key not in own}
     panel = read_panel(name, rest, runs, grid)
     counts = {"run": len(panel.runs)}
     counts |= {axis: len(panel.where.get(axis, values)) for axis, values in panel.axes.items()}
@@ -84,7 +97,16 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
             f"{name}: tables: rows {rows} and columns {columns}; together they must name each of "
             f"{', '.join(counts)} once"
         )
-    return Table(panel, rows, columns)
+    result = Table(panel, rows, columns, content.get("printed") or {})
+    downward, across = result.places
+    known = [result.words(rows, down) for down in downward]
+    for row, printed in result.printed.items():
+        if row not in known or len(printed) != len(across):
+            raise ConfigError(
+                f"{name}: tables.printed: {row}: {printed}; it must be a row of the table, "
+                f"{', '.join(known)}, with {len(across)} numbers"
+            )
+    return result
 
 
 def _point(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pfl
 from pfl.cli.messages import closest
 from pfl.errors import ConfigError
 
-OTHERS = ("papers/", "compare/", "tune/", "sweep/")  # files of other commands than `fit`
+OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")  # files of other commands than `fit`
 
 
 def shipped() -> Path:

@@ -25,6 +25,7 @@ class ResNet18(Classifier):
             32x32 or 64x64. False is for ImageNet: a 7x7 convolution and 3x3 pooling, each of
             stride 2.
         width: The number of channels of the first stage; each further stage has twice as many.
+        blocks: The number of blocks of each of the four stages; 1 makes a ResNet-10.
 
     Shape:
         Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
@@ -45,6 +46,7 @@ class ResNet18(Classifier):
         norm_groups: int = 2,
         small_images: bool = True,
         width: int = 64,
+        blocks: int = 2,
     ) -> None:
         if norm not in ("group", "batch"):
             raise ValueError(f"ResNet18.norm: {norm!r}; it must be 'group' or 'batch'")
@@ -70,7 +72,7 @@ class ResNet18(Classifier):
         for i, outputs in enumerate((width, 2 * width, 4 * width, 8 * width), start=1):
             body[f"stage{i}"] = nn.Sequential(
                 _Block(inputs, outputs, normalize, stride=1 if i == 1 else 2),
-                _Block(outputs, outputs, normalize, stride=1),
+                *(_Block(outputs, outputs, normalize, stride=1) for _ in range(blocks - 1)),
             )
             inputs = outputs
         body["pool2"] = nn.AdaptiveAvgPool2d(1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from scipy.stats.qmc import Halton
+
 from pfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +60,28 @@ def _number(value: Any) -> Any:
         except ValueError:
             return None
     return value if isinstance(value, int | float) else None
+
+
+def spread_evenly(spaces: dict[str, Space], count: int, seed: int) -> list[dict[str, Any]]:
+    """Returns `count` points that cover the spaces evenly, by dotted key.
+
+    They are the first points of a scrambled Halton sequence. Its coordinates do not depend on those
+    behind them, so that runs whose first spaces are equal try the same values there.
+    """
+    points = Halton(len(spaces), rng=seed).random(count)
+    named = (zip(spaces.items(), point.tolist(), strict=True) for point in points)
+    return [{key: _at(space, share) for (key, space), share in point} for point in named]
+
+
+def _at(space: Space, share: float) -> Any:
+    """Returns the value of a space below which lies a share in [0, 1) of it."""
+    if isinstance(space, list):
+        return space[int(share * len(space))]
+    low, high = space["low"], space["high"]
+    whole = isinstance(low, int) and isinstance(high, int)
+    high += whole  # a whole number has the room up to the next one
+    value = low * (high / low) ** share if space["log"] else low + (high - low) * share
+    return int(value) if whole else value
 
 
 def suggest(trial: Trial, key: str, space: Space) -> Any:

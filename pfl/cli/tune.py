@@ -20,7 +20,7 @@ from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
 from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
 from pfl.cli.jobs import code_version, execute, side_by_side, spread
 from pfl.cli.parser import CommandParser
-from pfl.cli.spaces import Space, read_space, suggest
+from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
 from pfl.report.comparison import Cells, markdown, text
 from pfl.report.results import Run, best_round
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from optuna import Study, Trial
 
 OF_TUNE = {"trials": 20, "space": {}, "seed": 0, "prune_after": None, "metric": None}
+EVENLY = 10  # so many trials cover the space evenly, before the sampler learns from them
 PRUNING = "pfl.callbacks.pruning.Pruning"
 
 
@@ -154,6 +155,7 @@ def tune_run(job: Job, file: TuneFile, root: Path) -> Tuned:
         ConfigError: All trials have diverged, or the clients have no validation samples.
     """
     from optuna.samplers import TPESampler
+    from optuna.trial import TrialState
 
     spaces, place = file.spaces[job.run], ", ".join([job.run, *map(str, job.axes.values())])
     folder = root / job.folder.parent
@@ -163,10 +165,14 @@ def tune_run(job: Job, file: TuneFile, root: Path) -> Tuned:
     digest = hashlib.sha256(json.dumps([settings, code], default=str).encode()).hexdigest()
     name = f"study-{digest[:16]}"  # YAML reads some digests, such as 12e34, as numbers
     study = open_study(storage, name, file.prune_after)
+    first = spread_evenly(spaces, EVENLY, file.seed)
     records = []
     for number in range(file.trials):
         study.sampler = TPESampler(seed=_seed(file.seed, number))
-        begun = number < len(study.get_trials(deepcopy=False))
+        known = study.get_trials(deepcopy=False)
+        if number == len(known) and number < EVENLY:
+            study.enqueue_trial(first[number])
+        begun = number < len(known) and known[number].state != TrialState.WAITING
         trial = trial_of(study, storage, number) if begun else study.ask()
         values = {key: suggest(trial, key, space) for key, space in spaces.items()}
         record = _trial(study, trial, job, values, file, storage, folder)

@@ -71,6 +71,23 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path):
 
 
 @pytest.mark.cli
+def test_the_metric_of_add_a_metric_is_measured(tmp_path):
+    """Sick samples with the classes 1, 2 and 2; the two most likely of each are those below."""
+    (block,) = python_blocks("docs/add-a-metric.md")
+    (tmp_path / "clinic.py").write_text(block)
+    metric = runpy.run_path(str(tmp_path / "clinic.py"))["TopTwoOfTheSick"]()
+    likely = torch.tensor([[0.1, 0.5, 0.4], [0.5, 0.4, 0.1], [0.5, 0.1, 0.4], [1.0, 0.0, 0.0]])
+    metric.update(likely, torch.tensor([1, 2, 2, 0]))  # {1, 2}, {0, 1}, {0, 2}, and a healthy one
+    assert metric.compute().item() == pytest.approx(2 / 3)
+
+    (command,) = re.findall(r"^pfl (fit .*)$", (ROOT / "docs/add-a-metric.md").read_text(), re.M)
+    words = command.replace("--config quickstart", f"--config {QUICKSTART}").split()
+    words += ["--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]
+    out = finish("-m", "pfl", *words, cwd=tmp_path)
+    assert "test top_two_of_the_sick" in out
+
+
+@pytest.mark.cli
 @pytest.mark.slow
 def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
     """With fewer rounds, and one seed of the comparison."""

@@ -14,11 +14,12 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -228,9 +229,17 @@ def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator
 
 
 def _begin_worker(threads: int) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     sys.path.append(os.getcwd())  # for classes of the user
     torch.set_num_threads(threads)
     quiet()
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone; else its tasks would go on."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def side_by_side(jobs: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ def reproduce(
     out: Path,
     full: bool = False,
     changes: Sequence[Config] = (),
-    workers: int | None = None,
+    workers: int = 1,
 ) -> list[Path]:
     """Runs the grid of a figure, writes its data and draws it.
 
@@ -30,7 +31,7 @@ def reproduce(
         out: The folder for runs and results.
         full: Runs the paper's size.
         changes: Changes of the configuration of every run, in this order, after all others.
-        workers: Number of processes; None: as many as fit on this machine.
+        workers: Number of processes.
 
     Returns:
         The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
@@ -38,7 +39,6 @@ def reproduce(
     begun = time.monotonic()
     figure = read_figure(name, full)
     jobs, root = [job.changed(changes) for job in figure.jobs()], out / figure.folder
-    workers = workers or side_by_side(len(jobs))
     outcomes: dict[Path, Config] = {}
     for job, outcome in run_all(jobs, root, workers=workers, checkpoints=True):
         outcomes[job.folder] = outcome
@@ -113,5 +113,6 @@ def command(words: list[str]) -> None:
         for name in known():
             print(f"{name:<18} {_title(name)}")
     changes = changes_of("reproduce", given.change)
+    workers = given.jobs or side_by_side(os.cpu_count() or 1)
     for name in [] if given.list else given.figure:
-        reproduce(name, given.out, given.full, changes, given.jobs)
+        reproduce(name, given.out, given.full, changes, workers)

@@ -72,8 +72,12 @@ class Table:
         known = np.array([value for value in values if value is not None]) / self.panel.y_unit
         if not len(known) or len(known) < len(values):
             return "–"
-        spread = f" ± {known.std(ddof=1):.4g}" if len(known) > 1 else ""
-        return f"{known.mean():.4g}{spread}"
+        if len(known) == 1:
+            return f"{known[0]:.4g}"
+        mean, spread = known.mean(), known.std(ddof=1)
+        scale = np.floor(np.log10(abs(mean))) if mean else 0
+        decimals = int(np.clip(3 - scale, 0, 9))  # four digits of the mean, as many of the spread
+        return f"{mean:.{decimals}f} ± {spread:.{decimals}f}"
 
 
 def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:

@@ -29,7 +29,7 @@ def test_a_table_runs_in_a_tiny_version_on_digits():
         "loop.clients_per_round=2",
     ]
     words = [word for change in changes for word in ("--change", change)]
-    status, _, err = call("reproduce", "fedacs-table1", "--out", "out", *words)
+    status, _, err = call("reproduce", "fedacs-table1", "--out", "out", "--jobs", "1", *words)
     assert status == 0, err
     lines = Path("out/fedacs-table1.md").read_text().splitlines()
     for label in ("Local", "Ditto-P", "Per-FedAvg-P", "Ditto-G", "Per-FedAvg-G"):
@@ -49,6 +49,6 @@ def test_compare_takes_a_recipe():
 
 
 def test_missing_files_of_leaf_are_named():
-    status, _, err = call("reproduce", "fedpd-figure6", "--out", "out")
+    status, _, err = call("reproduce", "fedpd-figure6", "--out", "out", "--jobs", "1")
     assert status == 2 and err.count("\n") == 1
     assert "'data/leaf' has no file data/femnist/data/train/*.json" in err

@@ -61,7 +61,7 @@ def changed(content, **keys):
     return {**copy.deepcopy(content), **keys}
 
 
-call = partial(commands.call, "reproduce")
+call = partial(commands.call, "reproduce", "--jobs", "1")
 
 
 # ---- the file of a figure -----------------------------------------------------------------------

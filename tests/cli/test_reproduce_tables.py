@@ -40,9 +40,20 @@ def test_cells_are_means_and_deviations_of_the_last_round():
     data.append(row("B", "y", 2, 0, 1, own=0.125))
     text = read_table("t", content, RUNS, GRID).markdown(data)
     assert text.startswith("**T**\n\n| run | x | y |\n")
-    # Mean and standard deviation of 50 and 70 are 60 and 10; of 25 twice 25 and 0; one seed has
-    # no deviation.
-    assert cells(text)[2:] == [["A", "60 ± 10", "25 ± 0"], ["B", "–", "12.5"]]
+    # 50 and 70 have the mean 60 and the sample standard deviation sqrt(10^2 + 10^2) = 14.142; 25
+    # twice has 25 and 0; one seed has no deviation.
+    assert cells(text)[2:] == [["A", "60.00 ± 14.14", "25.00 ± 0.00"], ["B", "–", "12.5"]]
+
+
+def test_printed_numbers_stand_beside_ours():
+    content = {"y": "own", "rows": ["run"], "columns": ["data"], "where": {"size": 1}}
+    content["printed"] = {"B": [0.5, None]}
+    data = [row(run, x, 1, 0, 1, own=2.0) for run in RUNS for x in "xy"]
+    table = read_table("t", content, RUNS, GRID)
+    assert cells(table.markdown(data))[2:] == [["A", "2", "2"], ["B", "2 (0.5)", "2"]]
+    for wrong in ({"C": [1.0, 2.0]}, {"A": [1.0]}):
+        with refused("tables.printed", next(iter(wrong))):
+            read_table("t", {**content, "printed": wrong}, RUNS, GRID)
 
 
 def test_a_diverged_run_has_no_cell():
@@ -103,7 +114,7 @@ def test_a_table_from_the_command_line(tmp_path, monkeypatch, capsys):
         "tables": [{"y": "test/global/accuracy", "y_unit": 0.01, "rows": ["run"]}],
     }
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    assert main(["reproduce", "two.yaml", "--out", "out"]) == 0
+    assert main(["reproduce", "two.yaml", "--out", "out", "--jobs", "2"]) == 0
     capsys.readouterr()
     text = (tmp_path / "out" / "two.md").read_text()
     assert text.startswith("# Two methods\n") and not (tmp_path / "out" / "two.png").exists()
@@ -112,4 +123,7 @@ def test_a_table_from_the_command_line(tmp_path, monkeypatch, capsys):
         lines = (tmp_path / f"out/two/FedAvg/seed{seed}/metrics.csv").read_text().splitlines()
         last = dict(zip(lines[0].split(","), lines[-1].split(","), strict=True))
         accuracies.append(100 * float(last["test/global/accuracy"]))
-    assert cells(text)[2][1] == f"{np.mean(accuracies):.4g} ± {np.std(accuracies):.4g}"
+    mean, deviation = np.mean(accuracies), np.std(accuracies, ddof=1)
+    assert 10 <= mean < 100  # four digits of it have two decimals
+    assert cells(text)[2][1] == f"{mean:.2f} ± {deviation:.2f}"
+    assert "Made by `pfl reproduce two.yaml`: 4 runs that took " in text

@@ -1,6 +1,7 @@
 """`pfl tune`: what is tried, what is selected, what an interrupted search does, what comes out."""
 
 import functools
+import math
 import pickle
 import statistics
 
@@ -11,13 +12,14 @@ import yaml
 from pfl.cli import jobs
 from pfl.cli.compare import read_comparison
 from pfl.cli.main import main
-from pfl.cli.spaces import read_space
+from pfl.cli.spaces import read_space, spread_evenly
 from pfl.cli.tune import command, read_tune, tune_run
 from pfl.errors import ConfigError
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
 
-SPACE = {"model.init_args.lr": {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as text
+LR = "model.init_args.lr"
+SPACE = {LR: {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as text
 VALIDATED = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
 SCORE = {"FedAvg": "val/global/accuracy", "LocalTrain": "val/personalized/accuracy"}
 
@@ -134,6 +136,37 @@ def test_more_trials_continue_the_search(tmp_path):
     assert rows[0] == first and len(rows) == 2
 
 
+def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
+    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
+    grid = {"clients": {"few": {"data.init_args.num_clients": 3}, "all": {"model.init_args.lr": 9}}}
+    path = write(tmp_path, rounds=1, runs=runs, grid=grid, tune={"trials": 2, "space": SPACE})
+    out = tmp_path / "out"
+    rows = tune(path, out)
+    assert [row["clients"] for row in rows] == ["all", "all", "few", "few"]
+    best = {}
+    for row in rows:
+        best[row["clients"]] = max(best.get(row["clients"], ("",)), (row["score"], row[LR]))
+    file = read_comparison(out / "tuned.yaml")
+    for job in file.jobs():
+        point = job.axes["clients"]
+        assert job.config["model"]["init_args"]["lr"] == float(best[point][1])
+        assert (job.config["data"]["init_args"]["num_clients"] == 3) == (point == "few")
+    # Two trials of one round at each point.
+    assert file.tuning["FedAvg"]["trials"] == file.tuning["FedAvg"]["rounds"] == 2
+
+
+def test_the_first_trials_cover_the_space_evenly():
+    """Of four points one lies in each quarter; runs try the same values where they share a space."""
+    rate = {"low": 0.01, "high": 100.0, "log": True}
+    one = spread_evenly({"lr": rate}, 4, seed=3)
+    assert sorted(math.floor(math.log10(point["lr"])) for point in one) == [-2, -1, 0, 1]
+    two = spread_evenly({"lr": rate, "k": {"low": 1, "high": 3, "log": False}, "how": ["a", "b"]}, 9, seed=3)
+    assert [point["lr"] for point in two[:4]] == [point["lr"] for point in one]
+    # The second and third coordinates are in bases 3 and 5: nine points have each third thrice.
+    assert sorted(point["k"] for point in two) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    assert {point["how"] for point in two} == {"a", "b"}
+
+
 @pytest.mark.slow
 def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
     """Killed in the second round of the second trial; the end is that of an unbroken search."""
@@ -221,7 +254,10 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
         ({"tune": {"space": {"lr": 3}}}, ["tune.space.lr", "3", "list"]),
         ({"tune": {"space": SPACE, "metric": "test/global/accuracy"}}, ["tune.metric", "val/"]),
         ({"tune": {"space": SPACE, "metric": "val/local/loss"}}, ["val/local/loss", "val/global"]),
-        ({"grid": {"data.init_args.num_clients": [2, 3]}}, ["grid", "points"]),
+        (
+            {"grid": {"data.init_args.num_clients": [2, 3], "model.init_args.lr": [1, 2]}},
+            ["grid", "num_clients", "one axis"],
+        ),
         ({"baseline": "FedPrix"}, ["baseline", "FedPrix"]),
         ({"tune": {"space": {"model.init_args.lrr": [1]}}}, ["lrr"]),
         (
@@ -251,7 +287,8 @@ def test_the_shipped_file_can_be_read():
 
     file = read_tune(configs.find("tune/digits"))
     assert set(file.spaces["FedProx"]) == {"model.init_args.lr", "model.init_args.proximal_weight"}
-    assert file.job("FedProx").config["model"]["class_path"] == "FedProx"
+    (job,) = (job for job in file.jobs() if job.run == "FedProx")
+    assert job.config["model"]["class_path"] == "FedProx"
 
 
 def test_an_unknown_file_gets_one_line(capsys):

@@ -114,3 +114,21 @@ data:
     assert main(["fit", "--config", str(config), "--data.transforms=[RandomCorp]"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "did you mean 'RandomCrop'" in error
+
+
+@pytest.mark.parametrize("share, tested", [(0.2, 100), (0.6, 300), (0.29, 145)])
+def test_the_share_of_test_samples_is_that_of_each_class(share, tested):
+    """Each class has 500 images; floor(500 share) of them are test samples, spread evenly."""
+    train, test = MNIST5kDataModule(1, IID(), test_share=share).load()[:2]
+    assert torch.bincount(test.targets).tolist() == [tested] * 10
+    assert torch.bincount(train.targets).tolist() == [500 - tested] * 10
+    images, targets = MNIST5kDataModule(1, IID()).read()
+    ones = images[targets == 1]
+    # The fifth sample of a class is a test sample for the shares 0.2 and 0.6: 5 share is whole.
+    assert torch.equal(test.inputs[test.targets == 1][int(5 * share) - 1], ones[4]) or share == 0.29
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
+def test_a_share_that_leaves_nothing_is_refused(share, one_line):
+    with one_line("MNIST5kDataModule: test_share", str(share)):
+        MNIST5kDataModule(test_share=share)

@@ -271,6 +271,9 @@ def test_resnet18_has_the_parameters_of_fedslr():
     assert expected == 11_173_962
     assert count(ResNet18()) == count(ResNet18(norm="batch")) == expected
     assert count(ResNet18(small_images=False)) == expected + (7 * 7 - 3 * 3) * 3 * 64
+    narrow = conv(3, 8, 3, bias=False) + norm(8) + linear(64, 10)
+    narrow += sum(block(*pair) for pair in [(8, 8), (8, 16), (16, 32), (32, 64)])
+    assert count(ResNet18(width=8, blocks=1)) == narrow
 
 
 @pytest.mark.parametrize("norm", ["group", "batch"])

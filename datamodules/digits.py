@@ -93,9 +93,9 @@ class MNIST5kDataModule(DigitsDataModule):
 
     Each class has 500 images. They are stored as uint8, and every batch is scaled to float32 in
     [0, 1]. The file has no test set. This data module defines one as `DigitsDataModule` does, which
-    makes 4,000 training and 1,000 test samples, or 2,000 and 3,000 with `test_share=0.6`. The pixels
-    of the 4,000 training samples have the mean 0.1311 and the standard deviation 0.3083, with which
-    `Normalize()` normalizes. The arguments are those of `DigitsDataModule`.
+    makes 4,000 training and 1,000 test samples, or 2,000 and 3,000 with `test_share=0.6`. The
+    pixels of the 4,000 training samples have the mean 0.1311 and the standard deviation 0.3083,
+    with which `Normalize()` normalizes. The arguments are those of `DigitsDataModule`.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
     Proc. IEEE 1998.

@@ -218,6 +218,12 @@ def write(
     """Writes tables and figures, prints the tables, and returns the paths of the files."""
     parts: dict[str, list[str]] = {"md": [f"# {title}\n"], "tex": []}
     records: list[list[str]] = []
+    if len(comparisons) > 1:
+        cells = tables.overview_table(comparisons)
+        print(f"\n{tables.text(cells)}")
+        parts["md"].append(tables.markdown(cells))
+        parts["tex"].append(tables.latex(cells))
+        records += [["", "overview", *row] for row in cells]
     for comparison in comparisons:
         both = [tables.score_table(comparison), tables.statistics_table(comparison)]
         notes = " ".join(comparison.notes())

@@ -12,7 +12,13 @@ import pfl
 from pfl.cli.messages import closest
 from pfl.errors import ConfigError
 
-OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")  # files of other commands than `fit`
+OTHERS = (
+    "papers/",
+    "compare/",
+    "tune/",
+    "sweep/",
+    "results/",
+)  # files of other commands than `fit`
 
 
 def shipped() -> Path:

@@ -105,8 +105,8 @@ def made_by(command: str, outcomes: Collection[Config]) -> str:
     used = ", ".join(f"{name} {version}" for name, version in packages.items())
     minutes = sum(outcome["seconds"] for outcome in outcomes) / 60
     return (
-        f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, with "
-        f"{used}, on {platform.system()} {platform.machine()} with {os.cpu_count()} cores.\n"
+        f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, "
+        f"with {used}, on {platform.system()} {platform.machine()} with {os.cpu_count()} cores.\n"
     )
 
 

@@ -51,7 +51,8 @@ def reproduce(
         panel.check(figure.name, table, metrics)
     used = dict.fromkeys(name for panel in figure.shown for name in panel.metrics)
     files = [out / f"{figure.name}.csv"]
-    _write(files[0], [*place, *used], table)
+    shown = used.keys() - {"round"}
+    _write(files[0], [*place, *used], [r for r in table if r["diverged"] or shown & r.keys()])
     if figure.panels:
         files += _draw(figure, table, out)
     if figure.tables:
@@ -99,8 +100,8 @@ def command(words: list[str]) -> None:
     parser = CommandParser(
         prog="pfl reproduce",
         description="Run what figures of the papers show, write their data (CSV) and draw them "
-        "(PNG, PDF). Runs of the same configuration and code are not repeated, and a killed run goes "
-        "on where it was.",
+        "(PNG, PDF). Runs of the same configuration and code are not repeated, and a killed run "
+        "goes on where it was.",
     )
     parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")

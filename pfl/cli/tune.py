@@ -56,7 +56,7 @@ class TuneFile:
     metric: str | None
 
     def jobs(self) -> list[Job]:
-        """Returns what is tuned: each run at each point of the grid, with the seed of the trials."""
+        """Returns each run at each point of the grid, with the seed of the trials."""
         jobs = replace(self.comparison.grid, seeds=[self.seed]).jobs()
         return [job.changed(self.comparison.changes) for job in jobs]
 
@@ -84,7 +84,9 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
         known = ", ".join(OF_TUNE)
         raise ConfigError(f"{path}: tune: there is no key {unknown[0]!r}; known are {known}")
     if len(axes := list(content.get("grid") or {})) > 1:
-        raise ConfigError(f"{path}: grid: {', '.join(axes)}; it must have one axis, of named changes")
+        raise ConfigError(
+            f"{path}: grid: {', '.join(axes)}; it must have one axis, of named changes"
+        )
     given = {**OF_TUNE, **tune}
     for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
         if given[key] is None and OF_TUNE[key] is None:
@@ -241,7 +243,9 @@ def _best(place: str, records: Sequence[Config]) -> Config:
     """Returns the record with the best score among the trials that ran to their end."""
     done = [record for record in records if record["state"] == "finished"]
     if not done:
-        raise ConfigError(f"tune: no trial of {place} has ended without diverging; change its space")
+        raise ConfigError(
+            f"tune: no trial of {place} has ended without diverging; change its space"
+        )
     return max(done, key=lambda r: score_of({**r, r["selected_by"]: r["score"]}))
 
 

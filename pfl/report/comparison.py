@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pfl.report.results import Row, Run, kinds, metric_names
-from pfl.report.statistics import Paired, holm, paired
+from pfl.report.statistics import Paired, holm, mean_ranks, paired
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
@@ -190,9 +190,46 @@ class Comparison:
         return notes
 
 
+def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
+    """Returns the methods that have all runs, and their mean scores [blocks, methods].
+
+    A block is a seed of one of the comparisons, which are the points of a grid.
+    """
+    seeds = [sorted({run.seed for run in comparison.runs}) for comparison in comparisons]
+    columns = {}
+    for label in comparisons[0].labels:
+        column = []
+        for comparison, wanted in zip(comparisons, seeds, strict=True):
+            kind = comparison.main_kind(label)
+            values = comparison.values(label, f"test/{kind}/{comparison.number}")
+            by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
+            column += [by_seed.get(seed, np.nan) for seed in wanted]
+        if not np.isnan(column).any():
+            columns[label] = column
+    return list(columns), np.array(list(columns.values())).T
+
+
 # ---- tables --------------------------------------------------------------------------------------
 
 Cells = list[list[str]]
+
+
+def overview_table(comparisons: Sequence[Comparison]) -> Cells:
+    """Returns a header and a row for each method: its scores at all points of a grid, by mean rank.
+
+    The score is that of the model that counts. A rank is that of a method within a block (see
+    `blocks`); a method that lacks a run has none, and stands at the end.
+    """
+    labels, scores = blocks(comparisons)
+    ranks = mean_ranks(scores, comparisons[0].larger_is_better) if labels else np.empty(0)
+    by_label = dict(zip(labels, ranks.tolist(), strict=True))
+    cells = [["method", "model", *(comparison.title for comparison in comparisons), "mean rank"]]
+    for label in sorted(comparisons[0].labels, key=lambda label: by_label.get(label, np.inf)):
+        names = [f"test/{c.main_kind(label)}/{c.number}" for c in comparisons]
+        means = [_mean(c.values(label, name)) for c, name in zip(comparisons, names, strict=True)]
+        rank = f"{by_label[label]:.2f}" if label in by_label else "–"
+        cells.append([label, comparisons[0].main_kind(label) or "–", *means, rank])
+    return cells
 
 
 def score_table(comparison: Comparison) -> Cells:

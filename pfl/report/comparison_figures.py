@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pfl.report.comparison import Comparison
+from pfl.report.comparison import Comparison, blocks
 from pfl.report.curves import COLOURS, MARKERS, Panel, Row, draw
 from pfl.report.results import kinds
 from pfl.report.statistics import critical_difference, mean_ranks
@@ -157,7 +157,7 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
     A block is a seed of a point of the grid; methods that a bar connects do not differ
     significantly. None with fewer than three methods or two blocks.
     """
-    labels, scores = _blocks(comparisons)
+    labels, scores = blocks(comparisons)
     if len(labels) < 3 or len(scores) < 2:
         return None
     ranks = mean_ranks(scores, comparisons[0].larger_is_better)
@@ -187,22 +187,6 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
         y = -0.3 - 0.25 * level
         axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)
     return figure
-
-
-def _blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
-    """Returns the methods that have all runs, and their mean scores [blocks, methods]."""
-    seeds = [sorted({run.seed for run in comparison.runs}) for comparison in comparisons]
-    columns = {}
-    for label in comparisons[0].labels:
-        column = []
-        for comparison, wanted in zip(comparisons, seeds, strict=True):
-            kind = comparison.main_kind(label)
-            values = comparison.values(label, f"test/{kind}/{comparison.number}")
-            by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
-            column += [by_seed.get(seed, np.nan) for seed in wanted]
-        if not np.isnan(column).any():
-            columns[label] = column
-    return list(columns), np.array(list(columns.values())).T
 
 
 def _cliques(ranks: np.ndarray, width: float) -> list[tuple[float, float]]:

@@ -159,6 +159,7 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
     compare(path, tmp_path / "out")
     text = (tmp_path / "out" / "comparison.md").read_text()
     assert "## alpha 0.1" in text and "## alpha 9" in text
+    assert "| method | model | alpha 0.1 | alpha 9 | mean rank |" in text
     assert (tmp_path / "out" / "curves-2.png").exists()
 
 

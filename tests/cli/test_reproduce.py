@@ -378,8 +378,12 @@ def test_pages_show_every_figure_and_its_data(page):
         assert name in page.read_text()
 
 
+RESULTS = [f"results/{path.stem}" for path in (ROOT / "configs/results").glob("*.yaml")]
+
+
 @pytest.mark.parametrize(
-    "name", [name for name in FIGURES if (ROOT / "docs" / "data" / f"{name}.csv").exists()]
+    "name",
+    [name for name in FIGURES + RESULTS if (ROOT / "docs" / "data" / f"{name}.csv").exists()],
 )
 def test_data_of_the_pages_are_those_of_the_figures_file(name):
     """The data have every run at every point of the grid, and no other."""

@@ -156,11 +156,13 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
 
 
 def test_the_first_trials_cover_the_space_evenly():
-    """Of four points one lies in each quarter; runs try the same values where they share a space."""
+    """Of four points each quarter has one; what lies behind a space does not change its values."""
     rate = {"low": 0.01, "high": 100.0, "log": True}
     one = spread_evenly({"lr": rate}, 4, seed=3)
     assert sorted(math.floor(math.log10(point["lr"])) for point in one) == [-2, -1, 0, 1]
-    two = spread_evenly({"lr": rate, "k": {"low": 1, "high": 3, "log": False}, "how": ["a", "b"]}, 9, seed=3)
+    two = spread_evenly(
+        {"lr": rate, "k": {"low": 1, "high": 3, "log": False}, "how": ["a", "b"]}, 9, seed=3
+    )
     assert [point["lr"] for point in two[:4]] == [point["lr"] for point in one]
     # The second and third coordinates are in bases 3 and 5: nine points have each third thrice.
     assert sorted(point["k"] for point in two) == [1, 1, 1, 2, 2, 2, 3, 3, 3]

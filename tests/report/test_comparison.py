@@ -52,6 +52,23 @@ def test_validation_chooses_the_round_and_not_the_test():
     assert "best one on validation data" in " ".join(comparison.notes())
 
 
+def test_the_overview_of_a_grid_is_sorted_by_mean_rank():
+    """B is ahead of A in the two seeds of the first point and behind it in the one of the second.
+
+    The ranks of A are 2, 2, 1, those of B 1, 1, 2; C, which lacks a run, has none.
+    """
+    first = [run("A", s, [0.5]) for s in (0, 1)] + [run("B", s, [0.6 + s / 10]) for s in (0, 1)]
+    second = [run("A", 0, [0.9]), run("B", 0, [0.8])]
+    points = [Comparison(first, "A", title="x"), Comparison(second, "A", title="y")]
+    assert tables.overview_table(points) == [
+        ["method", "model", "x", "y", "mean rank"],
+        ["B", "global", "0.6500 ± 0.0707", "0.8000", "1.33"],
+        ["A", "global", "0.5000 ± 0.0000", "0.9000", "1.67"],
+    ]
+    lacking = Comparison([*first, run("C", 0, [0.1])], "A", title="x")
+    assert tables.overview_table([lacking])[-1] == ["C", "global", "0.1000", "–"]
+
+
 def test_without_validation_the_last_round_counts_and_the_table_says_so():
     comparison = Comparison([run("A", 0, [0.5, 0.9, 0.6])], "A")
     assert cell(tables.score_table(comparison), "A", "global") == "0.6000"

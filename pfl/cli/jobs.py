@@ -218,14 +218,13 @@ def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator
             yield task, work(task)
         return
     threads = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (threads,)) as pool:
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin_worker, (threads,))
+    try:
         futures = {pool.submit(work, task): task for task in tasks}
-        try:
-            for future in as_completed(futures):
-                yield futures[future], future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+    finally:  # where a task has failed, those that have not begun do not begin
+        pool.shutdown(cancel_futures=True)
 
 
 def _begin_worker(threads: int) -> None:

@@ -105,8 +105,8 @@ def gains(comparison: Comparison) -> Figure | None:
     figure, axes = _figure(max(4.5, 1.2 * len(shown) + 1.5), 3.6)
     parts = axes.violinplot(differences, showmeans=True, widths=0.8)
     bodies: Any = parts["bodies"]
-    for number, body in enumerate(bodies):
-        body.set_facecolor(COLOURS[number % len(COLOURS)])
+    for label, body in zip(shown, bodies, strict=True):
+        body.set_facecolor(_colour(comparison, label))
         body.set_alpha(0.5)
     axes.axhline(0, color="#D00000", linewidth=1.2)
     axes.set_xticks(range(1, len(shown) + 1), shown, rotation=20 if len(shown) > 4 else 0)
@@ -138,8 +138,8 @@ def scatter(comparison: Comparison) -> Figure | None:
         return None
     figure, axes = _figure(4.6, 4.4)
     for index, (label, (x, y)) in enumerate(points.items()):
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
+        style = {"color": _colour(comparison, label), "marker": MARKERS[index % len(MARKERS)]}
+        axes.scatter(x, y, s=14, alpha=0.6, label=label, linewidths=0, **style)
     ends = [
         min(axes.get_xlim()[0], axes.get_ylim()[0]),
         max(axes.get_xlim()[1], axes.get_ylim()[1]),
@@ -149,6 +149,11 @@ def scatter(comparison: Comparison) -> Figure | None:
     axes.set_title(comparison.title)
     axes.legend(fontsize="small")
     return figure
+
+
+def _colour(comparison: Comparison, label: str) -> str:
+    """Returns the colour that a method has in all figures of a comparison."""
+    return COLOURS[comparison.labels.index(label) % len(COLOURS)]
 
 
 def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figure | None:

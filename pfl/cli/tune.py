@@ -84,9 +84,7 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
         known = ", ".join(OF_TUNE)
         raise ConfigError(f"{path}: tune: there is no key {unknown[0]!r}; known are {known}")
     if len(axes := list(content.get("grid") or {})) > 1:
-        raise ConfigError(
-            f"{path}: grid: {', '.join(axes)}; it must have one axis, of named changes"
-        )
+        raise ConfigError(f"{path}: grid: {', '.join(axes)}; it must have one axis")
     given = {**OF_TUNE, **tune}
     for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
         if given[key] is None and OF_TUNE[key] is None:

@@ -138,8 +138,8 @@ def scatter(comparison: Comparison) -> Figure | None:
         return None
     figure, axes = _figure(4.6, 4.4)
     for index, (label, (x, y)) in enumerate(points.items()):
-        style = {"color": _colour(comparison, label), "marker": MARKERS[index % len(MARKERS)]}
-        axes.scatter(x, y, s=14, alpha=0.6, label=label, linewidths=0, **style)
+        colour, marker = _colour(comparison, label), MARKERS[index % len(MARKERS)]
+        axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
     ends = [
         min(axes.get_xlim()[0], axes.get_ylim()[0]),
         max(axes.get_xlim()[1], axes.get_ylim()[1]),

@@ -114,7 +114,7 @@ def test_a_table_from_the_command_line(tmp_path, monkeypatch, capsys):
         "tables": [{"y": "test/global/accuracy", "y_unit": 0.01, "rows": ["run"]}],
     }
     (tmp_path / "two.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
-    assert main(["reproduce", "two.yaml", "--out", "out", "--jobs", "2"]) == 0
+    assert main(["reproduce", "two.yaml", "--out", "out", "--jobs", "1"]) == 0
     capsys.readouterr()
     text = (tmp_path / "out" / "two.md").read_text()
     assert text.startswith("# Two methods\n") and not (tmp_path / "out" / "two.png").exists()

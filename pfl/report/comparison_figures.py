@@ -174,7 +174,7 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
     low, high, depth = 1, len(labels), half + 1.5
     axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-depth, 2.2))
     axes.plot([low, high], [0, 0], color="black", linewidth=1)
-    for tick in range(low, high + 1):
+    for tick in range(low, high + 1, 1 if high <= 15 else 5):  # more numbers would overlap
         axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
         axes.text(tick, 0.3, str(tick), ha="center", va="bottom", fontsize=8)
     axes.plot([low, low + width], [1.5, 1.5], color="black", linewidth=2)

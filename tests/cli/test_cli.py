@@ -26,9 +26,10 @@ def parsed(monkeypatch):
     return lambda *args: FederatedCLI(["fit", *map(str, args)])
 
 
-# Files of other commands: test_recipes.py, test_compare.py, test_tune.py and test_sweep.py. MLflow,
-# which test_loggers.py has, is not always installed, and makes a database when it is built.
-ELSEWHERE = {"papers", "compare", "tune", "sweep", "mlflow.yaml"}
+# Files of other commands: test_recipes.py, test_reproduce.py, test_compare.py, test_tune.py and
+# test_sweep.py. MLflow, which test_loggers.py has, is not always installed, and makes a database
+# when it is built.
+ELSEWHERE = {"papers", "results", "compare", "tune", "sweep", "mlflow.yaml"}
 CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if not ELSEWHERE & {*p.parts}]
 
 

@@ -171,6 +171,34 @@ class FederatedCLI(CommandLine):
             super().run_subcommand(subcommand)
 
 
+class CheckCLI(FederatedCLI):
+    """Builds the method and the data module of configurations of `fit`, and runs nothing.
+
+    Args:
+        args: The words of a command line of `fit`.
+    """
+
+    def check(self, args: list[str]) -> None:
+        """Checks another command line, without the time that a new parser would take.
+
+        Raises:
+            ConfigError: It has a mistake.
+        """
+        self.words = args
+        self.parse_arguments(self.parser, args)
+        self.instantiate_classes()
+
+    def instantiate_classes(self) -> None:
+        """Builds the method, the data module and the loop, and no trainer, callback or logger."""
+        config = self.config[self.subcommand]
+        parts = Namespace(model=config.model, data=config.data)
+        built = self.subcommand_parser.instantiate(parts)
+        FederatedLoop(built.data, **vars(config.loop))
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Does nothing."""
+
+
 def _find_configs(args: list[str]) -> list[str]:
     """Returns the command line with the path of each configuration, checked, in place of its name.
 

@@ -14,9 +14,10 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from multiprocessing import get_context, parent_process
@@ -25,9 +26,10 @@ from typing import Any, TypeVar
 
 import torch
 import yaml
+from tqdm import tqdm
 
 from pfl.callbacks.run_result import versions
-from pfl.cli.app import FederatedCLI
+from pfl.cli.app import CheckCLI, FederatedCLI
 from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
@@ -58,9 +60,7 @@ def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
         code has finished a run of the same configuration.
     """
     folder = root / job.folder
-    code = code_version(json.dumps(job.config))
-    identity = {"config": json.dumps(job.config), "code": code}
-    before = outcome_of(folder)
+    identity, before = _identity(job), outcome_of(folder)
     if identity.items() <= before.items():
         return {**before, "reused": True}
     with run_folder_errors(folder.parent, "--out"):
@@ -70,7 +70,7 @@ def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
     text = yaml.safe_dump(
         merge(job.config, {"trainer": settings}), sort_keys=False, allow_unicode=True
     )
-    path, text = folder.with_name(f"{folder.name}.yaml"), f"# code {code}\n{text}"
+    path, text = folder.with_name(f"{folder.name}.yaml"), f"# code {identity['code']}\n{text}"
     last = folder / "checkpoints" / "last.ckpt"
     interrupted = path.is_file() and path.read_text() == text and last.is_file()
     begun = time.monotonic()
@@ -85,6 +85,12 @@ def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
     write_json(folder / "outcome.json", outcome)
     again = before.get("config") == identity["config"]
     return {**outcome, "reused": False, "again": again}
+
+
+def _identity(job: Job) -> Config:
+    """Returns what a run is recognised by: its configuration and the code that it executes."""
+    config = json.dumps(job.config)
+    return {"config": config, "code": code_version(config)}
 
 
 def said(outcome: Config) -> str:
@@ -201,8 +207,37 @@ def run_all(
         workers: Number of processes. With 1, the runs take place in this process.
         checkpoints: As in `execute`.
     """
+    check(
+        job for job in jobs if not _identity(job).items() <= outcome_of(root / job.folder).items()
+    )
     work = functools.partial(execute, root=root, checkpoints=checkpoints)
     yield from spread(work, jobs, workers)
+
+
+def check(jobs: Iterable[Job]) -> None:
+    """Builds the method and the data module of each run at each point of the grid, and no run.
+
+    A mistake in the last run is so found before the first begins.
+
+    Raises:
+        ConfigError: A configuration has a mistake.
+    """
+    checker: CheckCLI | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        points = {job.folder.parent: job for job in jobs}.values()  # of each, one of its seeds
+        for job in tqdm(points, "configurations checked", leave=False, disable=None):
+            path.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True))
+            words = ["fit", "--config", str(path)]
+            try:
+                if checker is None:
+                    checker = CheckCLI(words)
+                else:
+                    checker.check(words)
+            except Exception as error:
+                if line := explain(error):
+                    raise ConfigError(f"{job}: {line}") from error
+                raise
 
 
 def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:

@@ -18,7 +18,7 @@ from pfl.callbacks.pruning import PRUNED, check_validated, open_study, score_of,
 from pfl.cli import configs
 from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
 from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
-from pfl.cli.jobs import code_version, execute, side_by_side, spread
+from pfl.cli.jobs import check, code_version, execute, side_by_side, spread
 from pfl.cli.parser import CommandParser
 from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
@@ -345,6 +345,8 @@ def command(words: list[str]) -> None:
     with files.run_folder_errors(out, "tune: --out"):
         out.mkdir(parents=True, exist_ok=True)
     jobs = file.jobs()
+    first = {run: spread_evenly(space, 1, file.seed)[0] for run, space in file.spaces.items()}
+    check(job.changed([nest(first[job.run])]) for job in jobs)
     workers = given.jobs or side_by_side(len(jobs))
     work = functools.partial(tune_run, file=file, root=out)
     found = {str(job): tuned for job, tuned in spread(work, jobs, workers)}

@@ -11,6 +11,7 @@ import yaml
 from pfl.cli import jobs
 from pfl.cli.compare import command, read_comparison
 from pfl.cli.main import main
+from pfl.errors import ConfigError
 from tests.cli.configurations import SMALL
 
 RUNS = {
@@ -95,6 +96,16 @@ def test_other_code_runs_again_and_says_so(finished, tmp_path, capsys, monkeypat
     monkeypatch.setattr(jobs, "code_version", lambda config="": "other")
     compare(comparison(tmp_path, seeds=1), copy(finished, tmp_path))
     assert capsys.readouterr().out.count("the code has changed") == 2
+
+
+@pytest.mark.parametrize("wrong", [{"lrr": 0.1}, {"lr": -1.0}])
+def test_no_run_begins_before_a_mistake_in_the_last_one_is_found(tmp_path, wrong):
+    """A key that the parser does not know, and a value that only the method refuses."""
+    last = {"model": {"class_path": "LocalTrain", "init_args": wrong}}
+    path = comparison(tmp_path, runs={**RUNS, "last": last})
+    with pytest.raises(ConfigError, match=rf"^last, seed=1: .*{next(iter(wrong))}"):
+        compare(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "FedAvg").exists()
 
 
 def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,8 @@ from lightning.pytorch.callbacks import Callback
 
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.results import best_round
+from pfl.report.results import best_round, signed
+from pfl.rounds.loop import FederatedLoop
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -22,14 +24,15 @@ class Pruning(Callback):
     """Reports a run's validation score to Optuna in every evaluation, and stops the run if told.
 
     `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
-    in `pfl.report.results.best_round`; a loss is reported with a minus. Test scores are not read.
+    in `pfl.report.results.best_round`; one whose small values are good is reported with a minus.
+    Test scores are not read.
 
     Args:
         storage: The file of Optuna's journal.
         study: The name of the study.
         trial: The number of the trial.
         after: The number of rounds before which no run is stopped; None: no run is stopped.
-        metric: The score, such as `val/global/accuracy`; None: the first of those of `best_round`.
+        metric: The score, as in `best_round`, such as `val/global/accuracy`.
 
     Example:
         >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
@@ -58,15 +61,15 @@ class Pruning(Callback):
             ConfigError: The clients have no validation samples.
         """
         assert isinstance(pl_module, FederatedAlgorithm)
-        row = pl_module.row
-        best = best_round([row], self.metric)
+        row, metrics = pl_module.row, _loop(trainer).metrics.higher_is_better
+        best = best_round([row], self.metric, metrics)
         if best is None:
             if any(name.startswith("test/") for name in row):
                 check_validated(row, self.metric)
             return
         stop = False
         if trainer.is_global_zero:
-            stop = self._report(pl_module.rounds, score_of(best))
+            stop = self._report(pl_module.rounds, score_of(best, metrics))
         if trainer.strategy.broadcast(stop):
             trainer.should_stop = True
 
@@ -82,10 +85,13 @@ class Pruning(Callback):
         return True
 
 
-def score_of(best: dict) -> float:
-    """Returns the score of a row of `best_round`, larger for better: a loss gets a minus."""
-    sign = -1 if best["selected_by"].endswith("loss") else 1
-    return sign * best[best["selected_by"]]
+def _loop(trainer: pl.Trainer) -> FederatedLoop:
+    return trainer.datamodule  # type: ignore[attr-defined]
+
+
+def score_of(best: dict, metrics: Mapping[str, bool | None]) -> float:
+    """Returns the score of a row of `best_round`, larger for better."""
+    return signed(best["selected_by"], best[best["selected_by"]], metrics)
 
 
 def check_validated(row: dict, metric: str | None) -> None:
@@ -95,7 +101,7 @@ def check_validated(row: dict, metric: str | None) -> None:
         ConfigError: The round has none.
     """
     have = [name for name in row if name.startswith("val/") and name.count("/") == 2]
-    if metric is not None and metric not in have:
+    if metric is not None and not any(name.endswith(metric) for name in have):
         raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
     if not have:
         raise ConfigError(

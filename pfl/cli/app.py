@@ -191,9 +191,9 @@ class CheckCLI(FederatedCLI):
     def instantiate_classes(self) -> None:
         """Builds the method, the data module and the loop, and no trainer, callback or logger."""
         config = self.config[self.subcommand]
-        parts = Namespace(model=config.model, data=config.data)
+        parts = Namespace(model=config.model, data=config.data, loop=config.loop)
         built = self.subcommand_parser.instantiate(parts)
-        FederatedLoop(built.data, **vars(config.loop))
+        self.loop = FederatedLoop(built.data, **vars(built.loop))
 
     def run_subcommand(self, subcommand: str) -> None:
         """Does nothing."""

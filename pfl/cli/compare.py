@@ -7,7 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,9 @@ from pfl.report.comparison import Comparison
 from pfl.report.folders import find_runs, read_runs
 from pfl.report.results import BUDGETS, Run
 
-KEYS = ("title", "seeds", "common", "runs", "grid", "baseline", "budget", "bandwidth", "tuning")
-KINDS = {"grid": dict, "baseline": str, "budget": dict, "tuning": dict}
+_RUNS = ("title", "seeds", "common", "runs", "grid")
+KEYS = (*_RUNS, "baseline", "metric", "budget", "bandwidth", "tuning")
+KINDS = {"grid": dict, "baseline": str, "metric": str, "budget": dict, "tuning": dict}
 TUNING = ("trials", "rounds", "gradients", "seconds")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
@@ -41,6 +42,7 @@ class ComparisonFile:
         name: The name of the file.
         title: What is compared.
         baseline: The name of the run with which the others are compared.
+        metric: The score that counts, such as `f1_score`; None: accuracy, or loss for regression.
         budget: One of `BUDGETS` and its limit; None: whole runs.
         bandwidth: Bits a second of each client; None: no figure of the time of communication.
         tuning: What each run's tuning took: `trials`, `rounds`, `gradients`, `seconds`.
@@ -51,6 +53,7 @@ class ComparisonFile:
     name: str
     title: str
     baseline: str
+    metric: str | None
     budget: tuple[str, float] | None
     bandwidth: float | None
     tuning: Mapping[str, Mapping[str, float]]
@@ -67,6 +70,7 @@ def read_comparison(path: Path, changes: Sequence[Config] = ()) -> ComparisonFil
     The file has `title`, `seeds`, `common`, `runs` and `grid` as in pfl/cli/grid.py, and
 
         baseline: FedAvg           # with which the others are compared; the first run by default
+        metric: f1_score           # one of loop.metrics that counts in place of the accuracy
         budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
         bandwidth: 1.0e+8          # bits a second of a client, for a figure of communication's time
         tuning:                    # what each run's tuning took, as `pfl tune` writes it
@@ -113,6 +117,7 @@ def _comparison(
         name=name,
         title=str(content.get("title", name)),
         baseline=baseline,
+        metric=content.get("metric"),
         bandwidth=_bandwidth(f"{where}: bandwidth", content.get("bandwidth")),
         tuning=_tuning(f"{where}: tuning", content.get("tuning") or {}, grid),
         budget=_budget(f"{where}: budget", budget) if budget is not None else None,
@@ -171,7 +176,7 @@ def run(file: ComparisonFile, root: Path, workers: int, share: tuple[int, int]) 
     jobs = file.jobs()
     mine = jobs[share[0] - 1 :: share[1]]
     bar = tqdm(total=len(mine), unit="run", disable=None)
-    for job, outcome in run_all(mine, root, workers=workers, checkpoints=True):
+    for job, outcome in run_all(mine, root, workers=workers, checkpoints=True, metric=file.metric):
         bar.write(f"{job}: {said(outcome)}")
         bar.update()
     bar.close()
@@ -286,6 +291,7 @@ def command(words: list[str]) -> None:
     parser.add_argument("--share", default="1/1", help="k/n: the k-th of n shares, for n machines")
     parser.add_argument("--change", **CHANGE)
     parser.add_argument("--baseline", help="the method with which the others are compared")
+    parser.add_argument("--metric", help="the score that counts, such as f1_score")
     parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
     parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
     parser.add_argument(
@@ -294,7 +300,7 @@ def command(words: list[str]) -> None:
     given = parser.parse_args(words)
     bandwidth = _bandwidth("compare: --bandwidth", given.bandwidth)
     begun = time.monotonic()
-    budget, tuning = None, dict[str, Any]()
+    budget, tuning, metric = None, dict[str, Any](), given.metric
     if given.budget is not None:
         name, _, limit = given.budget.partition("=")
         try:
@@ -309,7 +315,9 @@ def command(words: list[str]) -> None:
         title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
     else:
         file = read_comparison(_path(given.what), changes_of("compare", given.change))
+        file = replace(file, metric=given.metric or file.metric)
         title, baseline, budget = file.title, file.baseline, budget or file.budget
+        metric = file.metric
         tuning, bandwidth = dict(file.tuning), bandwidth or file.bandwidth
         out = given.out or Path("runs/compare") / file.name
         _make(out)
@@ -322,7 +330,7 @@ def command(words: list[str]) -> None:
     baseline = given.baseline or baseline or labels[0]
     if baseline not in labels:
         raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
-    comparisons = _by_point(runs, title, baseline, budget, tuning)
+    comparisons = _by_point(runs, title, baseline, budget, tuning, metric)
     files = write(comparisons, title, out, bandwidth)
     if given.wandb is not None:
         send(given.wandb, title, comparisons, files)
@@ -335,6 +343,7 @@ def _by_point(
     baseline: str,
     budget: tuple[str, float] | None,
     tuning: Mapping[str, Mapping[str, float]],
+    metric: str | None,
 ) -> list[Comparison]:
     """Returns a comparison for each point of the grid."""
     points: dict[str, list[Run]] = {}
@@ -342,7 +351,8 @@ def _by_point(
         points.setdefault(json.dumps(one.point, default=str), []).append(one)
     titles = {point: tables.described(here[0].point) or title for point, here in points.items()}
     return [
-        Comparison(here, baseline, budget, titles[point], tuning) for point, here in points.items()
+        Comparison(here, baseline, budget, titles[point], tuning, metric)
+        for point, here in points.items()
     ]
 
 

@@ -34,6 +34,7 @@ from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
 from pfl.files import run_folder_errors, write_json
+from pfl.rounds.loop import FederatedLoop
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
@@ -197,7 +198,12 @@ def _class_paths(config: Any) -> Iterator[str]:
 
 
 def run_all(
-    jobs: Sequence[Job], root: Path, *, workers: int = 1, checkpoints: bool = False
+    jobs: Sequence[Job],
+    root: Path,
+    *,
+    workers: int = 1,
+    checkpoints: bool = False,
+    metric: str | None = None,
 ) -> Iterator[tuple[Job, Config]]:
     """Runs jobs in `root` and yields each with its outcome when the job has ended.
 
@@ -206,18 +212,26 @@ def run_all(
         root: The folder of all runs.
         workers: Number of processes. With 1, the runs take place in this process.
         checkpoints: As in `execute`.
+        metric: A score that all runs must compute.
     """
-    check(
-        job for job in jobs if not _identity(job).items() <= outcome_of(root / job.folder).items()
-    )
+    ended = {
+        job.folder
+        for job in jobs
+        if _identity(job).items() <= outcome_of(root / job.folder).items()
+    }
+    check((job for job in jobs if job.folder not in ended), metric)
     work = functools.partial(execute, root=root, checkpoints=checkpoints)
     yield from spread(work, jobs, workers)
 
 
-def check(jobs: Iterable[Job]) -> None:
+def check(jobs: Iterable[Job], metric: str | None = None) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins.
+
+    Args:
+        jobs: The runs.
+        metric: A score that all runs must compute, such as `f1_score` or `val/global/f1_score`.
 
     Raises:
         ConfigError: A configuration has a mistake.
@@ -234,10 +248,21 @@ def check(jobs: Iterable[Job]) -> None:
                     checker = CheckCLI(words)
                 else:
                     checker.check(words)
+                _check_metric(metric, checker.loop)
             except Exception as error:
                 if line := explain(error):
                     raise ConfigError(f"{job}: {line}") from error
                 raise
+
+
+def _check_metric(metric: str | None, loop: FederatedLoop) -> None:
+    known = {"accuracy": True, "loss": False, **loop.metrics.higher_is_better}
+    clear = [name for name, higher in known.items() if higher is not None]
+    if metric is not None and metric.rpartition("/")[2] not in clear:
+        raise ConfigError(
+            f"metric: {metric}; it must be one of {', '.join(clear)}, or one of loop.metrics of "
+            f"which torchmetrics knows whether large values are good"
+        )
 
 
 def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:

@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from pfl import files
-from pfl.callbacks.pruning import PRUNED, check_validated, open_study, score_of, trial_of
+from pfl.callbacks.pruning import PRUNED, check_validated, open_study, trial_of
 from pfl.cli import configs
 from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
 from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
@@ -23,7 +23,7 @@ from pfl.cli.parser import CommandParser
 from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
 from pfl.report.comparison import Cells, markdown, text
-from pfl.report.results import Run, best_round
+from pfl.report.results import Run, best_round, signed
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -44,7 +44,7 @@ class TuneFile:
         trials: Number of trials of each run.
         seed: The seed of every trial, and of the order of trials.
         prune_after: Number of rounds before which no trial is ended early; None: none ever is.
-        metric: The score that selects; None: that of `best_round`.
+        metric: The score that selects, as in `best_round`.
     """
 
     comparison: ComparisonFile
@@ -71,7 +71,7 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
             model.init_args.local_epochs: [1, 2, 5]
           seed: 0                # of every trial
           prune_after: 10        # rounds before which no trial is ended early; by default none is
-          metric: val/global/accuracy    # by default as in `pfl compare`
+          metric: val/global/accuracy    # by default the comparison's
 
     Every run is tuned at each value of the grid by itself; the grid has one axis at most.
 
@@ -109,6 +109,7 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
         raise ConfigError(f"{path}: tune.space: it is empty for {empty[0]}; give it keys to try")
     content = normal({**content, "runs": runs})
     comparison = comparison_of(str(path), path.stem, content, changes)
+    given["metric"] = metric or comparison.metric
     return TuneFile(comparison=comparison, content=content, spaces=spaces, **given)
 
 
@@ -181,7 +182,8 @@ def tune_run(job: Job, file: TuneFile, root: Path) -> Tuned:
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
         line = f"{place}, trial {number + 1}/{file.trials}: {score} ({record['state']}; {shown})"
         print(line, flush=True)
-    best = _best(place, records)
+    values_told = [trial.value for trial in study.get_trials(deepcopy=False)]
+    best = _best(place, records, values_told)
     return Tuned(
         job, {key: best[key] for key in spaces}, best["score"], best["selected_by"], records
     )
@@ -212,7 +214,7 @@ def _trial(
     one = Job(f"trial{trial.number}", {}, file.seed, config)
     outcome = execute(one, folder, checkpoints=True)
     run = Run.read(job.run, file.seed, folder / one.folder, unfinished=True)
-    best = best_round(run.rows, file.metric)
+    best = best_round(run.rows, file.metric, run.metrics)
     diverged = outcome["status"] == "diverged"
     if best is None and not diverged:
         check_validated(run.rows[-1] if run.rows else {}, file.metric)
@@ -231,20 +233,24 @@ def _trial(
         record["score"] = best[best["selected_by"]]
     if not known.state.is_finished():
         if record["state"] == "finished" and best is not None:
-            study.tell(trial, score_of(best))
+            study.tell(trial, signed(best["selected_by"], record["score"], run.metrics))
         else:
             study.tell(trial, state=TrialState.PRUNED)
     return record
 
 
-def _best(place: str, records: Sequence[Config]) -> Config:
-    """Returns the record with the best score among the trials that ran to their end."""
-    done = [record for record in records if record["state"] == "finished"]
+def _best(place: str, records: Sequence[Config], told: Sequence[float | None]) -> Config:
+    """Returns the record with the best score, as told to Optuna, of a trial that ran to its end."""
+    done = [
+        (value, record)
+        for value, record in zip(told, records, strict=False)  # a trial may be queued
+        if record["state"] == "finished" and value is not None
+    ]
     if not done:
         raise ConfigError(
             f"tune: no trial of {place} has ended without diverging; change its space"
         )
-    return max(done, key=lambda r: score_of({**r, r["selected_by"]: r["score"]}))
+    return max(done, key=lambda pair: pair[0])[1]
 
 
 # ---- what comes out ------------------------------------------------------------------------------
@@ -346,7 +352,7 @@ def command(words: list[str]) -> None:
         out.mkdir(parents=True, exist_ok=True)
     jobs = file.jobs()
     first = {run: spread_evenly(space, 1, file.seed)[0] for run, space in file.spaces.items()}
-    check(job.changed([nest(first[job.run])]) for job in jobs)
+    check((job.changed([nest(first[job.run])]) for job in jobs), file.metric)
     workers = given.jobs or side_by_side(len(jobs))
     work = functools.partial(tune_run, file=file, root=out)
     found = {str(job): tuned for job, tuned in spread(work, jobs, workers)}

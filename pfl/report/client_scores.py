@@ -32,7 +32,8 @@ class ClientScoresByRound:
         columns: The names of the columns, such as `test_personalized_accuracy`.
         values: float32 [E, columns, M]; NaN for a client without samples, or where a metric is not
             defined.
-        higher_is_better: For each column whether large values are good; None if that is not known.
+        metrics: For each metric beside accuracy and loss whether large values are good; None if
+            that is not known.
         percentiles: Whether the values are percentiles instead of clients.
 
     Example:
@@ -51,7 +52,7 @@ class ClientScoresByRound:
     rounds: np.ndarray
     columns: list[str]
     values: np.ndarray
-    higher_is_better: dict[str, bool | None] = field(default_factory=dict)
+    metrics: dict[str, bool | None] = field(default_factory=dict)
     percentiles: bool = False
 
     @classmethod
@@ -66,7 +67,7 @@ class ClientScoresByRound:
             records["round"],
             heading["columns"],
             records["scores"],
-            {name: direction(name, heading.get("metrics", {})) for name in heading["columns"]},
+            heading.get("metrics", {}),
             heading.get("percentiles", False),
         )
 
@@ -92,7 +93,7 @@ class ClientScoresByRound:
             ConfigError: There is no such column.
         """
         require_one_of("client_scores.column", column, *self.columns)
-        better = self.higher_is_better.get(column)
+        better = direction(column, self.metrics)
         scores = self.values[:, self.columns.index(column)]
         rows = [distribution(values, better) for values in scores]
         names = dict.fromkeys(name for row in rows for name in row)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pfl.report.results import Row, Run, kinds, metric_names
+from pfl.errors import ConfigError
+from pfl.report.results import Row, Run, kinds, scores_of, signed
 from pfl.report.statistics import Paired, holm, mean_ranks, paired
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
@@ -24,6 +25,10 @@ class Comparison:
         budget: One of `pfl.report.results.BUDGETS` and its limit; None: whole runs.
         title: What is compared.
         tuning: What each method's tuning took, such as `{"FedAvg": {"trials": 20}}`, if known.
+        metric: The score that counts, such as `f1_score`; None: accuracy, or loss for regression.
+
+    Raises:
+        ConfigError: No run has that score.
     """
 
     runs: Sequence[Run]
@@ -31,10 +36,14 @@ class Comparison:
     budget: tuple[str, float] | None = None
     title: str = ""
     tuning: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    metric: str | None = None
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.chosen.update({id(run): run.selected(self.budget) for run in self.runs})
+        if self.metric is not None and not kinds(self.runs, self.metric):
+            have = ", ".join(scores_of(self.runs))
+            raise ConfigError(f"compare: metric: {self.metric}; the runs have {have}")
+        self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
     @property
     def labels(self) -> list[str]:
@@ -43,13 +52,14 @@ class Comparison:
 
     @property
     def number(self) -> str:
-        """The score that counts: "accuracy", or "loss" for regression."""
-        return "accuracy" if kinds(self.runs, "accuracy") else "loss"
+        """The score that counts: `metric`, or else "accuracy", or "loss" for regression."""
+        return self.metric or ("accuracy" if kinds(self.runs, "accuracy") else "loss")
 
     @property
     def larger_is_better(self) -> bool:
         """Whether a larger score is better."""
-        return self.number == "accuracy"
+        known = {name: better for run in self.runs for name, better in run.metrics.items()}
+        return signed(f"test/{self.number}", 1.0, known) > 0
 
     def of(self, label: str) -> list[Run]:
         """Returns the runs of a method."""
@@ -131,7 +141,8 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Returns what a reader of the table must know, in sentences."""
-        notes = [f"± is the standard deviation over {self._seeds()}."]
+        notes = [f"The score is {self.metric}."] if self.metric else []
+        notes.append(f"± is the standard deviation over {self._seeds()}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")
@@ -235,11 +246,11 @@ def overview_table(comparisons: Sequence[Comparison]) -> Cells:
 def score_table(comparison: Comparison) -> Cells:
     """Returns a header and a row for each method: scores, worst tenth, metrics, gain and costs.
 
-    Metrics beside accuracy and loss are those of the model that counts.
+    Metrics beside the score are those of the model that counts.
     """
     number = comparison.number
     shown = kinds(comparison.runs, number)
-    names = metric_names(name for run in comparison.runs for row in run.rows for name in row)
+    names = [name for name in scores_of(comparison.runs) if name not in (number, "loss")]
     head = ["method", *(kind.replace("/", ", k = ") for kind in shown), "worst 10%", *names]
     gained = {label: comparison.gained(label) for label in comparison.labels}
     if any(share is not None for share in gained.values()):

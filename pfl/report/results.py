@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 
 from pfl.errors import ConfigError
 from pfl.report.client_scores import ClientScoresByRound
+from pfl.report.distribution import direction
 
 Row = dict[str, Any]
 BUDGETS = {
@@ -26,7 +27,9 @@ BUDGETS = {
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 
 
-def best_round(rows: list[Row], metric: str | None = None) -> Row | None:
+def best_round(
+    rows: list[Row], metric: str | None = None, metrics: Mapping[str, bool | None] | None = None
+) -> Row | None:
     """Returns the row with the best validation score; None if no round was validated.
 
     The score is the mean accuracy of the personalized models or, if there are none, of the global
@@ -34,19 +37,32 @@ def best_round(rows: list[Row], metric: str | None = None) -> Row | None:
 
     Args:
         rows: The rows of `metrics.csv`.
-        metric: Another score, such as `val/global/loss`.
+        metric: Another score: a number of the same models, such as `f1_score`, or one of certain
+            models, such as `val/global/loss`.
+        metrics: For each metric beside accuracy and loss whether large values are good.
 
     Returns:
         A copy of the row, with the name of the score as `selected_by`.
     """
-    names = [f"val/{k}/{n}" for n in ("accuracy", "loss") for k in ("personalized", "global")]
-    for name in names if metric is None else [metric]:
-        sign = -1 if name.endswith("loss") else 1
+    numbers = ("accuracy", "loss") if metric is None else (metric,)
+    names = [f"val/{k}/{n}" for n in numbers for k in ("personalized", "global")]
+    for name in [metric] if metric is not None and "/" in metric else names:
         have = [row for row in rows if name in row and not math.isnan(row[name])]
         if have:
-            best = max(have, key=lambda row: sign * row[name])
+            best = max(have, key=lambda row: signed(name, row[name], metrics))
             return {"selected_by": name, **best}
     return None
+
+
+def signed(name: str, value: float, metrics: Mapping[str, bool | None] | None = None) -> float:
+    """Returns a score, larger for better: one whose small values are good gets a minus.
+
+    Args:
+        name: The name of the score, such as `val/global/loss`.
+        value: The score.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+    """
+    return -value if direction(name.replace("/", "_"), metrics or {}) is False else value
 
 
 @dataclass(frozen=True)
@@ -121,15 +137,26 @@ class Run:
         columns, limit = BUDGETS[budget[0]], budget[1]
         return [row for row in self.rows if sum(row.get(name, 0.0) for name in columns) <= limit]
 
-    def selected(self, budget: tuple[str, float] | None = None) -> Row | None:
+    @property
+    def metrics(self) -> dict[str, bool | None]:
+        """For each metric beside accuracy and loss whether large values are good."""
+        return {} if self.scores is None else self.scores.metrics
+
+    def selected(
+        self, budget: tuple[str, float] | None = None, metric: str | None = None
+    ) -> Row | None:
         """Returns the row of the round that counts: the best by validation, else the last.
 
         None if the run diverged, or has no evaluated round within the budget.
+
+        Args:
+            budget: One of `BUDGETS` and the limit.
+            metric: The score, as in `best_round`.
         """
         rows = self.evaluated(budget)
         if self.diverged or not rows:
             return None
-        return best_round(rows) or rows[-1]
+        return best_round(rows, metric, self.metrics) or rows[-1]
 
     def client_scores(self, row: Row, column: str) -> np.ndarray | None:
         """Returns the clients' scores [M] in a round, such as `test_personalized_accuracy`.
@@ -188,6 +215,13 @@ def metric_names(names: Iterable[str]) -> list[str]:
     """
     found = re.compile(r"test/(?:\w+)(?:/\d+)?/(\w+)_clients$")
     return list(dict.fromkeys(match[1] for name in names if (match := found.match(name))))
+
+
+def scores_of(runs: Sequence[Run]) -> list[str]:
+    """Returns the names of the scores that runs have: accuracy, loss and further metrics."""
+    names = dict.fromkeys(name for run in runs for row in run.rows for name in row)
+    have = [number for number in ("accuracy", "loss") if tested_kinds(names, number)]
+    return [*have, *metric_names(names)]
 
 
 def _rows(path: Path) -> list[Row]:

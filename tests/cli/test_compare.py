@@ -108,6 +108,18 @@ def test_no_run_begins_before_a_mistake_in_the_last_one_is_found(tmp_path, wrong
     assert not (tmp_path / "out" / "FedAvg").exists()
 
 
+def test_no_run_begins_without_the_metric_that_counts(tmp_path):
+    path = comparison(tmp_path, metric="f1_score")
+    with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: f1_score; .*accuracy, loss"):
+        compare(path, tmp_path / "out")
+    assert not (tmp_path / "out" / "FedAvg").exists()
+
+
+def test_a_metric_that_the_runs_do_not_have_is_refused(finished, tmp_path):
+    with pytest.raises(ConfigError, match="metric: auroc; the runs have accuracy, loss"):
+        compare(comparison(tmp_path), copy(finished, tmp_path), "--metric", "auroc")
+
+
 def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
     """Two rounds of four are over when the run ends; the rest gives the result of one run."""
     fits = []

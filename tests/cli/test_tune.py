@@ -98,14 +98,23 @@ def test_the_best_validation_score_selects(found):
 
 
 @pytest.mark.slow
-def test_another_metric_selects(found, tmp_path):
-    settings = {"trials": 3, "space": SPACE, "metric": "val/global/loss"}
+@pytest.mark.parametrize(
+    ("metric", "name"),
+    [("val/global/loss", "val/global/loss"), ("calibration_error", "val/global/calibration_error")],
+)
+def test_a_metric_whose_small_values_are_good_selects(tmp_path, metric, name):
+    """Given for the trials by its whole name, and for the comparison by its own."""
+    settings = {"trials": 3, "space": SPACE} | ({"metric": metric} if "/" in metric else {})
+    more = {} if "/" in metric else {"metric": metric}
     runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
-    rows = tune(write(tmp_path, tune=settings, runs=runs), tmp_path / "out")
-    best = [min(scores(tmp_path / "out", row, "val/global/loss")) for row in rows]
+    path = write(tmp_path, tune=settings, runs=runs, **more)
+    error = "[{class_path: MulticlassCalibrationError, init_args: {num_classes: 10}}]"
+    rows = tune(path, tmp_path / "out", "--change", f"loop.metrics={error}")
+    best = [min(scores(tmp_path / "out", row, name)) for row in rows]
     assert [float(row["score"]) for row in rows] == best
     text = (tmp_path / "out" / "tune.md").read_text()
-    assert f"{min(best):.4f} (val/global/loss)" in text
+    assert f"{min(best):.4f} ({name})" in text
+    assert read_comparison(tmp_path / "out" / "tuned.yaml").metric == more.get("metric")
 
 
 @pytest.mark.slow

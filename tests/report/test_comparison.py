@@ -1,5 +1,6 @@
 """The tables of a comparison, of runs whose numbers are made up."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -168,6 +169,39 @@ def test_metrics_of_the_model_that_counts_have_columns():
     cells = tables.score_table(Comparison(runs, "A"))
     assert cell(cells, "A", "f1") == "1.2500" and cell(cells, "B", "f1") == "–"
     assert len({len(row) for row in cells}) == 1
+
+
+@pytest.mark.parametrize(("smaller_is_better", "row", "wins"), [(True, 1, 2), (False, 2, 1)])
+def test_another_score_can_count(smaller_is_better, row, wins):
+    """A's error is 0.3, 0.1 and 0.5 by round on validation, so that round 2 or round 3 counts.
+
+    Of A's three clients, two have a smaller error than under B in round 2, and one has a larger one
+    in round 3; the accuracies, 0.9 and 0.1, do not count.
+    """
+    error, better = "test_global_error", not smaller_is_better
+    runs = [run("A", 0, [0.1, 0.9, 0.1], [0.1, 0.2, 0.3]), run("B", 0, [0.2])]
+    values = {"A": [[9, 9, 9], [1, 1, 3], [2, 2, 3]], "B": [[2, 2, 2]]}
+    for one in runs:
+        for number, entry in enumerate(one.rows):
+            entry |= {"test/global/error": np.mean(values[one.label][number])}
+            entry |= {"test/global/error_clients": 3.0}
+            entry |= {"val/global/error": [0.3, 0.1, 0.5][number]}
+    scores = {
+        label: ClientScoresByRound(
+            np.arange(1, len(by_round) + 1),
+            [error],
+            np.array(by_round, np.float32)[:, None],
+            {"error": better},
+        )
+        for label, by_round in values.items()
+    }
+    runs = [replace(one, scores=scores[one.label]) for one in runs]
+    comparison = Comparison(runs, "B", metric="error")
+    cells = tables.score_table(comparison)
+    assert cell(cells, "A", "global") == f"{np.mean(values['A'][row]):.4f}"
+    assert cell(cells, "A", "accuracy") == ("0.9000" if row == 1 else "0.1000")
+    assert cell(tables.statistics_table(comparison), "A", "wins") == str(wins)
+    assert comparison.notes()[0] == "The score is error."
 
 
 def test_kinds_come_in_the_order_of_the_table():

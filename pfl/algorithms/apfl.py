@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, Step, require
 
 
 class APFL(FederatedAlgorithm):
@@ -79,20 +79,18 @@ class APFL(FederatedAlgorithm):
         shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
         alpha = self._alpha(clients).clone()
         buffers, personal = clients.buffers, clients.personal.buffers
+        plain = Step(lr, 1 - lr * decay)
         for step, batch in enumerate(clients.batches(self.local_schedule)):
             rows = slice(0, batch.clients)
-            loss, g = self.oracle.gradient(shared, batch, buffers)
-            shared[rows] -= lr * (g + decay * shared)[rows]
-            self.log_loss("train", loss, batch.counts)
-            mixed = alpha * own + (1 - alpha) * shared
-            loss, g = self.oracle.gradient(mixed, batch, personal)
+            self.take_steps(shared, batch, plain, buffers, "train")
+            mixed, share = torch.lerp(shared, own, alpha), alpha[rows].clone()
+            loss, g = self.oracle.gradient(mixed[rows], batch, personal)
             self.log_loss("personal", loss, batch.counts)
-            g = (g + decay * mixed)[rows]
-            share = alpha[rows].clone()
+            g.add_(mixed[rows], alpha=decay)
             if self.adaptive and step == 0:
                 slope = ((own - shared)[rows] * g).sum(1, keepdim=True)
                 alpha[rows] = torch.clamp(share - lr * slope, 0.0, 1.0)
-            own[rows] -= lr * share * g
+            own[rows].addcmul_(share, g, value=-lr)
         clients.state["v"] = own
         if self.adaptive:
             clients.state["alpha"] = alpha

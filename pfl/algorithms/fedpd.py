@@ -200,12 +200,12 @@ class FedPD(FederatedAlgorithm):
         share = 1.0 if gamma is None else gamma / (eta + gamma)  # of x_0; the rest is of x
         for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
-            old = x.clone()
-            x[rows] += share * (x0 - x - eta * (g + lam))[rows]
+            old, goal = x.clone(), torch.add(g, lam).mul_(-eta).add_(x0)
+            x[rows].lerp_(goal[rows], share)
             again = copy.copy(batch)
             again.inputs = batch.inputs.clone()  # a network may change its inputs
-            change = self._gradient(clients, x, batch) - self._gradient(scratch, old, again)
-            g[rows] += change[rows]
+            change = self._gradient(clients, x, batch).sub_(self._gradient(scratch, old, again))
+            g[rows].add_(change[rows])
         clients.state["g"] = g
         return x
 
@@ -214,7 +214,7 @@ class FedPD(FederatedAlgorithm):
     ) -> Tensor:
         loss, g = self.oracle.gradient(x, batch, clients.buffers)
         self.log_loss("train", loss, batch.counts if counted is None else counted)
-        return g + self.weight_decay * x
+        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
 
 
 def _copy_of(buffers: Tensor | None) -> Tensor | None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, Step, require
 
 
 class pFedMe(FederatedAlgorithm):
@@ -86,18 +86,16 @@ class pFedMe(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Follows the envelope's gradient λ (w_i - θ_i), keeps θ_i and sends w_i."""
         v, theta = w.repeat(len(clients), 1), clients.state["theta"].clone()
-        lr, decay = self.learning_rate(clients.round), self.weight_decay
+        lr, pull = self.learning_rate(clients.round), self.personal_lr * self.penalty
+        shrink = 1 - pull - self.personal_lr * self.weight_decay
         personal = clients.personal.buffers
         for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
             theta[rows] = v[rows]
-            for step in range(self.personal_steps):
-                buffers = clients.buffers if step == 0 else personal
-                loss, g = self.oracle.gradient(theta, batch, buffers)
-                g = g + decay * theta + self.penalty * (theta - v)
-                theta[rows] -= self.personal_lr * g[rows]
-                self.log_loss("train", loss, batch.counts)
-            v[rows] -= lr * self.penalty * (v - theta)[rows]
+            inner = Step(self.personal_lr, shrink, shift=pull * v)
+            self.take_steps(theta, batch, inner, clients.buffers, "train")
+            self.take_steps(theta, batch, inner, personal, "train", self.personal_steps - 1)
+            v[rows].lerp_(theta[rows], lr * self.penalty)
         clients.state["theta"] = theta
         return v
 

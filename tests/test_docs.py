@@ -7,7 +7,7 @@ import re
 import runpy
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -123,6 +123,17 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
         "FedRep",
         "Ditto",
     ]
+
+
+def test_a_site_of_github_links_the_notebook_in_colab(monkeypatch):
+    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorial.md"))
+    text = (ROOT / "docs" / "tutorial.md").read_text()
+    link = "https://colab.research.google.com/github/owner/name/blob/main/docs/tutorial.ipynb"
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert "colab" not in hooks["on_page_markdown"](text, page, None, None)
+    monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
+    assert f"[open it in Colab]({link})" in hooks["on_page_markdown"](text, page, None, None)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])

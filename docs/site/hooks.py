@@ -2,9 +2,11 @@
 
 The pages are written for people who read them in the repository, with links such as
 `../benchmarks/results/peers.md`. On the site the benchmark results are pages too, and a link to
-another file of the repository is the path of that file.
+another file of the repository is the path of that file. A site that a workflow of GitHub builds has
+a link that opens the notebook in Colab, which needs the repository's public address.
 """
 
+import os
 import re
 from pathlib import Path, PurePosixPath
 
@@ -15,6 +17,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[2]
 RESULTS = "benchmarks/results"
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((\.\./[^)#\s]*)(#[^)\s]*)?\)")
+NOTEBOOK = re.compile(r"\[[^\]]*\]\(([\w-]+\.ipynb)\)")  # in the folder docs/
+COLAB = "https://colab.research.google.com/github"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -25,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mends links that leave docs/."""
+    """Mends links that leave docs/, and adds Colab's link to that of a notebook."""
     results = page.file.src_uri.startswith("benchmarks/")
     here = PurePosixPath(RESULTS if results else "docs") / (
         "." if results else PurePosixPath(page.file.src_uri).parent
@@ -41,4 +45,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({depth}benchmarks/{path.name}{anchor})"
         return text if text.strip("`") == path.as_posix() else f"{text} (`{path.as_posix()}`)"
 
-    return LINK.sub(mend, markdown)
+    markdown = LINK.sub(mend, markdown)
+    if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"
+        in_colab = rf"\g<0> ([open it in Colab]({COLAB}/{repository}/blob/main/docs/\1))"
+        markdown = NOTEBOOK.sub(in_colab, markdown)
+    return markdown

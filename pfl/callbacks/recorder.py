@@ -362,7 +362,7 @@ class RunRecorder(Callback):
             "algorithm": type(algorithm).__name__,
             "finished": finished,
             **self.rows[-1],
-            "best": best_round(self.rows),
+            "best": best_round(self.rows, loop.select_by, better),
             **compare(self.table.scores, better),
             "distribution": distributions(self.table.scores, better),
             "protocol": loop.describe(),

@@ -34,7 +34,6 @@ from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
 from pfl.files import run_folder_errors, write_json
-from pfl.rounds.loop import FederatedLoop
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
@@ -248,21 +247,11 @@ def check(jobs: Iterable[Job], metric: str | None = None) -> None:
                     checker = CheckCLI(words)
                 else:
                     checker.check(words)
-                _check_metric(metric, checker.loop)
+                checker.loop.metrics.check_score("metric", metric)
             except Exception as error:
                 if line := explain(error):
                     raise ConfigError(f"{job}: {line}") from error
                 raise
-
-
-def _check_metric(metric: str | None, loop: FederatedLoop) -> None:
-    known = {"accuracy": True, "loss": False, **loop.metrics.higher_is_better}
-    clear = [name for name, higher in known.items() if higher is not None]
-    if metric is not None and metric.rpartition("/")[2] not in clear:
-        raise ConfigError(
-            f"metric: {metric}; it must be one of {', '.join(clear)}, or one of loop.metrics of "
-            f"which torchmetrics knows whether large values are good"
-        )
 
 
 def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:

@@ -62,6 +62,9 @@ class FederatedLoop(LightningDataModule):
         finetune_lr: The learning rate of these steps; None: the method's.
         metrics: Metrics of torchmetrics that are computed for each client beside accuracy and loss:
             a list, or a dict of names (docs/metrics.md).
+        select_by: The validation score that chooses the `best` round in `summary.json`: "accuracy",
+            "loss", or one of `metrics`, of the personalized models where there are some. None: the
+            accuracy, or the loss for regression.
         seed: The seed of client sampling and of the order of samples; None: the data module's.
 
     Raises:
@@ -94,6 +97,7 @@ class FederatedLoop(LightningDataModule):
         finetune: int | Sequence[int] | None = None,
         finetune_lr: float | None = None,
         metrics: list[Metric] | dict[str, Metric] | None = None,
+        select_by: str | None = None,
         seed: int | None = None,
     ) -> None:
         super().__init__()
@@ -122,6 +126,8 @@ class FederatedLoop(LightningDataModule):
         self.evaluate = tuple(evaluate)
         self.finetuning = Finetuning.read(finetune, finetune_lr)
         self.metrics = ClientMetrics.read(metrics)
+        self.metrics.check_score("loop.select_by", select_by)
+        self.select_by = select_by
         # The algorithm sets these at its own set-up: whether it has client states, how many clients
         # train together, and the relative costs of a round for clients of some sizes.
         self.stateful = True

@@ -94,6 +94,30 @@ class ClientMetrics:
     def __len__(self) -> int:
         return len(self.names)
 
+    def check_score(self, key: str, name: str | None) -> None:
+        """Checks that models can be chosen by a score.
+
+        Args:
+            key: The key that names the score, for the error.
+            name: The score, such as `f1_score` or `val/global/f1_score`; None: the default.
+
+        Raises:
+            ConfigError: There is no such score, it is a test score, or torchmetrics does not know
+                whether its large values are good.
+        """
+        if name is None:
+            return
+        kind, _, number = name.rpartition("/")
+        if kind and not kind.startswith("val/"):
+            raise ConfigError(f"{key}: {name}; it must be a validation score, such as val/global/loss")
+        known = {"accuracy": True, "loss": False, **self.higher_is_better}
+        clear = [score for score, higher in known.items() if higher is not None]
+        if number not in clear:
+            raise ConfigError(
+                f"{key}: {name}; it must be one of {', '.join(clear)}, or one of loop.metrics of "
+                f"which torchmetrics knows whether large values are good"
+            )
+
     def check(self, predicted: Tensor, targets: Tensor) -> None:
         """Computes all metrics on a few samples; the arguments are those of `values`.
 

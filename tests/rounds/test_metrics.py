@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn import metrics as reference
 from torch import nn
-from torchmetrics import MeanSquaredError, R2Score
+from torchmetrics import MeanMetric, MeanSquaredError, R2Score
 from torchmetrics.classification import (
     BinaryAUROC,
     BinaryF1Score,
@@ -23,9 +23,10 @@ from datamodules import MatchLabels, Natural, SharedTest, SplitOwn, TensorDataMo
 from datamodules.partitioners import LogNormal
 from models import MLP
 from pfl.algorithms import FedAvg, LocalTrain
-from pfl.callbacks import LocalBaseline
+from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.clients import Clients
 from pfl.method.scoring import predictions
+from pfl.rounds.loop import FederatedLoop
 from pfl.rounds.metrics import ClientMetrics
 from tests.networks import put
 from tests.problems import run
@@ -121,6 +122,35 @@ def test_the_local_baseline_and_finetuned_models_have_the_same_metrics(tmp_path)
     np.testing.assert_allclose(baseline.scores["f1_score"], own, atol=1e-7)  # the same training
     np.testing.assert_array_equal(scores["test", "finetuned/0"]["f1_score"], own)
     assert (scores["test", "finetuned/1"]["f1_score"] != own).any()
+
+
+def test_a_metric_selects_the_best_round(tmp_path):
+    """The best of the rounds by the calibration error, whose small values are good."""
+    torch.manual_seed(0)
+    algorithm, recorder = FedAvg(MLP(4, (5,), CLASSES), lr=0.5, batch_size=8), RunRecorder()
+    given = {"metrics": {"error": MulticlassCalibrationError(CLASSES)}, "select_by": "error"}
+    run(algorithm, data(SplitOwn()), 8, root=tmp_path, callbacks=[recorder], **given)
+    errors = [row["val/global/error"] for row in recorder.rows]
+    accuracies = [row["val/global/accuracy"] for row in recorder.rows]
+    assert np.argmin(errors) != np.argmax(accuracies)  # else the test could not fail
+    best = recorder.summary["best"]
+    assert best["selected_by"] == "val/global/error"
+    assert best["round"] == 1 + np.argmin(errors)
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("f1_score", "must be one of accuracy, loss, error, or one of loop.metrics"),
+        ("unclear", "must be one of accuracy, loss, error, or one of loop.metrics"),
+        ("test/global/accuracy", "must be a validation score"),
+    ],
+)
+def test_a_score_that_cannot_select_is_refused(name, words):
+    """torchmetrics does not know whether a large confidence is good."""
+    metrics = {"error": MulticlassCalibrationError(CLASSES), "unclear": MeanMetric()}
+    with refused("loop.select_by", words):
+        FederatedLoop(data(SplitOwn()), metrics=metrics, select_by=name)
 
 
 def test_regression_leaves_out_clients_without_a_value(tmp_path):

@@ -64,7 +64,7 @@ class Launcher(ScriptLauncher):
             self.start_other_processes()
             Launcher.children = self.procs
         _share_cores(self.num_processes)
-        with self._watch(trainer):
+        with self._watch(trainer) as end_watch:
             try:
                 result = function(*args, **kwargs)
                 if trainer is not None:
@@ -74,6 +74,7 @@ class Launcher(ScriptLauncher):
             except RuntimeError as error:
                 if not is_lost_contact(error):
                     raise
+                end_watch()  # this thread says who is gone
                 raise ProcessLost(self._report_lost_process(trainer)) from error
 
     def end_others(self, error: BaseException) -> None:
@@ -118,25 +119,34 @@ class Launcher(ScriptLauncher):
         return lost
 
     @contextmanager
-    def _watch(self, trainer: Any) -> Iterator[None]:
+    def _watch(self, trainer: Any) -> Iterator[Callable[[], None]]:
+        """Watches over the other processes in a thread; yields a function that ends the watch."""
         done = threading.Event()
+        # Whoever has it ends this process. Python aborts if a thread prints while it shuts down.
+        ending = threading.Lock()
 
         def poll() -> None:
             while not done.wait(POLL_SECONDS):
                 lost = self._lost_process()
                 if lost and not done.wait(GRACE_SECONDS):
-                    self._print_error(_describe(lost, trainer))
-                    self.end_others(ProcessLost())
-                    os._exit(1)  # the main thread may be deep in a sum over processes
+                    with ending:
+                        if not done.is_set():
+                            self._print_error(_describe(lost, trainer))
+                            self.end_others(ProcessLost())
+                            os._exit(1)  # the main thread may be deep in a sum over processes
+
+        def end() -> None:
+            with ending:
+                done.set()
 
         if self.children or is_child():
             threading.Thread(target=poll, name="watch", daemon=True).start()
         die_with_parent(False)
         try:
-            yield
+            yield end
         finally:
             die_with_parent()
-            done.set()
+            end()
 
 
 def _share_cores(processes: int) -> None:

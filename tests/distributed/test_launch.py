@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import get_context
 from pathlib import Path
@@ -367,6 +368,40 @@ def test_the_first_process_says_who_is_gone_and_ends_the_others(launcher, monkey
         launcher.launch(fail, torch.distributed.DistBackendError("NCCL"))
     launcher.end_others(caught.value)
     assert all(child.was_killed for child in Launcher.children)
+
+
+@pytest.mark.parametrize("first", ["watch", "main"])
+def test_one_thread_ends_the_process(launcher, monkeypatch, first):
+    """The watch or the main thread, whoever comes first; the other one waits, and says nothing.
+
+    Python aborts if the watch still prints while the main thread leaves the interpreter.
+    """
+    events, begun = [], threading.Event()
+
+    def say(line):
+        if (threading.current_thread() is threading.main_thread()) == (first == "main"):
+            begun.set()
+            time.sleep(0.1)  # for the other thread to interfere
+        events.append(line)
+
+    def train():
+        if first == "watch":
+            assert begun.wait(10)
+        fail(RuntimeError("[gloo/transport/tcp/pair.cc] closed by peer"))
+
+    monkeypatch.setattr("pfl.distributed.launch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("pfl.distributed.launch.GRACE_SECONDS", 0.0 if first == "watch" else 0.05)
+    monkeypatch.setattr(os, "_exit", events.append)  # the watch then goes on as if nothing was
+    monkeypatch.setattr(Launcher, "children", [Child(-9)])
+    monkeypatch.setattr(launcher, "_print_error", say)
+    with pytest.raises(ProcessLost):
+        launcher.launch(train)
+    says = "process 1 was killed by SIGKILL"
+    if first == "watch":  # where the main thread goes on in this test, the process is gone
+        assert events[:2] == [says, 1]
+    else:
+        time.sleep(0.2)
+        assert events == [says]
 
 
 @pytest.mark.slow

@@ -172,7 +172,10 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
 
 
 def last_round(path: Path) -> dict[str, np.ndarray]:
-    """Returns the columns, without the round, of the last round's rows in a table, float64."""
+    """Returns the columns, without the round, of the last round's rows in a table, float64.
+
+    Empty if there is no table, or no row in it.
+    """
     if not path.is_file():
         return {}
     rows: list[list[str]] = []
@@ -183,7 +186,9 @@ def last_round(path: Path) -> dict[str, np.ndarray]:
             if rows and rows[0][0] != row[0]:
                 rows.clear()
             rows.append(row)
-    values = np.array(rows, np.float64).reshape(len(rows), len(names))
+    if not rows:
+        return {}
+    values = np.array(rows, np.float64)
     return {name: values[:, number] for number, name in enumerate(names) if name != "round"}
 
 

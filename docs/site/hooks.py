@@ -29,7 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mends links that leave docs/, and adds Colab's link to that of a notebook."""
+    """Mends links that leave docs/, adds Colab's to a notebook's, and keeps "mean ± std" whole."""
     results = page.file.src_uri.startswith("benchmarks/")
     here = PurePosixPath(RESULTS if results else "docs") / (
         "." if results else PurePosixPath(page.file.src_uri).parent
@@ -45,7 +45,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({depth}benchmarks/{path.name}{anchor})"
         return text if text.strip("`") == path.as_posix() else f"{text} (`{path.as_posix()}`)"
 
-    markdown = LINK.sub(mend, markdown)
+    markdown = LINK.sub(mend, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"
         in_colab = rf"\g<0> ([open it in Colab]({COLAB}/{repository}/blob/main/docs/\1))"
         markdown = NOTEBOOK.sub(in_colab, markdown)

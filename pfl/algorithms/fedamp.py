@@ -52,6 +52,7 @@ class FedAMP(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    tables = ("collaboration",)
 
     def __init__(
         self,
@@ -112,12 +113,19 @@ class FedAMP(FederatedAlgorithm):
         """Forms every participant's u_i from the cohort's last models."""
         self._cohort = self.cohort(round_index)
         models = self.client_rows("w", self._cohort)
-        self._starts = self.weights(models, self.alpha_of(round_index)).to(models) @ models
+        self._weights = self.weights(models, self.alpha_of(round_index))
+        self._starts = self._weights.to(models) @ models
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Trains from u_i, keeps w_i and sends it."""
         rows = torch.from_numpy(np.searchsorted(self._cohort, clients.ids)).to(w.device)
-        u = self._starts[rows]
+        u, weights = self._starts[rows], self._weights[rows]
+        self.log_table(
+            "collaboration",
+            client=np.repeat(clients.ids, len(self._cohort)),
+            partner=np.tile(self._cohort, len(clients)),
+            weight=weights.flatten(),
+        )
         weight = self.penalty and self.penalty / self.alpha_of(clients.round)
         v = self.local_sgd(clients, u, prox_weight=weight, prox_center=u)
         clients.state["w"] = v

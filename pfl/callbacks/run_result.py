@@ -21,7 +21,7 @@ from pfl.report.distribution import direction, distribution
 from pfl.rounds.evaluation import client_mean, numbers_of
 from pfl.rounds.loop import FederatedLoop
 
-PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
+PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def peak_memory() -> int | None:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the packages that could change a result."""
+    """Returns the versions of Python and of the packages, ours included, that change results."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in PACKAGES},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
-import importlib.metadata
 import importlib.util
 import io
 import json
@@ -107,8 +106,7 @@ def made_by(command: str, outcomes: Collection[Config]) -> str:
         command: The words behind `pfl`.
         outcomes: What `execute` has returned for each run.
     """
-    packages = {"pfl": importlib.metadata.version("lightning-pfl"), **versions()}
-    used = ", ".join(f"{name} {version}" for name, version in packages.items())
+    used = ", ".join(f"{name} {version}" for name, version in versions().items())
     minutes = sum(outcome["seconds"] for outcome in outcomes) / 60
     return (
         f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, "

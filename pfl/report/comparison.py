@@ -179,7 +179,8 @@ class Comparison:
                 continue
             least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
             notes.append(
-                f"Unequal {what}: {least} had {spent[least]:,.0f}, {most} {spent[most]:,.0f}."
+                f"Unequal {what} in the whole run: from {spent[least]:,.0f} ({least}) "
+                f"to {spent[most]:,.0f} ({most})."
             )
         return notes
 

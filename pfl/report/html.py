@@ -21,7 +21,13 @@ from pfl.report.table import in_words
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-PLOT = {"responsive": True, "displaylogo": False, "toImageButtonOptions": {"format": "svg"}}
+PLOT = {
+    "responsive": True,
+    "displaylogo": False,
+    "toImageButtonOptions": {"format": "svg"},
+    "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
+}
+COUNTED = ("client", "never trains")  # columns of whole numbers, with those of samples and bytes
 OPEN = 3  # number of runs up to which all of them are shown at once
 Cell = str | float | None
 
@@ -215,7 +221,7 @@ def _run(index: int, run: Run, opened: bool, seen: dict[str, int]) -> str:
         _details("Configuration", f"<pre>{escape(config_of(run.folder))}</pre>"),
         _details("Versions, to cite", _cite(run)),
     ]
-    name, state = escape(_name(run)), " open" if opened else ""
+    name, state = escape(f"{_name(run)} ({run.folder})"), " open" if opened else ""
     body = "\n".join(parts)
     return (
         f'<section class="run" id="run-{index}"><details{state}><summary>{name}</summary>'
@@ -232,7 +238,11 @@ def _clients(table: dict[str, np.ndarray]) -> str:
     """Returns the sortable table of the clients; empty if nothing is known of them."""
     columns = {name: values for name, values in table.items() if not name.startswith("label_")}
     heads = [in_words(name).replace("_", " ") for name in columns]
-    rows: list[list[Cell]] = [list(map(float, r)) for r in zip(*columns.values(), strict=True)]
+    counted = [name in COUNTED or name.endswith(("_samples", "_bytes")) for name in columns]
+    rows: list[list[Cell]] = [
+        [int(v) if whole else float(v) for v, whole in zip(row, counted, strict=True)]
+        for row in zip(*columns.values(), strict=True)
+    ]
     return _table(heads, rows) if rows else ""
 
 
@@ -250,9 +260,10 @@ def _cite(run: Run) -> str:
 def _plot(figure: go.Figure | None) -> str:
     if figure is None:
         return ""
-    title = escape(figure.layout.title.text, quote=True)
+    title = escape(figure.layout.title.text)  # above the figure, where it wraps on small screens
+    figure.update_layout(title=None)
     content = figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)
-    return f'<div role="figure" aria-label="{title}">{content}</div>'
+    return f'<div role="figure" aria-label="{title}"><h3>{title}</h3>{content}</div>'
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
@@ -274,5 +285,5 @@ def _cell(value: Cell) -> str:
         shown = f'<a href="{link}">{escape(words)}</a>' if link else escape(words)
         return f'<td data-value="{escape(words, quote=True)}">{shown}</td>'
     whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
-    shown = f"{value:,.0f}" if whole or abs(value) >= 1000 else f"{value:.4f}"
-    return f'<td data-value="{json.dumps(value)}">{shown}</td>'
+    digits = 0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4
+    return f'<td data-value="{json.dumps(value)}">{value:,.{digits}f}</td>'

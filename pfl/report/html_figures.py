@@ -277,10 +277,10 @@ def collaboration(table: dict[str, np.ndarray]) -> go.Figure | None:
 def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Figure:
     axes |= {"legend": {"orientation": "h", "y": -0.26, "yanchor": "top"}}
     figure.update_layout(
-        title={"text": title, "x": 0, "xref": "paper", "font_size": 16},
+        title=title,
         height=height,
         template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 50, "b": 50},
+        margin={"l": 60, "r": 20, "t": 30, "b": 50},
         font={"family": "system-ui, sans-serif", "size": 13, "color": "#1a1a1a"},
         **axes,
     )

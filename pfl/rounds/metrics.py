@@ -109,7 +109,9 @@ class ClientMetrics:
             return
         kind, _, number = name.rpartition("/")
         if kind and not kind.startswith("val/"):
-            raise ConfigError(f"{key}: {name}; it must be a validation score, such as val/global/loss")
+            raise ConfigError(
+                f"{key}: {name}; it must be a validation score, such as val/global/loss"
+            )
         known = {"accuracy": True, "loss": False, **self.higher_is_better}
         clear = [score for score, higher in known.items() if higher is not None]
         if number not in clear:

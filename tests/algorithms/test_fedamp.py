@@ -149,6 +149,24 @@ def test_rounds_equal_the_numpy_loop(fit, problem, start, name):
     np.testing.assert_array_equal(algorithm.global_model, 0.5)  # there is no global model
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_who_learned_from_whom_is_recorded(fit, problem, start, name):
+    """In the fifth round, of clients 0, 2 and 3, from the models that the fourth left."""
+    kind, own = METHODS[name]
+    algorithm = kind(
+        problem.network(0.5), **own, **MESSAGES, **RATES, local_steps=3, batch_size=None, loss=LOSS
+    )
+    fit(algorithm, problem, 5, callbacks=[Models(start)], trace=TRACE, clients_at_once=2)
+    cohort, models = TRACE[4], fedamp(problem, start, full(3, TRACE[:4]), **settings_of(name))[-1]
+    alpha = MESSAGES["alpha"] * MESSAGES["alpha_decay"] ** 2  # it has fallen after rounds 2 and 4
+    heuristic = kind is HeurFedAMP
+    xi = attention(models[cohort], alpha, own["sigma"], heuristic, own.get("own_weight"))
+    table = algorithm.recorded["collaboration"]
+    assert table["client"].tolist() == np.repeat(cohort, 3).tolist()
+    assert table["partner"].tolist() == cohort * 3
+    np.testing.assert_allclose(table["weight"], xi.flatten(), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("name", ["FedAMP", "HeurFedAMP"])
 def test_mini_batches(fit, problem, start, name, engine):

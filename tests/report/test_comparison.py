@@ -131,8 +131,8 @@ def test_a_method_without_scores_of_clients_gets_dashes():
 def test_unequal_budgets_are_pointed_out():
     runs = [run("A", 0, [0.5]), run("B", 0, [0.5, 0.6])]
     notes = " ".join(Comparison(runs, "A").notes())
-    assert "Unequal rounds: A had 1, B 2." in notes
-    assert "Unequal sample gradients: A had 10, B 20." in notes
+    assert "Unequal rounds in the whole run: from 1 (A) to 2 (B)." in notes
+    assert "Unequal sample gradients in the whole run: from 10 (A) to 20 (B)." in notes
     assert "Unequal" not in " ".join(Comparison(runs[:1], "A").notes())
 
 

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.results import best_round, signed
+from pfl.report.results import best_round, signed, spent
 from pfl.rounds.loop import FederatedLoop
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ PRUNED = "pruned_in_round"  # the attribute of a trial that was ended early
 class Pruning(Callback):
     """Reports a run's validation score to Optuna in every evaluation, and stops the run if told.
 
+    It also stops the run once a budget is spent, and does not report the round that exceeds it.
+
     `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
     in `pfl.report.results.best_round`; one whose small values are good is reported with a minus.
     Test scores are not read.
@@ -33,6 +35,7 @@ class Pruning(Callback):
         trial: The number of the trial.
         after: The number of rounds before which no run is stopped; None: no run is stopped.
         metric: The score, as in `best_round`, such as `val/global/accuracy`.
+        budget: One of `pfl.report.results.BUDGETS` and its limit; None: no budget.
 
     Example:
         >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
@@ -47,12 +50,14 @@ class Pruning(Callback):
         trial: int,
         after: int | None = None,
         metric: str | None = None,
+        budget: tuple[str, float] | None = None,
     ) -> None:
         self.storage = storage
         self.study = study
         self.number = trial
         self.after = after
         self.metric = metric
+        self.budget = budget
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reports the round's score.
@@ -62,6 +67,10 @@ class Pruning(Callback):
         """
         assert isinstance(pl_module, FederatedAlgorithm)
         row, metrics = pl_module.row, _loop(trainer).metrics.higher_is_better
+        row = {"round": pl_module.rounds, **row}
+        if self.budget is not None and spent(row, self.budget[0]) > self.budget[1]:
+            trainer.should_stop = True
+            return
         best = best_round([row], self.metric, metrics)
         if best is None:
             if any(name.startswith("test/") for name in row):

@@ -17,8 +17,8 @@ from pfl.cli import configs
 from pfl.cli.compare_wandb import send
 from pfl.cli.figure_file import known, read_figure, resolved
 from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
-from pfl.cli.jobs import outcome_of, run_all, said, side_by_side
-from pfl.cli.parser import CommandParser
+from pfl.cli.jobs import ended, run_all, said, side_by_side
+from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.report import comparison as tables
@@ -111,13 +111,13 @@ def _comparison(
         raise ConfigError(
             f"{where}: baseline: {baseline!r}; it must be one of {', '.join(grid.runs)}"
         )
-    budget = content.get("budget")
+    metric, budget = content.get("metric"), content.get("budget")
     return ComparisonFile(
         grid=grid,
         name=name,
         title=str(content.get("title", name)),
         baseline=baseline,
-        metric=content.get("metric"),
+        metric=_metric(f"{where}: metric", metric),
         bandwidth=_bandwidth(f"{where}: bandwidth", content.get("bandwidth")),
         tuning=_tuning(f"{where}: tuning", content.get("tuning") or {}, grid),
         budget=_budget(f"{where}: budget", budget) if budget is not None else None,
@@ -125,16 +125,27 @@ def _comparison(
     )
 
 
+def _metric(key: str, name: str | None) -> str | None:
+    if name is not None and "/" in name:
+        raise ConfigError(f"{key}: {name}; it must be the name of a score, such as f1_score")
+    return name
+
+
 def _bandwidth(key: str, value: Any) -> float | None:
     if value is None:
         return None
-    try:
-        bandwidth = float(value)  # YAML reads 1e8 as text
-    except (TypeError, ValueError):
-        bandwidth = 0.0
-    if not 0 < bandwidth < float("inf"):
+    if (bandwidth := _positive(value)) is None:
         raise ConfigError(f"{key}: {value!r}; it must be a number of bits a second, such as 1e8")
     return bandwidth
+
+
+def _positive(value: Any) -> float | None:
+    """Returns a number above 0; None for anything else. YAML reads 1e8 as text."""
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 < number < float("inf") else None
 
 
 def _tuning(where: str, content: Config, grid: Grid) -> Config:
@@ -151,10 +162,10 @@ def _tuning(where: str, content: Config, grid: Grid) -> Config:
 
 
 def _budget(key: str, budget: Config) -> tuple[str, float]:
-    for name, limit in budget.items():
-        number = isinstance(limit, int | float) and not isinstance(limit, bool) and limit > 0
-        if len(budget) == 1 and name in BUDGETS and number:
-            return name, float(limit)
+    for name, value in budget.items():
+        limit = _positive(value)
+        if len(budget) == 1 and name in BUDGETS and limit is not None:
+            return name, limit
     raise ConfigError(f"{key}: {budget}; it must be one of {', '.join(BUDGETS)} and a number")
 
 
@@ -173,18 +184,22 @@ def run(file: ComparisonFile, root: Path, workers: int, share: tuple[int, int]) 
     Returns:
         The runs; None while other machines have not finished theirs.
     """
-    jobs = file.jobs()
+    jobs, outcomes = file.jobs(), dict[Path, Config]()
     mine = jobs[share[0] - 1 :: share[1]]
     bar = tqdm(total=len(mine), unit="run", disable=None)
     for job, outcome in run_all(mine, root, workers=workers, checkpoints=True, metric=file.metric):
+        outcomes[job.folder] = outcome
         bar.write(f"{job}: {said(outcome)}")
         bar.update()
     bar.close()
-    outcomes = [outcome_of(root / job.folder) for job in jobs]
-    if missing := [str(job) for job, outcome in zip(jobs, outcomes, strict=True) if not outcome]:
-        print(f"{len(missing)} runs of other machines are missing, such as {missing[0]}")
+    outcomes |= {job.folder: ended(job, root) for job in jobs if job.folder not in outcomes}
+    if missing := [str(job) for job in jobs if not outcomes[job.folder]]:
+        print(
+            f"{len(missing)} runs of other machines are missing, or have another configuration or "
+            f"other code, such as {missing[0]}"
+        )
         return None
-    return [_read(job, root, outcome) for job, outcome in zip(jobs, outcomes, strict=True)]
+    return [_read(job, root, outcomes[job.folder]) for job in jobs]
 
 
 def _read(job: Job, root: Path, outcome: Config) -> Run:
@@ -203,9 +218,11 @@ def read_folders(folders: Sequence[Path]) -> list[Run]:
 
 def _check_partitions(runs: Iterable[Run]) -> None:
     """Refuses runs with the same seed that did not share a partition: nothing would be paired."""
-    hashes: dict[Any, tuple[str, Path]] = {}
+    hashes: dict[int, tuple[str, Path]] = {}
     for run in runs:
-        seed, found = run.summary["seed"], run.summary["partition_hash"]
+        seed, found = run.seed, run.summary.get("partition_hash")
+        if found is None:  # the run diverged in its first round
+            continue
         known, folder = hashes.setdefault(seed, (found, run.folder))
         if known != found:
             raise ConfigError(
@@ -287,8 +304,8 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
     parser.add_argument("--out", type=Path, help="the folder of runs and results")
-    parser.add_argument("--jobs", type=int, help="runs at a time; default: as many as fit")
-    parser.add_argument("--share", default="1/1", help="k/n: the k-th of n shares, for n machines")
+    parser.add_argument("--jobs", type=at_least_one, help="runs at a time; default: as many as fit")
+    parser.add_argument("--share", help="k/n: the k-th of n shares, for n machines")
     parser.add_argument("--change", **CHANGE)
     parser.add_argument("--baseline", help="the method with which the others are compared")
     parser.add_argument("--metric", help="the score that counts, such as f1_score")
@@ -300,36 +317,35 @@ def command(words: list[str]) -> None:
     given = parser.parse_args(words)
     bandwidth = _bandwidth("compare: --bandwidth", given.bandwidth)
     begun = time.monotonic()
-    budget, tuning, metric = None, dict[str, Any](), given.metric
+    budget, tuning = None, dict[str, Any]()
+    metric = _metric("compare: --metric", given.metric)
     if given.budget is not None:
         name, _, limit = given.budget.partition("=")
-        try:
-            budget = _budget("compare: --budget", {name: float(limit)})
-        except ValueError:
-            raise ConfigError(
-                f"compare: --budget: {given.budget}; it must be like bytes=2e6"
-            ) from None
+        budget = _budget("compare: --budget", {name: limit})
     folders = [Path(word) for word in given.what]
     if all(folder.is_dir() for folder in folders):
+        for option in ("jobs", "share", "change"):
+            if getattr(given, option):
+                raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         runs: list[Run] | None = read_folders(find_runs(folders, "compare"))
         title, baseline, out = "Comparison", None, given.out or Path("runs/comparison")
     else:
         file = read_comparison(_path(given.what), changes_of("compare", given.change))
-        file = replace(file, metric=given.metric or file.metric)
+        file = replace(file, metric=metric or file.metric)
+        _check_baseline(given.baseline, file.grid.runs)
         title, baseline, budget = file.title, file.baseline, budget or file.budget
         metric = file.metric
         tuning, bandwidth = dict(file.tuning), bandwidth or file.bandwidth
         out = given.out or Path("runs/compare") / file.name
         _make(out)
         workers = given.jobs or side_by_side(len(file.jobs()))
-        runs = run(file, out, workers, _share(given.share))
+        runs = run(file, out, workers, _share(given.share or "1/1"))
     if runs is None:
         return
     _make(out)
     labels = list(dict.fromkeys(run.label for run in runs))
+    _check_baseline(given.baseline, labels)
     baseline = given.baseline or baseline or labels[0]
-    if baseline not in labels:
-        raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {', '.join(labels)}")
     comparisons = _by_point(runs, title, baseline, budget, tuning, metric)
     files = write(comparisons, title, out, bandwidth)
     if given.wandb is not None:
@@ -354,6 +370,11 @@ def _by_point(
         Comparison(here, baseline, budget, titles[point], tuning, metric)
         for point, here in points.items()
     ]
+
+
+def _check_baseline(name: str | None, labels: Iterable[str]) -> None:
+    if name is not None and name not in labels:
+        raise ConfigError(f"compare: --baseline: {name}; it must be one of {', '.join(labels)}")
 
 
 def _path(words: Sequence[str]) -> Path:

@@ -57,8 +57,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """The folder of the run, relative to that of the figure."""
-        parts = (re.sub(r"[^\w.=+-]+", "-", part) for part in self._place())
-        return Path(*parts, f"seed{self.seed}")
+        return Path(*map(_of_a_file, self._place()), f"seed{self.seed}")
 
     def changed(self, changes: Sequence[Config]) -> Job:
         """Returns the job with further changes of its configuration."""
@@ -161,13 +160,11 @@ def read_grid(name: str, content: Config) -> Grid:
     for key in ("common", "runs"):
         if not isinstance(content.get(key), dict) or not content[key]:
             raise ConfigError(f"{name}: {key}: {content.get(key)!r}; the file needs some")
-    seeds = content.get("seeds", 1)
-    try:
-        seeds = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name}: seeds: {seeds!r}; give their number, or a list") from None
-    grid = dict(_axis(name, *item) for item in (content.get("grid") or {}).items())
-    common, runs = content["common"], content["runs"]
+    axes = [_axis(name, *item) for item in (content.get("grid") or {}).items()]
+    grid, common, runs = dict(axes), content["common"], content["runs"]
+    _check_distinct(f"{name}: grid", [axis for axis, _ in axes])
+    for where, names in {"runs": runs, **{f"grid.{k}": v for k, v in grid.items()}}.items():
+        _check_distinct(f"{name}: {where}", [_of_a_file(str(each)) for each in names])
     named = {
         run
         for values in grid.values()
@@ -178,7 +175,31 @@ def read_grid(name: str, content: Config) -> Grid:
         raise ConfigError(
             f"{name}: grid: there is no run {unknown[0]!r}; known are {', '.join(runs)}"
         )
-    return Grid(seeds=seeds, common=common, runs=runs, grid=grid)
+    return Grid(seeds=_seeds(name, content.get("seeds", 1)), common=common, runs=runs, grid=grid)
+
+
+def _of_a_file(name: str) -> str:
+    """Returns a name with what file systems take; runs with equal ones would share a folder."""
+    return re.sub(r"[^\w.=+-]+", "-", name)
+
+
+def _check_distinct(where: str, names: Sequence[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"{where}: two are called {twice[0]!r}; they need names that differ in letters, digits "
+            f"or _ . = + - (an axis of the grid is called as the last part of its key)"
+        )
+
+
+def _seeds(name: str, given: Any) -> list[int]:
+    seeds = list(range(given)) if type(given) is int else given
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not (whole and seeds and len(set(seeds)) == len(seeds)):
+        raise ConfigError(
+            f"{name}: seeds: {given!r}; it must be their number, at least 1, or a list of "
+            f"different whole numbers"
+        )
+    return seeds
 
 
 def _each_run(runs: Config) -> Config:
@@ -211,7 +232,9 @@ def _axis(figure: str, key: str, values: Any) -> tuple[str, dict[Any, Config]]:
                     f"{figure}: grid.{key}.{value}.without: {without!r}; it must be a list of runs"
                 )
         return key, {value: _of_axis(change) for value, change in changes.items()}
-    raise ConfigError(f"{figure}: grid.{key}: {values!r}; it must be a list, or changes by name")
+    raise ConfigError(
+        f"{figure}: grid.{key}: {values!r}; it must be a list of values, or changes by name"
+    )
 
 
 def _of_axis(change: Config) -> Config:

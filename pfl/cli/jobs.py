@@ -11,6 +11,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import redirect_stdout
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 import yaml
@@ -38,6 +39,7 @@ QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
 T = TypeVar("T")
 R = TypeVar("R")
+DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
 RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
 
 
@@ -58,10 +60,10 @@ def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
         run, `reused`, which is True for an earlier run, and else `again`, which is True if other
         code has finished a run of the same configuration.
     """
+    if known := ended(job, root):
+        return {**known, "reused": True}
     folder = root / job.folder
     identity, before = _identity(job), outcome_of(folder)
-    if identity.items() <= before.items():
-        return {**before, "reused": True}
     with run_folder_errors(folder.parent, "--out"):
         folder.parent.mkdir(parents=True, exist_ok=True)
     place = {"name": folder.name, "default_root_dir": str(folder.parent)}
@@ -90,6 +92,12 @@ def _identity(job: Job) -> Config:
     """Returns what a run is recognised by: its configuration and the code that it executes."""
     config = json.dumps(job.config)
     return {"config": config, "code": code_version(config)}
+
+
+def ended(job: Job, root: Path) -> Config:
+    """Returns the outcome of a run of the same configuration and code; empty if there is none."""
+    outcome = outcome_of(root / job.folder)
+    return outcome if _identity(job).items() <= outcome.items() else {}
 
 
 def said(outcome: Config) -> str:
@@ -163,8 +171,8 @@ def code_version(config: str = "") -> str:
     result, and the files of the user's own classes.
 
     Args:
-        config: The configuration as JSON; the classes outside of this framework that it names are
-            the user's own.
+        config: The configuration as JSON; the modules in the current folder that it names are the
+            user's own.
     """
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for package in PACKAGES:
@@ -172,23 +180,25 @@ def code_version(config: str = "") -> str:
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
                 digest.update(path.read_bytes())
-    modules = {name.split(".")[0] for name in _class_paths(json.loads(config or "{}"))}
+    modules = {match[1] for match in DOTTED.finditer(config)}
     for module in sorted(modules - {*PACKAGES}):
-        spec = importlib.util.find_spec(module)
-        origin = Path(spec.origin) if spec and spec.origin else Path()
-        if Path.cwd() in origin.parents:
-            digest.update(origin.read_bytes())
+        for path in _sources(module):
+            digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _class_paths(config: Any) -> Iterator[str]:
-    """Yields the class paths with a module that a configuration names."""
-    values = config.values() if isinstance(config, dict) else config
-    if isinstance(config, dict) and "." in str(config.get("class_path", "")):
-        yield config["class_path"]
-    if isinstance(config, dict | list):
-        for value in values:
-            yield from _class_paths(value)
+def _sources(module: str) -> list[Path]:
+    """Returns the files of a module or package of the user, in the current folder."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # such as __main__
+        spec = None
+    if spec is None:
+        return []
+    places = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
+    own = [Path(place) for place in places if Path.cwd() in Path(place).parents]
+    own = [path for path in own if "site-packages" not in path.parts]  # of a .venv that is here
+    return sorted({p for path in own for p in (path.rglob("*.py") if path.is_dir() else [path])})
 
 
 # ---- all runs ------------------------------------------------------------------------------------
@@ -211,12 +221,7 @@ def run_all(
         checkpoints: As in `execute`.
         metric: A score that all runs must compute.
     """
-    ended = {
-        job.folder
-        for job in jobs
-        if _identity(job).items() <= outcome_of(root / job.folder).items()
-    }
-    check((job for job in jobs if job.folder not in ended), metric)
+    check([job for job in jobs if not ended(job, root)], metric)
     work = functools.partial(execute, root=root, checkpoints=checkpoints)
     yield from spread(work, jobs, workers)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from pfl.cli.figure_file import FigureFile, known, read_figure
 from pfl.cli.grid import CHANGE, Config, changes_of
 from pfl.cli.jobs import made_by, rows_of, run_all, said, side_by_side
-from pfl.cli.parser import CommandParser
+from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
-    parser.add_argument("--jobs", type=int, help="runs at a time; default: as many as fit")
+    parser.add_argument("--jobs", type=at_least_one, help="runs at a time; default: as many as fit")
     parser.add_argument("--change", **CHANGE)
     parser.add_argument("--out", type=Path, default=Path("runs/reproduce"), help="the folder")
     parser.add_argument("--list", action="store_true", help="the figures there are")

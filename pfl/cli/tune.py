@@ -19,7 +19,7 @@ from pfl.cli import configs
 from pfl.cli.compare import KEYS, KINDS, ComparisonFile, comparison_of
 from pfl.cli.grid import CHANGE, Config, Job, changes_of, merge, nest, normal, read
 from pfl.cli.jobs import check, code_version, execute, side_by_side, spread
-from pfl.cli.parser import CommandParser
+from pfl.cli.parser import CommandParser, at_least_one
 from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
 from pfl.report.comparison import Cells, markdown, text
@@ -161,7 +161,7 @@ def tune_run(job: Job, file: TuneFile, root: Path) -> Tuned:
     spaces, place = file.spaces[job.run], ", ".join([job.run, *map(str, job.axes.values())])
     folder = root / job.folder.parent
     storage = str(folder / "optuna.journal")
-    settings = [job.config, spaces, file.prune_after, file.metric]
+    settings = [job.config, spaces, file.prune_after, file.metric, file.comparison.budget]
     code = code_version(json.dumps(job.config))
     digest = hashlib.sha256(json.dumps([settings, code], default=str).encode()).hexdigest()
     name = f"study-{digest[:16]}"  # YAML reads some digests, such as 12e34, as numbers
@@ -206,7 +206,9 @@ def _trial(
     from optuna.trial import TrialState
 
     pruning = {"storage": storage, "study": study.study_name, "trial": trial.number}
+    budget = file.comparison.budget
     pruning |= {"after": file.prune_after, "metric": file.metric}
+    pruning |= {"budget": budget and list(budget)}
     config = job.changed([nest(values)]).config
     callbacks = config.get("trainer", {}).get("callbacks") or []
     callbacks = [*callbacks, {"class_path": PRUNING, "init_args": pruning}]
@@ -214,7 +216,7 @@ def _trial(
     one = Job(f"trial{trial.number}", {}, file.seed, config)
     outcome = execute(one, folder, checkpoints=True)
     run = Run.read(job.run, file.seed, folder / one.folder, unfinished=True)
-    best = best_round(run.rows, file.metric, run.metrics)
+    best = best_round(run.within(budget), file.metric, run.metrics)
     diverged = outcome["status"] == "diverged"
     if best is None and not diverged:
         check_validated(run.rows[-1] if run.rows else {}, file.metric)
@@ -340,7 +342,9 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
     parser.add_argument("--out", type=Path, help="the folder of trials and results")
-    parser.add_argument("--jobs", type=int, help="methods at a time; default: as many as fit")
+    parser.add_argument(
+        "--jobs", type=at_least_one, help="methods at a time; default: as many as fit"
+    )
     parser.add_argument("--change", **CHANGE)
     given = parser.parse_args(words)
     path = configs.find(given.file)

@@ -9,9 +9,13 @@ from typing import Any
 import numpy as np
 
 from pfl.errors import ConfigError
-from pfl.report.results import Row, Run, kinds, scores_of, signed
+from pfl.report.results import BUDGETS, Row, Run, kinds, scores_of, signed, spent
 from pfl.report.statistics import Paired, holm, mean_ranks, paired
 
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%_#${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
+)
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
 
@@ -85,13 +89,20 @@ class Comparison:
     # ---- statistics ---------------------------------------------------------------------------
 
     def pairs(self, label: str) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the scores of a method and of the baseline, a pair for each client and seed."""
+        """Returns the scores of a method and of the baseline, a pair for each client and seed.
+
+        Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
+        different partitions are not paired.
+        """
         baseline = {run.seed: run for run in self.of(self.baseline)}
         ours: list[np.ndarray] = []
         theirs: list[np.ndarray] = []
-        for run in self.of(label):
-            a = self.client_scores(run)
-            b = self.client_scores(baseline[run.seed]) if run.seed in baseline else None
+        runs = self.of(label)
+        for run in [] if any(run.diverged for run in runs) else runs:
+            other = baseline.get(run.seed)
+            if other is None or run.shares_partition(other) is False:
+                continue
+            a, b = self.client_scores(run), self.client_scores(other)
             if a is not None and b is not None and len(a) == len(b):
                 ours.append(a)
                 theirs.append(b)
@@ -109,8 +120,11 @@ class Comparison:
     def gains_of(self, run: Run) -> np.ndarray | None:
         """Returns how much better [M] than alone each client is, in the round that counts.
 
-        None if the run has no local baseline (the callback `LocalBaseline`).
+        None if the run has no local baseline (the callback `LocalBaseline`), or with a budget, to
+        which training alone was not cut.
         """
+        if self.budget is not None:
+            return None
         alone, scores = run.clients.get(f"test_local_{self.number}"), self.client_scores(run)
         if alone is None or scores is None:
             return None
@@ -141,7 +155,7 @@ class Comparison:
 
     def notes(self) -> list[str]:
         """Returns what a reader of the table must know, in sentences."""
-        notes = [f"The score is {self.metric}."] if self.metric else []
+        notes = [f"The score is {self.number}."]
         notes.append(f"± is the standard deviation over {self._seeds()}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
@@ -157,8 +171,20 @@ class Comparison:
             notes.append("There are no validation data: the last round counts.")
         if self.budget:
             notes.append(f"Runs are cut after {self.budget[1]:g} {self.budget[0]}.")
-        if lost := [f"{run.label}, seed {run.seed}" for run in self.runs if run.diverged]:
-            notes.append(f"Diverged, and left out: {'; '.join(lost)}.")
+        baseline = {run.seed: run for run in self.of(self.baseline)}
+        groups = {
+            "Diverged, and left out": [run for run in self.runs if run.diverged],
+            "Not finished": [run for run in self.runs if not (run.finished or run.diverged)],
+            f"Not paired with {self.baseline}, since its partition is another one": [
+                run
+                for run in self.runs
+                if run.seed in baseline and run.shares_partition(baseline[run.seed]) is False
+            ],
+        }
+        for words, runs in groups.items():
+            if runs:
+                named = "; ".join(f"{run.label}, seed {run.seed}" for run in runs)
+                notes.append(f"{words}: {named}.")
         return notes + self._unequal() + self._tuned()
 
     def _seeds(self) -> str:
@@ -166,21 +192,21 @@ class Comparison:
         return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
 
     def _unequal(self) -> list[str]:
-        """Returns a sentence for each budget that the methods did not share."""
+        """Returns a sentence for each budget that the methods did not share, up to the cut."""
         notes = []
-        names = {"round": "rounds", "train/samples": "sample gradients"}
-        for column, what in names.items():
-            spent = {
-                label: np.mean([run.rows[-1].get(column, 0.0) for run in self.of(label)])
-                for label in self.labels
-                if all(run.rows for run in self.of(label))
-            }
-            if not spent or max(spent.values()) <= (1 + UNEQUAL) * min(spent.values()):
+        whole = "" if self.budget else " in the whole run"
+        for what in BUDGETS:
+            means = {}
+            for label in self.labels:
+                ends = [run.within(self.budget)[-1:] for run in self.of(label)]
+                if all(ends):
+                    means[label] = float(np.mean([spent(row, what) for (row,) in ends]))
+            if not means or max(means.values()) <= (1 + UNEQUAL) * min(means.values()):
                 continue
-            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
+            least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
             notes.append(
-                f"Unequal {what} in the whole run: from {spent[least]:,.0f} ({least}) "
-                f"to {spent[most]:,.0f} ({most})."
+                f"Unequal {what}{whole}: from {means[least]:,.0f} ({least}) "
+                f"to {means[most]:,.0f} ({most})."
             )
         return notes
 
@@ -202,18 +228,25 @@ class Comparison:
         return notes
 
 
+def all_labels(comparisons: Sequence[Comparison]) -> list[str]:
+    """Returns the methods of all comparisons, in their order."""
+    return list(dict.fromkeys(label for one in comparisons for label in one.labels))
+
+
 def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
     """Returns the methods that have all runs, and their mean scores [blocks, methods].
 
-    A block is a seed of one of the comparisons, which are the points of a grid.
+    A block is a seed of one of the comparisons, which are the points of a grid. Scores whose small
+    values are good have a minus.
     """
     seeds = [sorted({run.seed for run in comparison.runs}) for comparison in comparisons]
     columns = {}
-    for label in comparisons[0].labels:
+    for label in all_labels(comparisons):
         column = []
         for comparison, wanted in zip(comparisons, seeds, strict=True):
             kind = comparison.main_kind(label)
             values = comparison.values(label, f"test/{kind}/{comparison.number}")
+            values = values if comparison.larger_is_better else -values
             by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
             column += [by_seed.get(seed, np.nan) for seed in wanted]
         if not np.isnan(column).any():
@@ -233,14 +266,15 @@ def overview_table(comparisons: Sequence[Comparison]) -> Cells:
     `blocks`); a method that lacks a run has none, and stands at the end.
     """
     labels, scores = blocks(comparisons)
-    ranks = mean_ranks(scores, comparisons[0].larger_is_better) if labels else np.empty(0)
+    ranks = mean_ranks(scores) if labels else np.empty(0)
     by_label = dict(zip(labels, ranks.tolist(), strict=True))
     cells = [["method", "model", *(comparison.title for comparison in comparisons), "mean rank"]]
-    for label in sorted(comparisons[0].labels, key=lambda label: by_label.get(label, np.inf)):
+    for label in sorted(all_labels(comparisons), key=lambda label: by_label.get(label, np.inf)):
         names = [f"test/{c.main_kind(label)}/{c.number}" for c in comparisons]
         means = [_mean(c.values(label, name)) for c, name in zip(comparisons, names, strict=True)]
         rank = f"{by_label[label]:.2f}" if label in by_label else "–"
-        cells.append([label, comparisons[0].main_kind(label) or "–", *means, rank])
+        model = next(filter(None, (c.main_kind(label) for c in comparisons)), "–")
+        cells.append([label, model, *means, rank])
     return cells
 
 
@@ -310,7 +344,8 @@ def _mean(values: np.ndarray) -> str:
 def _costs(comparison: Comparison, label: str) -> list[str]:
     """Returns the means of bytes, parameters, sample gradients and seconds of a method's runs."""
     main = comparison.main_kind(label)
-    seconds = [run.summary.get("wall_seconds", np.nan) for run in comparison.of(label)]
+    runs = [] if comparison.budget else comparison.of(label)  # seconds are known of whole runs only
+    seconds = [run.summary.get("wall_seconds", np.nan) for run in runs]
     columns = [
         (comparison.values(label, "comm/uplink_bytes") / 1e6, 2),
         (comparison.values(label, "comm/downlink_bytes") / 1e6, 2),
@@ -318,13 +353,14 @@ def _costs(comparison: Comparison, label: str) -> list[str]:
         (comparison.values(label, "train/samples"), 0),
         (np.array(seconds), 1),
     ]
-    means = [(values.mean(), digits) for values, digits in columns]
+    means = [(values.mean() if len(values) else np.nan, digits) for values, digits in columns]
     return ["–" if np.isnan(mean) else f"{mean:,.{digits}f}" for mean, digits in means]
 
 
 def markdown(cells: Cells) -> str:
     """Returns a table in Markdown."""
-    head, *rows = (f"| {' | '.join(row)} |" for row in cells)
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
+    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
     return "\n".join([head, f"|{'---|' * len(cells[0])}", *rows]) + "\n"
 
 
@@ -348,9 +384,7 @@ def latex(cells: Cells) -> str:
 
 def escaped(cell: str) -> str:
     """Returns a text for LaTeX."""
-    for character in "&%_#$":
-        cell = cell.replace(character, f"\\{character}")
-    return cell.replace("±", r"$\pm$").replace("–", "--")
+    return cell.translate(LATEX)
 
 
 def described(point: dict[str, Any]) -> str:

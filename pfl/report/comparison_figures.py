@@ -165,7 +165,7 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
     labels, scores = blocks(comparisons)
     if len(labels) < 3 or len(scores) < 2:
         return None
-    ranks = mean_ranks(scores, comparisons[0].larger_is_better)
+    ranks = mean_ranks(scores)
     width = critical_difference(len(labels), len(scores), alpha)
     order = np.argsort(ranks, kind="stable")
     half = -(-len(labels) // 2)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from pfl.errors import ConfigError
 from pfl.report.results import Run
 
 OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n")
+OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs
 OF_A_SEED = re.compile(r"seed\d+$")
 
 
@@ -31,8 +34,8 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError(f"{command}: {folder} is no folder; it must be the folder of a run")
-        paths = [folder / "metrics.csv", *sorted(folder.rglob("metrics.csv"))]
-        here = {path.parent: None for path in paths if path.is_file()}
+        below = sorted(p for name in ("metrics.csv", OUTCOME) for p in folder.rglob(name))
+        here = {path.parent: None for path in below if path.name == OUTCOME or _is_ours(path)}
         if not here:
             raise ConfigError(
                 f"{command}: {folder} has no metrics.csv; it must be the folder of a run, after "
@@ -40,6 +43,12 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
             )
         found |= here
     return list(found)
+
+
+def _is_ours(metrics: Path) -> bool:
+    """Whether a `metrics.csv` is a run's, and not the file of a logger in the run's folder."""
+    with metrics.open() as file:
+        return file.readline().partition(",")[0].strip() == "round"
 
 
 def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]:
@@ -53,9 +62,10 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         unfinished: Allows runs that have not ended.
     """
     names = _short_names(folders)
+    known = [{"unfinished": unfinished, "diverged": _diverged(folder)} for folder in folders]
     runs = [
-        Run.read(name, 0, folder, unfinished=unfinished)
-        for name, folder in zip(names, folders, strict=True)
+        Run.read(name, 0, folder, **more)
+        for name, folder, more in zip(names, folders, known, strict=True)
     ]
     configs = [config_of(folder) for folder in folders]
     keys = [
@@ -67,8 +77,13 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     result = []
     for run, key, config in zip(runs, keys, configs, strict=True):
         label = key[0] if common.count(key[0]) == 1 else first[key]
-        result.append(Run.read(label, _seed(run, config), run.folder, unfinished=unfinished))
+        result.append(replace(run, label=label, seed=_seed(run, config)))
     return result
+
+
+def _diverged(folder: Path) -> bool:
+    path = folder / OUTCOME
+    return path.is_file() and json.loads(path.read_text()).get("status") == "diverged"
 
 
 def config_of(folder: Path) -> str:

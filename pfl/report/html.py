@@ -91,9 +91,7 @@ def _overview(runs: Sequence[Run]) -> str:
             cells.append(spent[column] / unit if column in spent else None)
         cells += [row.get(f"parameters/{main}"), run.summary.get("wall_seconds")]
         rows.append(cells)
-    notes = comparison.notes()[1:]
-    if unfinished := [_name(run) for run in runs if not run.summary.get("finished")]:
-        notes.append(f"Not finished: {'; '.join(unfinished)}.")
+    notes = comparison.notes()[2:]
     words = f"Scores are the clients' mean test {number}. " * bool(shown) + " ".join(notes)
     heads += [*costs, "parameters", "seconds"]
     return f"<h2>Runs</h2><p>{escape(words)}</p>{_table(heads, rows)}"

@@ -54,6 +54,11 @@ def best_round(
     return None
 
 
+def spent(row: Row, what: str) -> float:
+    """Returns what a run has spent up to a round's row of one of `BUDGETS`."""
+    return float(sum(row.get(name, 0.0) for name in BUDGETS[what]))
+
+
 def signed(name: str, value: float, metrics: Mapping[str, bool | None] | None = None) -> float:
     """Returns a score, larger for better: one whose small values are good gets a minus.
 
@@ -121,6 +126,16 @@ class Run:
             **known,
         )
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended as it was meant to."""
+        return bool(self.summary.get("finished", False))
+
+    def shares_partition(self, other: Run) -> bool | None:
+        """Returns whether two runs have the same partition; None if a run has not recorded it."""
+        hashes = [run.summary.get("partition_hash") for run in (self, other)]
+        return None if None in hashes else hashes[0] == hashes[1]
+
     def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
         """Returns the rows of rounds with a test score that a budget allows.
 
@@ -134,8 +149,7 @@ class Run:
         """Returns the rows of rounds that a budget allows."""
         if budget is None:
             return self.rows
-        columns, limit = BUDGETS[budget[0]], budget[1]
-        return [row for row in self.rows if sum(row.get(name, 0.0) for name in columns) <= limit]
+        return [row for row in self.rows if spent(row, budget[0]) <= budget[1]]
 
     @property
     def metrics(self) -> dict[str, bool | None]:

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 9999
+ROUNDING = 2.0**-22  # of differences of differences of float32 numbers, relative to the numbers
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
     """Compares the scores of the same clients under two methods.
 
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
-    percentile bootstrap over the pairs, with a fixed seed.
+    percentile bootstrap over the pairs, with a fixed seed. Differences that only the rounding of
+    scores to float32 tells apart are equal.
 
     Args:
         method: A score for each pair, [n]; pairs with NaN are left out.
@@ -52,7 +54,8 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
         (2, 1, 0)
     """
     have = ~(np.isnan(method) | np.isnan(baseline))
-    difference = (method - baseline)[have].astype(np.float64)
+    a, b = method[have].astype(np.float64), baseline[have].astype(np.float64)
+    difference = _tied(a - b, ROUNDING * max(np.abs(a).max(initial=0), np.abs(b).max(initial=0)))
     better = difference if larger_is_better else -difference
     counts = [int((better > 0).sum()), int((better == 0).sum()), int((better < 0).sum())]
     if not len(difference):
@@ -60,6 +63,20 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
     p = float(stats.wilcoxon(difference).pvalue) if difference.any() else math.nan
     low, high = mean_interval(difference)
     return Paired(len(difference), float(difference.mean()), low, high, p, *counts)
+
+
+def _tied(values: np.ndarray, tolerance: float) -> np.ndarray:
+    """Returns values whose sizes are equal where neighbours in their order are within a tolerance.
+
+    Sizes within the tolerance of 0 become 0.
+    """
+    sizes, places = np.abs(values), np.argsort(np.abs(values), kind="stable")
+    steps = np.diff(sizes[places], prepend=0.0) > tolerance
+    first = np.maximum.accumulate(np.where(steps, np.arange(len(values)), -1))
+    tied = np.where(first >= 0, sizes[places][first], 0.0)
+    result = np.empty_like(sizes)
+    result[places] = tied
+    return np.copysign(result, values)
 
 
 def mean_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:

@@ -156,6 +156,38 @@ def test_shares_of_the_grid_make_a_whole(tmp_path, capsys):
     assert (out / "comparison.md").exists()
 
 
+def test_a_share_does_not_take_runs_of_another_configuration(finished, tmp_path, capsys):
+    """The other half of the runs have two rounds, this one has three."""
+    out = copy(finished, tmp_path)
+    words = ["--change", "trainer.max_epochs=3", "--share", "1/2"]
+    compare(comparison(tmp_path), out, *words)
+    assert "2 runs of other machines are missing, or have another" in capsys.readouterr().out
+    compare(comparison(tmp_path), out, *words[:2], "--share", "2/2")
+    assert "difference to FedAvg" in capsys.readouterr().out
+
+
+def test_a_change_of_the_users_code_is_seen(tmp_path, monkeypatch):
+    """In a package, in a class that is given as a loss or a callback, in a module below."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "ours" / "below").mkdir(parents=True)
+    files = [tmp_path / "ours" / name for name in ("__init__.py", "losses.py", "below/deep.py")]
+    files.append(tmp_path / "stopper.py")
+    for path in files:
+        path.write_text("")
+    config = json.dumps(
+        {"loss": "ours.losses.Loss", "callbacks": ["stopper.Stop"], "data": "a.npz"}
+    )
+    seen = []
+    for path in [None, *files]:
+        if path is not None:
+            path.write_text("changed = True")
+        jobs.code_version.cache_clear()
+        seen.append(jobs.code_version(config))
+    jobs.code_version.cache_clear()
+    assert len(set(seen)) == len(seen)
+
+
 @pytest.mark.slow
 def test_side_by_side_gives_the_same(finished, tmp_path):
     command([str(comparison(tmp_path)), "--out", str(tmp_path / "two"), "--jobs", "2"])
@@ -173,6 +205,17 @@ def test_folders_of_finished_runs(finished, tmp_path, capsys):
     assert "difference to LocalTrain" in out and "2 seeds" in out
     expected = (finished / "comparison.csv").read_text().splitlines()[1]  # FedAvg's scores
     assert expected.split(",", 2)[2] in (tmp_path / "out" / "comparison.csv").read_text()
+
+
+def test_folders_tell_which_runs_diverged_and_which_files_are_a_loggers(finished, tmp_path, capsys):
+    out = copy(finished, tmp_path)
+    lost = out / "LocalTrain" / "seed1" / "outcome.json"
+    lost.write_text(lost.read_text().replace('"finished"', '"diverged"'))
+    logged = out / "FedAvg" / "seed0" / "csv" / "version_0"
+    logged.mkdir(parents=True)
+    (logged / "metrics.csv").write_text("epoch,round,step\n0,1,1\n")
+    command([str(out / name) for name in RUNS] + ["--out", str(tmp_path / "table")])
+    assert "Diverged, and left out: LocalTrain, seed 1." in capsys.readouterr().out
 
 
 def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
@@ -199,6 +242,14 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"tuning": {"FedPrix": {"trials": 2}}}, ["tuning", "FedPrix", "FedAvg"]),
         ({"tuning": {"FedAvg": {"hours": 2}}}, ["tuning.FedAvg", "hours", "trials"]),
         ({"tuning": {"FedAvg": 20}}, ["tuning.FedAvg", "20"]),
+        ({"metric": "val/global/loss"}, ["metric", "val/global/loss", "f1_score"]),
+        ({"seeds": 0}, ["seeds", "0", "at least 1"]),
+        ({"seeds": [1, 1]}, ["seeds", "[1, 1]", "different"]),
+        ({"seeds": "12"}, ["seeds", "'12'"]),
+        ({"seeds": True}, ["seeds", "True"]),
+        ({"grid": {"data.a.alpha": [1], "model.b.alpha": [2]}}, ["grid", "'alpha'"]),
+        ({"grid": {"alpha": []}}, ["grid.alpha", "list of values"]),
+        ({"runs": {"lr < 1": None, "lr > 1": None}}, ["runs", "'lr-1'"]),
     ],
 )
 def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
@@ -215,6 +266,11 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--share", "3/2"], ["--share", "3/2"]),
         (["FILE", "--budget", "bytes"], ["--budget", "bytes"]),
         (["FILE", "--jobs", "two"], ["--jobs", "two"]),
+        (["FILE", "--jobs", "0"], ["--jobs", "at least 1"]),
+        (["FILE", "--budget", "steps=2"], ["--budget", "steps", "rounds, bytes, gradients"]),
+        (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
+        (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
+        (["FOLDER", "--share", "1/2"], ["--share", "folders"]),
         (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "bits a second"]),
         (["FOLDER"], ["metrics.csv"]),
     ],

@@ -245,6 +245,17 @@ def test_values_that_diverge_are_not_chosen(tmp_path):
     assert "| 0.01 " in (tmp_path / "out" / "tune.md").read_text().replace("lr ", "")
 
 
+def test_a_budget_ends_a_trial_and_chooses_within_it(tmp_path):
+    """Of five rounds, the third is the first that exceeds the budget; the best of two counts."""
+    runs = {"LocalTrain": {"model": {"class_path": "LocalTrain"}}}
+    tuned = {"trials": 1, "space": {LR: [1.0]}}
+    path = write(tmp_path, rounds=5, runs=runs, tune=tuned, budget={"rounds": 2})
+    (row,) = tune(path, tmp_path / "out")
+    by_round = scores(tmp_path / "out", row)
+    assert len(by_round) == 3 and row["rounds"] == "3.0" and row["state"] == "finished"
+    assert float(row["score"]) == max(by_round[:2])
+
+
 def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
     words = ["--change", "trainer.max_epochs=1"]
     runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}

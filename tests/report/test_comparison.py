@@ -36,7 +36,7 @@ def run(label, seed, tests, validations=None, kind="global", clients=None, **mor
         values = np.asarray(clients, np.float32)[:, None]
         column = [f"test_{kind}_accuracy"]
         scores = ClientScoresByRound(np.arange(1, len(values) + 1), column, values)
-    summary = {"wall_seconds": 2.0, **more.pop("summary", {})}
+    summary = {"wall_seconds": 2.0, "finished": True, **more.pop("summary", {})}
     return Run(label, seed, Path(), rows=rows, summary=summary, scores=scores, **more)
 
 
@@ -98,7 +98,10 @@ def test_mean_and_sample_deviation_over_seeds():
     assert cell(cells, "A", "global") == "0.6000 ± 0.1414"
     assert cell(cells, "A", "worst 10%") == "0.3000 ± 0.0707"
     assert cell(cells, "A", "MB down") == "0.00" and cell(cells, "A", "gradients") == "10"
-    assert "over 2 seeds" in comparison.notes()[0]
+    assert comparison.notes()[:2] == [
+        "The score is accuracy.",
+        "± is the standard deviation over 2 seeds.",
+    ]
 
 
 def test_pairs_are_clients_of_the_same_seed():
@@ -132,8 +135,55 @@ def test_unequal_budgets_are_pointed_out():
     runs = [run("A", 0, [0.5]), run("B", 0, [0.5, 0.6])]
     notes = " ".join(Comparison(runs, "A").notes())
     assert "Unequal rounds in the whole run: from 1 (A) to 2 (B)." in notes
-    assert "Unequal sample gradients in the whole run: from 10 (A) to 20 (B)." in notes
+    assert "Unequal gradients in the whole run: from 10 (A) to 20 (B)." in notes
+    assert "Unequal bytes in the whole run: from 300 (A) to 600 (B)." in notes
     assert "Unequal" not in " ".join(Comparison(runs[:1], "A").notes())
+    assert "Unequal" not in " ".join(Comparison(runs, "A", ("rounds", 1)).notes())
+
+
+def test_a_cut_run_has_no_seconds_and_no_gain_over_training_alone():
+    """Both are known of whole runs only."""
+    one = with_baseline(run("A", 0, [0.5, 0.6], clients=[[0.5, 0.5], [0.6, 0.6]]), 0.1, 0.1)
+    whole, cut = (
+        tables.score_table(Comparison([one], "A", budget)) for budget in (None, ("rounds", 1))
+    )
+    assert cell(whole, "A", "seconds") == "2.0" and cell(whole, "A", "gained") == "100%"
+    assert cell(cut, "A", "seconds") == "–" and "gained" not in cut[0]
+
+
+def test_a_method_that_lost_a_seed_is_not_judged_by_the_others():
+    runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "AB" for s in (0, 1)]
+    runs[3] = replace(runs[3], diverged=True)
+    cells = tables.statistics_table(Comparison(runs, "A"))
+    assert cells[1] == ["B", *["–"] * 6]
+
+
+def test_runs_with_other_partitions_are_not_paired():
+    """Of B's two seeds the first has the baseline's clients."""
+    runs = [
+        run(name, s, [0.5], clients=[[0.5, 0.6]], summary={"partition_hash": digest})
+        for name, s, digest in [("A", 0, "x"), ("A", 1, "y"), ("B", 0, "x"), ("B", 1, "z")]
+    ]
+    comparison = Comparison(runs, "A")
+    assert len(comparison.pairs("B")[0]) == 2
+    words = "Not paired with A, since its partition is another one: B, seed 1."
+    assert words in comparison.notes()
+
+
+def test_a_run_that_has_not_finished_is_named():
+    runs = [run("A", 0, [0.5]), run("B", 0, [0.5], summary={"finished": False})]
+    assert "Not finished: B, seed 0." in Comparison(runs, "A").notes()
+
+
+def test_ranks_of_points_with_other_scores_and_other_methods():
+    """The smaller loss is better at the second point, where C is new: it is in the overview."""
+    first = [run("A", 0, [0.9]), run("B", 0, [0.8])]
+    second = [run("A", 0, [0.5]), run("B", 0, [0.6]), run("C", 0, [0.7])]
+    for one in second:
+        one.rows[0]["test/global/loss"] = one.rows[0].pop("test/global/accuracy")
+    points = [Comparison(first, "A", title="x"), Comparison(second, "A", title="y")]
+    rows = [[row[0], row[-1]] for row in tables.overview_table(points)[1:]]
+    assert rows == [["A", "1.00"], ["B", "2.00"], ["C", "–"]]
 
 
 def test_a_diverged_run_is_named_and_has_no_mean():
@@ -219,6 +269,8 @@ def test_formats():
     latex = tables.latex(cells)
     assert r"method & a\_b \\" in latex and r"FedAvg & 50\% $\pm$ 1 \\" in latex
     assert r"\begin{tabular}{lr}" in latex and r"\bottomrule" in latex
+    assert tables.markdown([["a|b"]]).startswith(r"| a\|b |")
+    assert tables.escaped("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
 
 def test_cliques_are_the_longest_groups_within_the_difference():

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from pfl.report.statistics import critical_difference, holm, mean_interval, mean_ranks, paired
 
@@ -27,6 +28,18 @@ def test_a_smaller_loss_is_a_win():
 def test_clients_without_a_score_are_no_pairs():
     result = paired(np.array([1.0, np.nan, 0.5]), np.array([0.5, 0.5, np.nan]))
     assert (result.pairs, result.wins) == (1, 1)
+
+
+def test_rounding_to_float32_breaks_no_ties():
+    """Of 20 clients with 10 samples each: the sizes of the differences are whole tenths."""
+    rng = np.random.default_rng(0)
+    right, also = rng.integers(3, 11, (2, 20))
+    expected = stats.wilcoxon(right - also).pvalue
+    single = [(hits / 10).astype(np.float32) for hits in (right, also)]
+    assert stats.wilcoxon(np.subtract(*single)).pvalue != pytest.approx(expected, rel=1e-3)
+    result = paired(*single)
+    assert result.p == pytest.approx(expected, rel=1e-9)
+    assert result.difference == pytest.approx((right - also).mean() / 10, abs=1e-7)
 
 
 def test_equal_scores_have_no_p_value():

@@ -174,17 +174,24 @@ def code_version(config: str = "") -> str:
         config: The configuration as JSON; the modules in the current folder that it names are the
             user's own.
     """
+    digest = hashlib.sha256(_framework())
+    modules = {match[1] for match in DOTTED.finditer(config)}
+    for module in sorted(modules - {*PACKAGES}):
+        for path in _sources(module):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _framework() -> bytes:
+    """Returns a hash of this framework's source files and of versions."""
     digest = hashlib.sha256(json.dumps(versions()).encode())
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         for folder in (spec and spec.submodule_search_locations) or ():
             for path in sorted(Path(folder).rglob("*.py")):
                 digest.update(path.read_bytes())
-    modules = {match[1] for match in DOTTED.finditer(config)}
-    for module in sorted(modules - {*PACKAGES}):
-        for path in _sources(module):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return digest.digest()
 
 
 def _sources(module: str) -> list[Path]:

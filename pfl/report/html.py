@@ -197,7 +197,8 @@ def _run(index: int, run: Run, opened: bool, seen: dict[str, int]) -> str:
     table = _fewer(whole, figures.MOST_CLIENTS)
     partition = figures.partition(table)
     digest = str(run.summary.get("partition_hash", index))
-    words = [escape(str(run.summary.get("protocol", "The run has not ended.")))]
+    state = "The run diverged." if run.diverged else "The run has not ended."
+    words = [escape(str(run.summary.get("protocol", state)))]
     if (first := seen.setdefault(digest, index)) != index:
         partition = None
         words.append(f'The partition is that of <a href="#run-{first}">this run</a>.')

@@ -83,8 +83,8 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
 
 
 def _axes(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the axes for which every run has numbers."""
-    have = [{name for row in _table([run]) for name in row} for run in runs]
+    """Returns the axes for which every run with rounds has numbers."""
+    have = [{name for row in _table([run]) for name in row} for run in runs if run.rows]
     return {title: name for title, name in AXES.items() if all(name in names for names in have)}
 
 

@@ -199,6 +199,19 @@ def test_a_run_that_goes_on_is_shown(tmp_path):
     assert "Not finished: FedAvg, seed 0." in "".join(page.words)
 
 
+def test_a_run_that_diverged_in_its_first_round_is_named(tmp_path):
+    """Such a run of a comparison has its configuration and its outcome, and no round."""
+    write_run(tmp_path / "runs" / "a")
+    lost = tmp_path / "runs" / "b"
+    lost.mkdir()
+    (lost / "config.yaml").write_text("seed_everything: 0\nmodel:\n  class_path: FedPD\n")
+    (lost / "outcome.json").write_text(json.dumps({"status": "diverged"}))
+    page = Page(report(tmp_path / "runs"))
+    words = "".join(page.words)
+    assert "Diverged, and left out: FedPD, seed 0." in words and "The run diverged." in words
+    assert page.tables[0][2][:4] == ["FedPD", "0", "", ""]
+
+
 def test_labels_tell_configurations_apart(tmp_path):
     """Seeds of one configuration share a label; two configurations of a method do not."""
     for value, seed in ((1, 0), (1, 1), (2, 0)):

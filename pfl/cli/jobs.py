@@ -34,6 +34,7 @@ from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
 from pfl.files import run_folder_errors, write_json
+from pfl.report.folders import OUTCOME, outcome_of
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
@@ -83,7 +84,7 @@ def execute(job: Job, root: Path, *, checkpoints: bool = False) -> Config:
     outcome = {**identity, "status": status, "seconds": time.monotonic() - begun}
     folder.mkdir(exist_ok=True)  # there is none if the first round failed
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    write_json(folder / "outcome.json", outcome)
+    write_json(folder / OUTCOME, outcome)
     again = before.get("config") == identity["config"]
     return {**outcome, "reused": False, "again": again}
 
@@ -120,12 +121,6 @@ def made_by(command: str, outcomes: Collection[Config]) -> str:
         f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, "
         f"with {used}, on {platform.system()} {platform.machine()} with {os.cpu_count()} cores.\n"
     )
-
-
-def outcome_of(folder: Path) -> Config:
-    """Returns what `execute` has recorded in a run's folder; empty if the run has not ended."""
-    record = folder / "outcome.json"
-    return json.loads(record.read_text()) if record.is_file() else {}
 
 
 def _fit(config: Path, checkpoint: Path | None = None) -> str:

@@ -62,7 +62,10 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         unfinished: Allows runs that have not ended.
     """
     names = _short_names(folders)
-    known = [{"unfinished": unfinished, "diverged": _diverged(folder)} for folder in folders]
+    known = [
+        {"unfinished": unfinished, "diverged": outcome_of(folder).get("status") == "diverged"}
+        for folder in folders
+    ]
     runs = [
         Run.read(name, 0, folder, **more)
         for name, folder, more in zip(names, folders, known, strict=True)
@@ -81,9 +84,10 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     return result
 
 
-def _diverged(folder: Path) -> bool:
+def outcome_of(folder: Path) -> dict[str, Any]:
+    """Returns what a comparison has recorded of a run in its folder; empty before the run's end."""
     path = folder / OUTCOME
-    return path.is_file() and json.loads(path.read_text()).get("status") == "diverged"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def config_of(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import time
@@ -20,9 +19,9 @@ from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import ended, run_all, said, side_by_side
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
-from pfl.files import run_folder_errors
-from pfl.report import comparison as tables
-from pfl.report.comparison import Comparison
+from pfl.files import csv_lines, run_folder_errors
+from pfl.report import comparison_tables as tables
+from pfl.report.comparison import Comparison, described
 from pfl.report.folders import find_runs, read_runs
 from pfl.report.results import BUDGETS, Run
 
@@ -239,13 +238,11 @@ def write(
 ) -> list[Path]:
     """Writes tables and figures, prints the tables, and returns the paths of the files."""
     parts: dict[str, list[str]] = {"md": [f"# {title}\n"], "tex": []}
-    records: list[list[str]] = []
     if len(comparisons) > 1:
         cells = tables.overview_table(comparisons)
         print(f"\n{tables.text(cells)}")
         parts["md"].append(tables.markdown(cells))
         parts["tex"].append(tables.latex(cells))
-        records += [["", "overview", *row] for row in cells]
     for comparison in comparisons:
         both = [tables.score_table(comparison), tables.statistics_table(comparison)]
         notes = " ".join(comparison.notes())
@@ -254,15 +251,17 @@ def write(
         parts["md"] += [f"## {comparison.title}\n", *map(tables.markdown, both), notes + "\n"]
         parts["tex"] += [f"% {comparison.title}", *map(tables.latex, both)]
         parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
-        for kind, cells in zip(("scores", "statistics"), both, strict=True):
-            records += [[comparison.title, kind, *row] for row in cells]
-        records += [[comparison.title, "note", note] for note in comparison.notes()]
     files = [out / f"comparison.{kind}" for kind in parts]
     for path, content in zip(files, parts.values(), strict=True):
         path.write_text("\n".join(content))
-    files.append(out / "comparison.csv")
-    with files[-1].open("w", newline="") as file:
-        csv.writer(file).writerows(records)
+    for name, rows in {
+        "comparison.csv": tables.records(comparisons),
+        "runs.csv": tables.run_records(comparisons),
+    }.items():
+        columns = list(dict.fromkeys(column for row in rows for column in row))
+        files.append(out / name)
+        lines = ([row.get(column) for column in columns] for row in rows)
+        files[-1].write_bytes(csv_lines([columns, *lines]))
     return files + _draw(comparisons, out, bandwidth)
 
 
@@ -365,7 +364,7 @@ def _by_point(
     points: dict[str, list[Run]] = {}
     for one in runs:
         points.setdefault(json.dumps(one.point, default=str), []).append(one)
-    titles = {point: tables.described(here[0].point) or title for point, here in points.items()}
+    titles = {point: described(here[0].point) or title for point, here in points.items()}
     return [
         Comparison(here, baseline, budget, titles[point], tuning, metric)
         for point, here in points.items()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pfl.errors import ConfigError
-from pfl.report import comparison as tables
+from pfl.report import comparison_tables as tables
 from pfl.report.comparison import Comparison
 
 

@@ -22,7 +22,7 @@ from pfl.cli.jobs import check, code_version, execute, side_by_side, spread
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
-from pfl.report.comparison import Cells, markdown, text
+from pfl.report.comparison_tables import Cells, markdown, text
 from pfl.report.results import Run, best_round, signed
 
 if TYPE_CHECKING:

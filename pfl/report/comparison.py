@@ -1,21 +1,18 @@
-"""The tables of a comparison of methods: scores, costs and paired statistics."""
+"""A comparison of methods: the scores that count, paired statistics and notes for the reader."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from pfl.errors import ConfigError
 from pfl.report.results import BUDGETS, Row, Run, kinds, scores_of, signed, spent
-from pfl.report.statistics import Paired, holm, mean_ranks, paired
+from pfl.report.statistics import Paired, holm, paired
 
-LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%_#${}"}
-    | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
-)
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
 
@@ -50,6 +47,11 @@ class Comparison:
         self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
     @property
+    def point(self) -> dict[str, Any]:
+        """The values on the axes of the grid that all runs share."""
+        return self.runs[0].point
+
+    @property
     def labels(self) -> list[str]:
         """The methods, in the order of the runs."""
         return list(dict.fromkeys(run.label for run in self.runs))
@@ -68,6 +70,10 @@ class Comparison:
     def of(self, label: str) -> list[Run]:
         """Returns the runs of a method."""
         return [run for run in self.runs if run.label == label]
+
+    def baseline_of(self, run: Run) -> Run | None:
+        """Returns the baseline's run with the seed of another run, if there is one."""
+        return next((one for one in self.of(self.baseline) if one.seed == run.seed), None)
 
     def main_kind(self, label: str) -> str | None:
         """Returns the kind of model that counts for a method: personalized, or else global."""
@@ -94,12 +100,11 @@ class Comparison:
         Empty if a run of the method diverged: the seeds that are left would flatter it. Runs with
         different partitions are not paired.
         """
-        baseline = {run.seed: run for run in self.of(self.baseline)}
         ours: list[np.ndarray] = []
         theirs: list[np.ndarray] = []
         runs = self.of(label)
         for run in [] if any(run.diverged for run in runs) else runs:
-            other = baseline.get(run.seed)
+            other = self.baseline_of(run)
             if other is None or run.shares_partition(other) is False:
                 continue
             a, b = self.client_scores(run), self.client_scores(other)
@@ -110,8 +115,9 @@ class Comparison:
             return np.empty(0), np.empty(0)
         return np.concatenate(ours), np.concatenate(theirs)
 
+    @cached_property
     def statistics(self) -> dict[str, tuple[Paired, float]]:
-        """Returns each method's comparison with the baseline, and Holm's corrected p-value."""
+        """Each method's comparison with the baseline, and Holm's corrected p-value."""
         others = [label for label in self.labels if label != self.baseline]
         results = {label: paired(*self.pairs(label), self.larger_is_better) for label in others}
         corrected = holm([result.p for result in results.values()])
@@ -138,15 +144,6 @@ class Comparison:
         known = None if gains is None else gains[~np.isnan(gains)]
         return float((known > 0).mean()) if known is not None and len(known) else None
 
-    def gained(self, label: str) -> float | None:
-        """Returns the share of clients, over all seeds, that score better than alone.
-
-        None if the runs have no local baseline.
-        """
-        shares = [self.gained_of(run) for run in self.of(label)]
-        known = [share for share in shares if share is not None]
-        return float(np.mean(known)) if known else None
-
     def tuned(self, label: str, what: str) -> float:
         """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
         return float(self.tuning.get(label, {}).get(what, 0.0))
@@ -171,14 +168,13 @@ class Comparison:
             notes.append("There are no validation data: the last round counts.")
         if self.budget:
             notes.append(f"Runs are cut after {self.budget[1]:g} {self.budget[0]}.")
-        baseline = {run.seed: run for run in self.of(self.baseline)}
         groups = {
             "Diverged, and left out": [run for run in self.runs if run.diverged],
             "Not finished": [run for run in self.runs if not (run.finished or run.diverged)],
             f"Not paired with {self.baseline}, since its partition is another one": [
                 run
                 for run in self.runs
-                if run.seed in baseline and run.shares_partition(baseline[run.seed]) is False
+                if (other := self.baseline_of(run)) and run.shares_partition(other) is False
             ],
         }
         for words, runs in groups.items():
@@ -252,139 +248,6 @@ def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
         if not np.isnan(column).any():
             columns[label] = column
     return list(columns), np.array(list(columns.values())).T
-
-
-# ---- tables --------------------------------------------------------------------------------------
-
-Cells = list[list[str]]
-
-
-def overview_table(comparisons: Sequence[Comparison]) -> Cells:
-    """Returns a header and a row for each method: its scores at all points of a grid, by mean rank.
-
-    The score is that of the model that counts. A rank is that of a method within a block (see
-    `blocks`); a method that lacks a run has none, and stands at the end.
-    """
-    labels, scores = blocks(comparisons)
-    ranks = mean_ranks(scores) if labels else np.empty(0)
-    by_label = dict(zip(labels, ranks.tolist(), strict=True))
-    cells = [["method", "model", *(comparison.title for comparison in comparisons), "mean rank"]]
-    for label in sorted(all_labels(comparisons), key=lambda label: by_label.get(label, np.inf)):
-        names = [f"test/{c.main_kind(label)}/{c.number}" for c in comparisons]
-        means = [_mean(c.values(label, name)) for c, name in zip(comparisons, names, strict=True)]
-        rank = f"{by_label[label]:.2f}" if label in by_label else "–"
-        model = next(filter(None, (c.main_kind(label) for c in comparisons)), "–")
-        cells.append([label, model, *means, rank])
-    return cells
-
-
-def score_table(comparison: Comparison) -> Cells:
-    """Returns a header and a row for each method: scores, worst tenth, metrics, gain and costs.
-
-    Metrics beside the score are those of the model that counts.
-    """
-    number = comparison.number
-    shown = kinds(comparison.runs, number)
-    names = [name for name in scores_of(comparison.runs) if name not in (number, "loss")]
-    head = ["method", *(kind.replace("/", ", k = ") for kind in shown), "worst 10%", *names]
-    gained = {label: comparison.gained(label) for label in comparison.labels}
-    if any(share is not None for share in gained.values()):
-        head.append("gained")
-    head += ["MB up", "MB down", "parameters", "gradients", "seconds"]
-    cells = [[*head, "tuning trials"] if comparison.tuning else head]
-    for label in comparison.labels:
-        row = [label]
-        for kind in shown:
-            row.append(_mean(comparison.values(label, f"test/{kind}/{number}")))
-        main = comparison.main_kind(label)
-        row.append(_mean(comparison.values(label, f"test/{main}/{number}_worst10")))
-        row += [_mean(comparison.values(label, f"test/{main}/{name}")) for name in names]
-        if "gained" in head:
-            share = gained[label]
-            row.append("–" if share is None else f"{share:.0%}")
-        row += _costs(comparison, label)
-        if comparison.tuning:
-            row.append(f"{comparison.tuned(label, 'trials'):,.0f}")
-        cells.append(row)
-    return cells
-
-
-def statistics_table(comparison: Comparison) -> Cells:
-    """Returns a header and a row for each method that is compared with the baseline."""
-    cells = [
-        [
-            "method",
-            f"difference to {comparison.baseline}",
-            "95% interval",
-            "p (Holm)",
-            "wins",
-            "ties",
-            "losses",
-        ]
-    ]
-    for label, (result, p) in comparison.statistics().items():
-        if not result.pairs:
-            cells.append([label, *["–"] * 6])
-            continue
-        counts = (result.wins, result.ties, result.losses)
-        interval = f"[{result.low:+.4f}, {result.high:+.4f}]"
-        p_text = "–" if np.isnan(p) else f"{p:.2g}"
-        cells.append([label, f"{result.difference:+.4f}", interval, p_text, *map(str, counts)])
-    return cells
-
-
-def _mean(values: np.ndarray) -> str:
-    """Returns mean ± sample standard deviation; "–" where a run has no such number."""
-    if not len(values) or np.isnan(values).any():
-        return "–"
-    spread = f" ± {values.std(ddof=1):.4f}" if len(values) > 1 else ""
-    return f"{values.mean():.4f}{spread}"
-
-
-def _costs(comparison: Comparison, label: str) -> list[str]:
-    """Returns the means of bytes, parameters, sample gradients and seconds of a method's runs."""
-    main = comparison.main_kind(label)
-    runs = [] if comparison.budget else comparison.of(label)  # seconds are known of whole runs only
-    seconds = [run.summary.get("wall_seconds", np.nan) for run in runs]
-    columns = [
-        (comparison.values(label, "comm/uplink_bytes") / 1e6, 2),
-        (comparison.values(label, "comm/downlink_bytes") / 1e6, 2),
-        (comparison.values(label, f"parameters/{main}"), 0),
-        (comparison.values(label, "train/samples"), 0),
-        (np.array(seconds), 1),
-    ]
-    means = [(values.mean() if len(values) else np.nan, digits) for values, digits in columns]
-    return ["–" if np.isnan(mean) else f"{mean:,.{digits}f}" for mean, digits in means]
-
-
-def markdown(cells: Cells) -> str:
-    """Returns a table in Markdown."""
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
-    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
-    return "\n".join([head, f"|{'---|' * len(cells[0])}", *rows]) + "\n"
-
-
-def text(cells: Cells) -> str:
-    """Returns a table for a terminal, with aligned columns."""
-    columns = [[row[i] for row in cells] for i in range(len(cells[0]))]
-    for number, column in enumerate(columns):
-        width = max(map(len, column))
-        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
-    head, *rows = ("  ".join(row) for row in zip(*columns, strict=True))
-    return "\n".join([head, "-" * len(head), *rows]) + "\n"
-
-
-def latex(cells: Cells) -> str:
-    """Returns a table in LaTeX, for the package booktabs."""
-    rows = [" & ".join(map(escaped, row)) + r" \\" for row in cells]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}"
-    lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines) + "\n"
-
-
-def escaped(cell: str) -> str:
-    """Returns a text for LaTeX."""
-    return cell.translate(LATEX)
 
 
 def described(point: dict[str, Any]) -> str:

@@ -115,14 +115,14 @@ def holm(p: Sequence[float]) -> list[float]:
     return result.tolist()
 
 
-def mean_ranks(scores: np.ndarray, larger_is_better: bool = True) -> np.ndarray:
+def mean_ranks(scores: np.ndarray) -> np.ndarray:
     """Returns each method's mean rank over blocks, 1 for the best; ties share their mean rank.
 
     Args:
-        scores: A score for each block (such as a seed and a data set) and method, [blocks, k].
-        larger_is_better: False for losses.
+        scores: A score for each block (such as a seed and a data set) and method, larger for
+            better, [blocks, k].
     """
-    return stats.rankdata(-scores if larger_is_better else scores, axis=1).mean(axis=0)
+    return stats.rankdata(-scores, axis=1).mean(axis=0)
 
 
 def critical_difference(methods: int, blocks: int, alpha: float = 0.05) -> float:

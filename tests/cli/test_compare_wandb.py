@@ -1,12 +1,12 @@
 """Tables and figures of a comparison in W&B, read from the file of an offline run."""
 
-import csv
 import json
 
 import pytest
 import wandb
 import yaml
 
+from pfl.report.comparison_tables import markdown
 from tests.cli.configurations import SMALL, changed
 from tests.commands import call
 from tests.wandb_records import offline, read_records, rows_of
@@ -29,13 +29,11 @@ def test_a_comparison_is_a_run_of_its_own(tmp_path, tmp_path_factory):
     (about,) = [r.run for r in records if r.WhichOneof("record_type") == "run"]
     assert (about.project, about.job_type) == ("mine", "compare")
     (row,) = [row for row in rows_of(records) if "scores" in row]
-    with (out / "comparison.csv").open(newline="") as lines:
-        expected = list(csv.reader(lines))
+    written = (out / "comparison.md").read_text()
     for name in ("scores", "statistics"):
         content = json.loads((file.parent / "files" / row[name]["path"]).read_text())
-        cells = [line[2:] for line in expected if line[1] == name]
-        assert [content["columns"], *content["data"]] == cells
-    assert "auroc" in next(line for line in expected if line[1] == "scores")
+        assert markdown([content["columns"], *content["data"]]) in written
+    assert "| auroc |" in written
     image = file.parent / "files" / row["curves"]["path"]
     assert image.read_bytes().startswith(b"\x89PNG")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pfl.report import comparison as tables
+from pfl.report import comparison_tables as tables
 from pfl.report.client_scores import ClientScoresByRound
 from pfl.report.comparison import Comparison
 from pfl.report.comparison_figures import (
@@ -104,6 +104,34 @@ def test_mean_and_sample_deviation_over_seeds():
     ]
 
 
+def test_records_have_the_numbers_of_the_tables_for_programs():
+    """A has 0.5 and 0.7 (mean 0.6, deviation 0.1414); B is 0.1 better in the one seed it has.
+
+    With one pair Wilcoxon's exact p-value is 1: both signs are equally likely.
+    """
+    point = {"alpha": 0.1}
+    runs = [run("A", s, [0.5 + s / 5], clients=[[0.5 + s / 5]], point=point) for s in (0, 1)]
+    runs.append(run("B", 0, [0.6], clients=[[0.6]], point=point))
+    a, b = tables.records([Comparison(runs, "A")])
+    assert (a["alpha"], a["method"], a["model"], a["runs"]) == (0.1, "A", "global", 2)
+    assert (a["global"], a["global std"]) == pytest.approx((0.6, 0.02**0.5))
+    assert (a["MB up"], a["gradients"], a["seconds"]) == pytest.approx((1e-4, 10, 2))
+    assert a["pairs"] is None is b["global std"]  # A is the baseline; B has one run
+    assert (b["baseline"], b["pairs"], b["wins"], b["p (Holm)"]) == ("A", 1, 1, 1.0)
+    assert b["difference"] == pytest.approx(0.1, abs=1e-7)
+    assert (a["mean rank"], b["mean rank"]) == (1.0, None)  # of seed 1 there is no B
+    assert "± is the standard deviation over 1 or 2 seeds." in b["notes"]
+
+
+def test_records_of_runs_have_all_numbers_of_the_round_that_counts():
+    runs = [run("A", 0, [0.5, 0.7], [0.9, 0.8]), run("A", 1, [0.5], diverged=True)]
+    first, second = tables.run_records([Comparison(runs, "A")])
+    assert (first["seed"], first["status"], first["seconds"]) == (0, "finished", 2.0)
+    assert (first["round"], first["test/global/accuracy"]) == (1, 0.5)  # the best by validation
+    assert first["comm/uplink_bytes"] == 100 and first["selected_by"] == "val/global/accuracy"
+    assert second["status"] == "diverged" and "round" not in second
+
+
 def test_pairs_are_clients_of_the_same_seed():
     """The order of runs does not matter; the scores are those of the chosen round."""
     runs = [
@@ -120,7 +148,7 @@ def test_pairs_are_clients_of_the_same_seed():
         (0.75, 0.5),
         (0.75, 0.75),
     ]
-    (result, _) = comparison.statistics()["B"]
+    (result, _) = comparison.statistics["B"]
     assert (result.wins, result.ties, result.losses) == (2, 1, 1)
     assert result.difference == pytest.approx((-0.25 + 0.25 + 0.25 + 0) / 4)
     assert cell(tables.statistics_table(comparison), "B", "wins") == "2"

@@ -8,12 +8,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
+import functools
+
 import pytest
 import torch
+from lightning.fabric.utilities import registry
 
 from tests.commands import elsewhere
 
 torch.set_num_threads(1)
+# Each Trainer searches all installed packages for callbacks, which takes as long as a small run.
+registry.entry_points = functools.cache(registry.entry_points)  # type: ignore[assignment]
 LARGE = (
     "ResNet18",
     "VGG11",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import sys
@@ -176,6 +177,7 @@ def peak_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+@functools.cache  # to read them takes as long as a small run
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
     return {

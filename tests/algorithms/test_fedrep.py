@@ -12,7 +12,7 @@ from models import MLP, HalfSquaredError
 from pfl.algorithms import FedPer, FedRep
 from pfl.communication import Message
 from tests.algorithms import two_layers
-from tests.models.test_models import BATCH_NORM, NETWORKS
+from tests.models.test_models import NETWORKS
 from tests.problems import History, Problem, matrix_problem
 from tests.refusal import refused
 
@@ -216,22 +216,24 @@ def test_the_relative_cost_counts_both_loops():
     assert steps.cost(sizes).tolist() == [10 * (5 + 2), 4 * (5 + 6), 0]
 
 
-SPLIT = {name: network for name, network in NETWORKS.items() if "linear" not in name}
-SPLIT["ResNet18, BatchNorm"] = BATCH_NORM
+# tests/algorithms/test_networks_train.py has larger ones.
+SMALL = ("LogisticRegression", "LinearRegression-affine", "MLP", "SmallCNN")
 PATTERNS = {"LogisticRegression": "*.bias", "LinearRegression-affine": "*.bias"}
 ONE_PARAMETER = ("LinearRegression", "PenalizedLogisticRegression")
 
 
-@pytest.mark.parametrize("name", SPLIT)
-def test_every_network_trains(fit, name):
-    """Networks of one layer have a body where its bias is personal, those of one parameter none."""
-    build, shape, classes = SPLIT[name]
+@pytest.mark.parametrize("name", ONE_PARAMETER)
+def test_a_network_of_one_parameter_has_no_parts(name):
+    with refused("model.personal", "and not all"):
+        FedRep(NETWORKS[name][0]())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_networks_train(fit, name):
+    """Networks of one layer have a body where their bias is personal."""
+    build, shape, classes = NETWORKS[name]
     torch.manual_seed(0)
     network = build()
-    if name in ONE_PARAMETER:
-        with refused("model.personal", "and not all"):
-            FedRep(network)
-        return
     inputs = torch.rand(6, *shape)
     targets = torch.arange(6) % classes if classes > 1 else torch.rand(6, 1)
     owners = np.repeat([0, 1], [4, 2])

@@ -146,7 +146,8 @@ class FederatedCLI(CommandLine):
         # `seed_everything` is another run. null is a value here (batch_size: null).
         given = config.clone()
         given.ckpt_path = None  # the saved configuration runs from the start again
-        given = self.subcommand_parser.dump(given, skip_unset=False)
+        # It was validated when it was parsed.
+        given = self.subcommand_parser.dump(given, skip_unset=False, skip_validation=True)
         data = config.data.init_args
         # One seed for everything, where no other is given, and the class takes one.
         if "seed" in data and data.seed is None:

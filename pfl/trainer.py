@@ -8,15 +8,10 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.plugins.environments import (
-    ClusterEnvironment,
-    SLURMEnvironment,
-    TorchElasticEnvironment,
-)
 from lightning.fabric.plugins.io import TorchCheckpointIO
 from lightning.pytorch.accelerators import Accelerator, CUDAAccelerator, MPSAccelerator
 from lightning.pytorch.callbacks import (
@@ -29,7 +24,6 @@ from lightning.pytorch.callbacks import (
     ProgressBar,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
-from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
@@ -44,13 +38,11 @@ from pfl.callbacks import (
 )
 from pfl.callbacks.round_checkpoint import is_last
 from pfl.distributed.launch import is_lost_contact
-from pfl.distributed.strategy import resolve_strategy
+from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.method.module import SCALED, refused_precision
 from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
-
-Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 
 STAGES = ("train", "val", "test", "predict")
 SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -172,7 +164,7 @@ class Trainer(RunTrainer):
                 devices=devices,
                 num_nodes=num_nodes,
                 strategy=strategy,
-                plugins=_without_requeue(plugins, strategy),
+                plugins=without_requeue(plugins, strategy),
                 enable_checkpointing=enable_checkpointing,
                 enable_progress_bar=enable_progress_bar,
                 enable_model_summary=enable_model_summary,
@@ -384,25 +376,6 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
     base = ProgressBar if kind is RoundProgress else kind
     if not any(isinstance(callback, base) for callback in callbacks):
         callbacks.append(kind())
-
-
-def _without_requeue(
-    plugins: Plugin | list[Plugin] | None, strategy: str | Strategy
-) -> list[Plugin]:
-    """Returns the plugins with SLURM's automatic requeue switched off.
-
-    The requeue saves within a round, and starts the run anew.
-    """
-    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins] if plugins else []
-    environments: list[Any] = [p for p in plugins if isinstance(p, ClusterEnvironment)]
-    environments += filter(None, [getattr(strategy, "cluster_environment", None)])
-    if not (environments or TorchElasticEnvironment.detect()) and SLURMEnvironment.detect():
-        environments = [SLURMEnvironment()]  # as Lightning would
-        plugins += environments
-    for environment in environments:
-        if isinstance(environment, SLURMEnvironment):
-            environment.auto_requeue = False
-    return plugins
 
 
 def _check_callbacks(callbacks: list[Callback]) -> None:

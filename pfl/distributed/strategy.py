@@ -5,13 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterable
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
-from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
+from lightning.fabric.plugins.environments import (
+    ClusterEnvironment,
+    SLURMEnvironment,
+    TorchElasticEnvironment,
+)
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed.constants import default_pg_timeout
@@ -20,6 +26,8 @@ from pfl.distributed import collectives
 from pfl.distributed.launch import Launcher
 from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
+
+Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -197,3 +205,22 @@ def _count_devices(accelerator: str | Accelerator, devices: list[int] | str | in
 
 def _interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def without_requeue(
+    plugins: Plugin | list[Plugin] | None, strategy: str | Strategy
+) -> list[Plugin]:
+    """Returns the plugins with SLURM's automatic requeue switched off.
+
+    The requeue saves within a round, and starts the run anew.
+    """
+    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins] if plugins else []
+    environments: list[Any] = [p for p in plugins if isinstance(p, ClusterEnvironment)]
+    environments += filter(None, [getattr(strategy, "cluster_environment", None)])
+    if not (environments or TorchElasticEnvironment.detect()) and SLURMEnvironment.detect():
+        environments = [SLURMEnvironment()]  # as Lightning would
+        plugins += environments
+    for environment in environments:
+        if isinstance(environment, SLURMEnvironment):
+            environment.auto_requeue = False
+    return plugins

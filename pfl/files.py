@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,13 @@ def write_csv_blocks(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> Non
         for number, block in enumerate(blocks):
             for piece in csv_pieces(block, heading=number == 0):
                 file.write(piece)
+
+
+def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Writes records as CSV, a column for each name that some record has; empty for None."""
+    names = list(dict.fromkeys(name for record in records for name in record))
+    rows = ([record.get(name) for name in names] for record in records)
+    path.write_bytes(csv_lines([names, *rows]))
 
 
 def append_csv(path: Path, columns: dict[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import ended, run_all, said, side_by_side
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
-from pfl.files import csv_lines, run_folder_errors
+from pfl.files import run_folder_errors, write_records
 from pfl.report import comparison_tables as tables
 from pfl.report.comparison import Comparison, described
 from pfl.report.folders import find_runs, read_runs
@@ -254,14 +254,9 @@ def write(
     files = [out / f"comparison.{kind}" for kind in parts]
     for path, content in zip(files, parts.values(), strict=True):
         path.write_text("\n".join(content))
-    for name, rows in {
-        "comparison.csv": tables.records(comparisons),
-        "runs.csv": tables.run_records(comparisons),
-    }.items():
-        columns = list(dict.fromkeys(column for row in rows for column in row))
-        files.append(out / name)
-        lines = ([row.get(column) for column in columns] for row in rows)
-        files[-1].write_bytes(csv_lines([columns, *lines]))
+    files += [out / "comparison.csv", out / "runs.csv"]
+    write_records(files[-2], tables.records(comparisons))
+    write_records(files[-1], tables.run_records(comparisons))
     return files + _draw(comparisons, out, bandwidth)
 
 

@@ -310,10 +310,7 @@ def write(file: TuneFile, tuned: Sequence[Tuned], out: Path) -> list[Path]:
         f"seed {file.seed}. The best score on validation data selects; test scores are not read.\n"
     )
     paths[0].write_text(f"{words}\n{markdown(cells)}")
-    records = [record for one in tuned for record in one.records]
-    names = list(dict.fromkeys(name for record in records for name in record))
-    rows = [[record.get(name, "") for name in names] for record in records]
-    paths[1].write_bytes(files.csv_lines([names, *rows]))
+    files.write_records(paths[1], [record for one in tuned for record in one.records])
     content = yaml.safe_dump(tuned_content(file, tuned), sort_keys=False, allow_unicode=True)
     paths[2].write_text(
         f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n{content}"

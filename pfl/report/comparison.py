@@ -144,6 +144,10 @@ class Comparison:
         known = None if gains is None else gains[~np.isnan(gains)]
         return float((known > 0).mean()) if known is not None and len(known) else None
 
+    def seconds_of(self, run: Run) -> float | None:
+        """Returns a run's seconds; None with a budget: they are known of whole runs only."""
+        return None if self.budget is not None else run.summary.get("wall_seconds", np.nan)
+
     def tuned(self, label: str, what: str) -> float:
         """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
         return float(self.tuning.get(label, {}).get(what, 0.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -105,10 +105,9 @@ def records(comparisons: Sequence[Comparison]) -> list[Record]:
                 if head not in MEANS_ONLY:
                     row[f"{head} std"] = _spread(values)
             row |= {"mean rank": ranks.get(label), "baseline": comparison.baseline}
-            row |= dict.fromkeys([*(field.name for field in fields(Paired)), "p (Holm)"])
-            if label in comparison.statistics:
-                result, p = comparison.statistics[label]
-                row |= {**asdict(result), "p (Holm)": p}
+            result, p = comparison.statistics.get(label, (None, None))  # none of the baseline
+            row |= {field.name: getattr(result, field.name, None) for field in fields(Paired)}
+            row["p (Holm)"] = p
             rows.append({**row, "notes": notes})
     return rows
 
@@ -126,7 +125,7 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
             row["status"] = "diverged" if run.diverged else status
             row["model"] = comparison.main_kind(run.label)
             row["gained"] = comparison.gained_of(run)
-            row["seconds"] = run.summary.get("wall_seconds")
+            row["seconds"] = comparison.seconds_of(run)
             rows.append({**row, **(comparison.chosen[id(run)] or {})})
     return rows
 
@@ -135,7 +134,7 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
     """Returns for each column of the table the numbers of a method's runs; NaN where one has none.
 
     A column is empty if no run can have such a number: `gained` without a local baseline, and
-    `seconds` with a budget, since they are known of whole runs only.
+    `seconds` with a budget.
     """
     number, main, runs = comparison.number, comparison.main_kind(label), comparison.of(label)
     names = {
@@ -146,14 +145,14 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
     others = [name for name in scores_of(comparison.runs) if name not in (number, "loss")]
     names |= {name: f"test/{main}/{name}" for name in others}
     shares = [comparison.gained_of(run) for run in runs]
-    seconds = [run.summary.get("wall_seconds", np.nan) for run in runs]
+    seconds = [comparison.seconds_of(run) for run in runs]
     return {head: comparison.values(label, name) for head, name in names.items()} | {
         "gained": np.array([share for share in shares if share is not None]),
         "MB up": comparison.values(label, "comm/uplink_bytes") / 1e6,
         "MB down": comparison.values(label, "comm/downlink_bytes") / 1e6,
         "parameters": comparison.values(label, f"parameters/{main}"),
         "gradients": comparison.values(label, "train/samples"),
-        "seconds": np.array([] if comparison.budget else seconds),
+        "seconds": np.array([value for value in seconds if value is not None]),
         "tuning trials": np.array([comparison.tuned(label, "trials")]),
     }
 

@@ -103,7 +103,9 @@ def check(algorithm, before):
         assert torch.equal(new, old[layer.name]) == personal, layer.name
     if type(algorithm) is FedRep:
         heads = algorithm.store.read("head", np.arange(2))
-        assert not torch.equal(heads[0], heads[1])
+        assert not torch.equal(heads[0], heads[1]) and heads.isfinite().all()
+        start = algorithm.global_model[algorithm.personal_part]  # never trained
+        assert (heads != start).any(1).all()
 
 
 @pytest.mark.parametrize("name", ["CelebACNN", "LeNet5-32"])

@@ -71,7 +71,10 @@ def test_tables_and_figures_are_written(finished):
         "runs.csv": ["FedAvg", "FedAvg", "LocalTrain", "LocalTrain"],
     }.items():
         with (finished / name).open(newline="") as file:
-            assert [row["method"] for row in csv.DictReader(file)] == methods
+            rows = list(csv.DictReader(file))
+        assert [row["method"] for row in rows] == methods
+        if name == "comparison.csv":
+            assert "± is the standard deviation over 2 seeds." in rows[0]["notes"]
     assert r"$\pm$ is the standard deviation" in (finished / "comparison.tex").read_text()
     assert not (finished / "communication.png").exists()  # no bandwidth
 

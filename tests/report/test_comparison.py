@@ -130,6 +130,8 @@ def test_records_of_runs_have_all_numbers_of_the_round_that_counts():
     assert (first["round"], first["test/global/accuracy"]) == (1, 0.5)  # the best by validation
     assert first["comm/uplink_bytes"] == 100 and first["selected_by"] == "val/global/accuracy"
     assert second["status"] == "diverged" and "round" not in second
+    (cut, _) = tables.run_records([Comparison(runs, "A", ("rounds", 1))])
+    assert cut["seconds"] is None  # known of whole runs only
 
 
 def test_pairs_are_clients_of_the_same_seed():

@@ -6,6 +6,7 @@ be read. Headers of a few bytes a message are not counted.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
 
 
@@ -21,10 +23,12 @@ class Message:
     """Values as the receiver reads them, and the number of bytes that are sent.
 
     Attributes:
-        values: [K] from the server to every client, or [C, K] from C clients.
+        values: [K] from the server to every client, or [C, K] from or to C clients.
         nbytes: Bytes of one message, or int64 [C] if the clients' messages differ in size.
         weighting: The clients' weights in the mean of this message, "samples" or "uniform"; None:
             the method's `weighting`.
+        reduce: How the server gets what clients send: "mean", their weighted mean [K]; "rows", the
+            messages one by one, [participants, K], in the order of the clients' ids.
 
     Example:
         Two clients send a mean that the server weights uniformly, 4 bytes each:
@@ -37,6 +41,13 @@ class Message:
     values: Tensor
     nbytes: int | Tensor
     weighting: Literal["samples", "uniform"] | None = None
+    reduce: Literal["mean", "rows"] = "mean"
+
+
+def by_name(messages: Message | Tensor | Mapping[str, Message | Tensor]) -> dict[str, Message]:
+    """Returns messages by name; a single one has the name "w", and a tensor is sent densely."""
+    named = messages if isinstance(messages, Mapping) else {"w": messages}
+    return {name: m if isinstance(m, Message) else dense(m) for name, m in named.items()}
 
 
 def dense(values: Tensor) -> Message:
@@ -45,8 +56,26 @@ def dense(values: Tensor) -> Message:
     Example:
         >>> dense(torch.zeros(5, 10)).nbytes  # of one of five clients: 10 float32 values
         40
+
+    Raises:
+        ConfigError: The values are a single number without an axis.
     """
+    if values.dim() == 0:
+        raise ConfigError(
+            "model: dense(values) got a single number, a tensor []; give a message of C clients "
+            "the shape [C, K], and one of the server the shape [K]"
+        )
     return Message(values, values.shape[-1] * values.element_size())
+
+
+def header(values: Tensor) -> Message:
+    """Returns a message of a few numbers whose bytes are not counted, as those of headers are not.
+
+    Example:
+        >>> header(torch.tensor(0.5)).values, header(torch.tensor(0.5)).nbytes
+        (tensor([0.5000]), 0)
+    """
+    return Message(values.detach().reshape(-1).clone(), 0)
 
 
 def low_rank(values: Tensor, space: ParameterSpace, ranks: Tensor) -> Message:

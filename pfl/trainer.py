@@ -41,7 +41,7 @@ from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
-from pfl.method.module import SCALED, refused_precision
+from pfl.method.set_up import SCALED, refused_precision
 from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
 
 STAGES = ("train", "val", "test", "predict")

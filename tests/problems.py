@@ -197,6 +197,28 @@ class Models(History):
         return [{name: row[name] for name in ("w", "w_i")} for row in self.rounds]
 
 
+class Received(pl.Callback):
+    """What `server_update` got in every round.
+
+    Attributes:
+        rounds: The ids of the participants, and the means or rows of messages by name.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[np.ndarray, dict[str, torch.Tensor]]] = []
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        update = pl_module.server_update
+
+        def recorded(received: dict[str, torch.Tensor]) -> None:
+            values = {name: value.clone() for name, value in received.items()}
+            self.rounds.append((pl_module.participant_ids, values))
+            update(received)
+
+        pl_module.server_update = recorded  # type: ignore[method-assign]
+
+
 class Steps(pl.Callback):
     """Records every call of the oracle during training: the mini-batches of the local steps.
 

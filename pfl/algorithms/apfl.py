@@ -99,10 +99,10 @@ class APFL(FederatedAlgorithm):
     def personalized(self, clients: Clients) -> Tensor:
         """Returns α_i v_i + (1 - α_i) w."""
         alpha = self._alpha(clients)
-        return alpha * clients.state["v"] + (1 - alpha) * self.global_model
+        return alpha * clients.state["v"] + (1 - alpha) * clients.received["w"]
 
     def _alpha(self, clients: Clients) -> Tensor:
         """Returns α_i, [C, 1]."""
         if self.adaptive:
             return clients.state["alpha"]
-        return self.global_model.new_full((len(clients), 1), self.alpha)
+        return clients.state["v"].new_full((len(clients), 1), self.alpha)

@@ -17,7 +17,6 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
-    dense,
     require,
     require_one_of,
 )
@@ -41,8 +40,7 @@ class FedACS(FederatedAlgorithm):
             none. null: no threshold (δ = -∞), the paper's link to FedAMP: all models of positive
             similarity are partners. The paper gives no value.
         candidates: The clients among which a client finds partners: the "participants" of this
-            round, or "all" clients that have ever sent a model. With "all" the server keeps the
-            last model that each client sent.
+            round, or "all" clients that have ever sent a model.
 
     Note:
         Differences from the paper's print: a client is always its own partner (with the strict
@@ -50,19 +48,17 @@ class FedACS(FederatedAlgorithm):
         negative similarities count 0; δ = -∞ would be FedAMP, not ∞; the quantile interpolates
         linearly over all n^2 entries, the diagonal included. A model of norm 0 has similarity 0
         with every model. A client that fails after its training (`loop.dropout`) has sent its model
-        in that round; with "all" the server goes on with what it sent in the last round that it
-        finished.
+        in that round, and the server keeps it.
 
     Example:
         >>> from models import MLP
         >>> method = FedACS(MLP(64, (8,)), quantile=0.7, candidates="all")
         >>> method.client_state_names
-        ['w', 'sent']
+        ['w']
     """
 
     has_global = False
     has_personalized = True
-    sends_first = True
     tables = ("collaboration",)
 
     def __init__(
@@ -80,50 +76,49 @@ class FedACS(FederatedAlgorithm):
         require_one_of("candidates", candidates, "participants", "all")
         self.quantile, self.candidates = quantile, candidates
         self.add_client_state("w", lambda: self.global_model)
-        if candidates == "all":
-            self.add_client_state("sent", lambda: self.global_model)
+        self.keep_messages("w", lambda: self.global_model)
 
     @property
     def personalization_penalty(self) -> None:
         """None: FedACS solves another problem."""
         return None
 
+    def first_upload(self, clients: Clients) -> Tensor:
+        """Returns w_i."""
+        return clients.state["w"]
+
     def begin_round(self, round_index: int) -> None:
         """Computes the weights of the cohort's partners from all models that the server has."""
-        ids = cohort = self.cohort(round_index)
+        self._ids = cohort = self.cohort(round_index)
         if self.candidates == "all":
-            ids = np.union1d(cohort, self.seen_clients("w"))
-        models = self.client_rows("w", ids)
-        away = ~np.isin(ids, cohort)
-        if away.any():
-            models[torch.from_numpy(away)] = self.client_rows("sent", ids[away])
-        similarity = cosine(models)
-        places = torch.from_numpy(np.searchsorted(ids, cohort))
-        self._weights = attention(similarity, self.quantile)[places]
-        self._ids, self._models, self._cohort = ids, models, cohort
+            self._ids = np.union1d(cohort, self.kept_ids("w"))
+        self._models = self.kept_rows("w", self._ids)
+        self._weights = attention(cosine(self._models), self.quantile)
         if len(cohort):
-            partners = self._weights.count_nonzero(1) - 1
+            places = torch.from_numpy(np.searchsorted(self._ids, cohort))
+            partners = self._weights[places].count_nonzero(1) - 1
             self.log_metric("collaborators", float(partners.double().mean()))
 
-    def download(self) -> Message:
-        """Returns a message of one model, as large as the u_i that `client_update` forms."""
-        return dense(self.global_model)
+    def download(self) -> dict[str, Message]:
+        """Returns nothing: there is no global model."""
+        return {}
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes local SGD steps from u_i and sends the model from before."""
-        sent = clients.state["w"]
-        if self.candidates == "all":
-            clients.state["sent"] = sent
-        weights = self._weights[torch.from_numpy(np.searchsorted(self._cohort, clients.ids))]
+    def download_for(self, ids: np.ndarray) -> Tensor:
+        """Returns u_i."""
+        weights = self._weights[torch.from_numpy(np.searchsorted(self._ids, ids))]
         client, partner = weights.nonzero(as_tuple=True)
         self.log_table(
             "collaboration",
-            client=clients.ids[client.cpu().numpy()],
+            client=ids[client.cpu().numpy()],
             partner=self._ids[partner.cpu().numpy()],
             weight=weights[client, partner],
         )
-        clients.state["w"] = self.local_sgd(clients, weights.to(self._models) @ self._models)
-        return sent
+        return weights.to(self._models) @ self._models
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """Takes local SGD steps from u_i."""
+        clients.state["w"] = self.local_sgd(clients, w)
+        return {}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Does nothing: there is no global model."""
@@ -135,10 +130,10 @@ class FedACS(FederatedAlgorithm):
     def begin_evaluation(self) -> None:
         """Collects the models among which clients that never trained find partners."""
         if len(self.unseen_clients):
-            seen = self.seen_clients("w")
+            seen = self.kept_ids("w")
             last = self.cohort(self.rounds - 1) if self.rounds else seen
             ids = seen if self.candidates == "all" else np.intersect1d(seen, last)
-            self._known = self.client_rows("w", ids)
+            self._known = self.ask_clients("w", ids)
 
     def newcomer(self, clients: Clients) -> Tensor:
         """Returns u_i of a first local model."""

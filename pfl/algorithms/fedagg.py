@@ -120,47 +120,49 @@ class FedAgg(FederatedAlgorithm):
             self.add_server_state("path", zeros.clone())  # φ2_1 ... φ2_L, less the received model
         self.add_server_state("measured", torch.tensor(False))
 
-    def download(self) -> Message:
+    def download(self) -> dict[str, Message]:
         """Returns the model, and the mean-field terms once clients have measured them."""
-        terms = self.local_epochs * (2 if self.mean_field == "fixed_point" else 1)
-        parts = 1 + terms * bool(self.measured)
-        return Message(self.global_model, parts * dense(self.global_model).nbytes)
+        messages = {"w": dense(self.global_model)}
+        if self.measured:
+            messages["gradients"] = dense(self.gradients.flatten())
+            if self.mean_field == "fixed_point":
+                messages["path"] = dense(self.path.flatten())
+        return messages
 
-    def begin_round(self, round_index: int) -> None:
-        """Computes the products of the mean-field terms that all clients' rates need."""
-        phi = self.gradients.double()
-        self._gram = phi @ phi.T
+    def _drift(self, clients: Clients, gram: Tensor) -> Tensor:
+        """Returns the sums over k > r of (φ2_k - w_0)'φ1_r for each epoch r, [L]."""
         if self.mean_field == "fixed_point":
-            drift = self.path.double() @ phi.T
+            path, phi = (self._term(clients, name).double() for name in ("path", "gradients"))
+            drift = path @ phi.T
         else:
-            drift = -torch.tril(self._gram.new_ones(self._gram.shape)) @ (
-                self._reference_rates()[:, None] * self._gram
-            )
-        # Row k-1 of drift is (φ2_k - w_0)'φ1_r; summed over k > r.
-        self._drift = torch.triu(drift.T).sum(1)
+            rates = self._reference_rates(gram, clients.round)
+            drift = -torch.tril(gram.new_ones(gram.shape)) @ (rates[:, None] * gram)
+        return torch.triu(drift.T).sum(1)  # row k-1 of drift belongs to φ2_k
 
-    def _reference_rates(self) -> Tensor:
+    def _term(self, clients: Clients, name: str) -> Tensor:
+        """Returns a mean-field term that the clients have received, [L, P]."""
+        return clients.received[name].view(self.local_epochs, -1)
+
+    def _reference_rates(self, gram: Tensor, round_index: int) -> Tensor:
         """Returns the reference path's rates, [L]: η_base after J - 1 steps of the contraction."""
         L = self.local_epochs
-        rates = self._gram.new_full((L,), self.learning_rate(self.rounds))
-        cM = self.balance * self._interaction(0)
+        rates = gram.new_full((L,), self.learning_rate(round_index))
+        cM = self.balance * self._interaction(gram, 0)
         for _ in range(self.damping_steps - 1):
             rates = torch.linalg.solve(cM.new_ones(L).diag() + cM, cM @ rates)
         return rates
 
-    def _interaction(self, epoch: int) -> Tensor:
-        """Returns the matrix M of the epochs from `epoch` on."""
-        r = torch.arange(epoch, self.local_epochs, device=self._gram.device)
-        return self._gram[epoch:, epoch:] * (self.local_epochs - torch.maximum(r[:, None], r))
+    def _interaction(self, gram: Tensor, epoch: int) -> Tensor:
+        """Returns the matrix M of the epochs from `epoch` on, from the products of all φ1."""
+        r = torch.arange(epoch, self.local_epochs, device=gram.device)
+        return gram[epoch:, epoch:] * (self.local_epochs - torch.maximum(r[:, None], r))
 
-    def _rates(self, moved: Tensor, epoch: int) -> Tensor:
+    def _rates(self, phi: Tensor, gram: Tensor, drift: Tensor, moved: Tensor, epoch: int) -> Tensor:
         """Returns η_epoch of clients whose models are w_0 + moved, [C]."""
-        if not self.measured:
-            return moved.new_full((len(moved),), self.learning_rate(self.rounds))
-        M, c = self._interaction(epoch), self.balance
-        along = (moved @ self.gradients[epoch:].T).double()
+        M, c = self._interaction(gram, epoch), self.balance
+        along = (moved @ phi[epoch:].T).double()
         remaining = torch.arange(self.local_epochs - epoch, 0, -1, device=M.device)
-        b = along * remaining - self._drift[epoch:]
+        b = along * remaining - drift[epoch:]
         rates = torch.linalg.solve(M.new_ones(len(M)).diag() + c * M, c * b.T)[0]
         return rates.clamp(0, self.max_rate).to(moved)
 
@@ -168,12 +170,18 @@ class FedAgg(FederatedAlgorithm):
         """Runs L epochs, each with a rate of its own, and sends their gradients."""
         C, L, P = len(clients), self.local_epochs, self.space.size
         v = w.repeat(C, 1)
-        gradients, path, rates = v.new_zeros(C, L, P), [], v.new_zeros(C, L)
+        gradients, path = v.new_zeros(C, L, P), []
+        rates = v.new_full((C, L), self.learning_rate(clients.round))
+        measured = "gradients" in clients.received
+        phi = self._term(clients, "gradients") if measured else v.new_zeros(L, P)
+        gram = phi.double() @ phi.double().T
+        drift = self._drift(clients, gram) if measured else gram[0]
         for epoch in range(L):
-            rates[:, epoch] = self._rates(v - w, epoch)
+            if measured:
+                rates[:, epoch] = self._rates(phi, gram, drift, v - w, epoch)
             own = rates[:, epoch, None]
             gradients[:, epoch] = g = self._epoch(clients, v, own, epoch)
-            v -= own * (g if self.dynamics == "own" else self.gradients[epoch])
+            v -= own * (g if self.dynamics == "own" else phi[epoch])
             path.append(v - w)
         self.log_table(
             "rates",

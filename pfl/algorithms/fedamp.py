@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, require
+from pfl.method import Clients, ConfigError, FederatedAlgorithm, Message, Network, require
 
 
 class FedAMP(FederatedAlgorithm):
@@ -74,6 +74,7 @@ class FedAMP(FederatedAlgorithm):
         self.alpha, self.alpha_decay, self.decay_rounds = alpha, alpha_decay, decay_rounds
         self.sigma, self.penalty = sigma, penalty
         self.add_client_state("w", lambda: self.global_model)
+        self.keep_messages("w", lambda: self.global_model)
 
     @property
     def personalization_penalty(self) -> None:
@@ -112,22 +113,29 @@ class FedAMP(FederatedAlgorithm):
     def begin_round(self, round_index: int) -> None:
         """Forms every participant's u_i from the cohort's last models."""
         self._cohort = self.cohort(round_index)
-        models = self.client_rows("w", self._cohort)
+        models = self.kept_rows("w", self._cohort)
         self._weights = self.weights(models, self.alpha_of(round_index))
         self._starts = self._weights.to(models) @ models
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains from u_i, keeps w_i and sends it."""
-        rows = torch.from_numpy(np.searchsorted(self._cohort, clients.ids)).to(w.device)
-        u, weights = self._starts[rows], self._weights[rows]
+    def download(self) -> dict[str, Message]:
+        """Returns nothing: there is no global model."""
+        return {}
+
+    def download_for(self, ids: np.ndarray) -> Tensor:
+        """Returns u_i."""
+        rows = torch.from_numpy(np.searchsorted(self._cohort, ids)).to(self._starts.device)
         self.log_table(
             "collaboration",
-            client=np.repeat(clients.ids, len(self._cohort)),
-            partner=np.tile(self._cohort, len(clients)),
-            weight=weights.flatten(),
+            client=np.repeat(ids, len(self._cohort)),
+            partner=np.tile(self._cohort, len(ids)),
+            weight=self._weights[rows].flatten(),
         )
+        return self._starts[rows]
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains from u_i, keeps w_i and sends it."""
         weight = self.penalty and self.penalty / self.alpha_of(clients.round)
-        v = self.local_sgd(clients, u, prox_weight=weight, prox_center=u)
+        v = self.local_sgd(clients, w, prox_weight=weight, prox_center=w)
         clients.state["w"] = v
         return v
 
@@ -142,7 +150,7 @@ class FedAMP(FederatedAlgorithm):
         """Collects the last cohort's models, in which clients that never trained take part."""
         if len(self.unseen_clients):
             last = self.cohort(self.rounds - 1) if self.rounds else self.population[:0]
-            self._known = self.client_rows("w", last)
+            self._known = self.kept_rows("w", last)
 
     def newcomer(self, clients: Clients) -> Tensor:
         """Returns u_i of a first local model."""

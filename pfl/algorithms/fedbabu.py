@@ -72,7 +72,7 @@ class FedBABU(FederatedAlgorithm):
         part = select_part(network, self.space, head, "model.head")
         require_part("head", head, part)
         self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
-        self.add_server_state("head", part)
+        self.add_constant("head", part)
 
     @property
     def personalization_penalty(self) -> None:
@@ -80,12 +80,12 @@ class FedBABU(FederatedAlgorithm):
         return None
 
     def download(self) -> Message:
-        """Returns a message of φ; every client has h_0."""
-        return masked(self.global_model, ~self.head)
+        """Returns a message of φ; h_0 costs no bytes, since every client has it from the start."""
+        return Message(self.global_model, masked(self.global_model, ~self.head).nbytes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Trains the body and sends it."""
-        return masked(self.local_sgd(clients, self.global_model, part=~self.head), ~self.head)
+        return masked(self.local_sgd(clients, w, part=~self.head), ~self.head)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Replaces φ by the clients' mean; the head keeps its bits."""
@@ -93,10 +93,10 @@ class FedBABU(FederatedAlgorithm):
 
     def adaptation_start(self, clients: Clients) -> Tensor:
         """Returns (φ, h_0)."""
-        return self.global_model.expand(len(clients), -1)
+        return clients.received["w"].expand(len(clients), -1)
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the models after fine-tuning."""
         parts = {"body": ~self.head, "head": self.head, "full": None}
         part, epochs = parts[self.finetune_part], self.finetune_epochs
-        return self.adapt(clients, self.global_model, epochs=epochs, part=part)
+        return self.adapt(clients, clients.received["w"], epochs=epochs, part=part)

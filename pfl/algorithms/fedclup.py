@@ -16,7 +16,10 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
+    Message,
     Network,
+    dense,
+    header,
     require,
     require_one_of,
     sum_over_processes,
@@ -127,6 +130,8 @@ class FedCLUP(FederatedAlgorithm):
         if not isinstance(penalty, str):
             self._check_limit(penalty)
         self.add_client_state("w", lambda: self.global_model)
+        if penalty_schedule == "authors_code":
+            self.keep_messages("last", lambda: self.global_model)
         start = math.nan if isinstance(penalty, str) else float(penalty)
         self.add_server_state("lam", torch.tensor(start, dtype=torch.float64))
         # The loss at the plateau rule's last look, and the round of that look; 0: no look yet.
@@ -138,9 +143,12 @@ class FedCLUP(FederatedAlgorithm):
         return float(self.lam)
 
     def learning_rate(self, round_index: int) -> float:
-        """Returns η."""
+        """Returns η at the present λ."""
+        return self._rate(round_index, self.personalization_penalty)
+
+    def _rate(self, round_index: int, penalty: float) -> float:
         if self.local_step == "corollary2":
-            return 1 / (self.personalization_penalty + self._constant("smoothness"))
+            return 1 / (penalty + self._constant("smoothness"))
         return super().learning_rate(round_index)
 
     def begin_round(self, round_index: int) -> None:
@@ -149,14 +157,21 @@ class FedCLUP(FederatedAlgorithm):
         if self.penalty_schedule == "authors_code" and self.rounds == half:
             self.lam.fill_(self._authors_code_penalty())
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def download(self) -> dict[str, Message]:
+        """Returns w, and λ."""
+        return {"w": dense(self.global_model), "penalty": header(self.lam)}
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Takes local steps from the client's own model and sends the new one."""
-        penalty = self.personalization_penalty
-        w_i = self.local_sgd(clients, clients.state["w"], prox_weight=penalty, prox_center=w)
+        own, penalty = clients.state["w"], float(clients.received["penalty"])
+        lr = self._rate(clients.round, penalty)
+        w_i = self.local_sgd(clients, own, prox_weight=penalty, prox_center=w, lr=lr)
         if penalty > 0:
             w_i[clients.empty] = w  # without samples only the penalty is left
         clients.state["w"] = w_i
-        return w_i
+        if self.penalty_schedule == "authors_code":  # the server keeps what is sent anyway
+            return {"w": dense(w_i), "last": Message(w_i, 0)}
+        return {"w": dense(w_i)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Sets w <- (1 - γλ) w + γλ mean w_i."""
@@ -226,8 +241,8 @@ class FedCLUP(FederatedAlgorithm):
     def _authors_code_penalty(self) -> float:
         """Returns λ by the mean distance of w_i from w over all clients, seen or not."""
         distance = torch.zeros((), dtype=torch.float64, device=self.device)
-        for clients in self.iter_clients("train"):
-            distance += (clients.state["w"] - self.global_model).norm(dim=1).sum()
+        for models in self.iter_kept("last"):
+            distance += (models - self.global_model).norm(dim=1).sum()
         R = float(sum_over_processes(distance)) / self.num_clients
         n = self.client_sizes[self.population].mean()
         if R == 0:  # all models are still the same, and the rule has no value

@@ -40,8 +40,7 @@ class FedGH(FederatedAlgorithm):
 
     Evaluated: (u_i, h) with the client's last u_i and the newest h. Shared: h; personal: u_i, with
     the running statistics of BatchNorm. Cost: the head down; K + 1 numbers for each class of the
-    client up, with K the number of features. Client state: u_i, and the means z_i,c that it has
-    sent last. Server state: the head. A newcomer has the initial body and the newest head.
+    client up, with K the number of features. Client state: u_i. Server state: the head. A newcomer has the initial body and the newest head.
 
     Args:
         server_lr: η_s, without decay. The server's SGD has no momentum and no weight decay.
@@ -97,10 +96,9 @@ class FedGH(FederatedAlgorithm):
                 f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
                 f"{type(self.head).__name__}; FedGH needs a linear layer that is not frozen"
             )
-        self.add_server_state("personal_part", ~part)
+        self.add_constant("personal_part", ~part)
         if self.personal_part.any():
             self.add_client_state("body", lambda: self.global_model[self.personal_part])
-        self.add_client_state("prototypes", lambda: self._no_prototypes().flatten(), sparse=True)
 
     @property
     def personalization_penalty(self) -> None:
@@ -119,15 +117,11 @@ class FedGH(FederatedAlgorithm):
             raise ConfigError("data: the targets are several labels per sample; FedGH needs one")
         self.classes = None if classes is None else int(classes)
 
-    def begin_round(self, round_index: int) -> None:
-        """Remembers the cohort, by whose order clients say that they have reported."""
-        self._cohort = self.cohort(round_index)
-
     def download(self) -> Message:
         """Returns a message of h."""
         return masked(self.global_model, ~self.personal_part)
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Trains body and head, keeps the body and sends the class means of the features."""
         start = self.personalized(clients)
         if clients.round == 0:  # an unsuitable network must show before it is trained
@@ -137,45 +131,38 @@ class FedGH(FederatedAlgorithm):
         if "body" in clients.state:
             clients.state["body"] = values_in(self.personal_part, v)
         prototypes = self._prototypes(clients, v)
-        clients.state["prototypes"] = prototypes.flatten(1)
         pair = self.head.in_features + (1 if self.classes else self.head.out_features)
+        # Pairs of classes that the client has not are not sent.
         nbytes = prototypes[..., 0].sum(1).long() * pair * w.element_size()
-        reported = torch.from_numpy(clients.ids[:, None] == self._cohort)
-        return {
-            "prototypes": Message(clients.state["prototypes"], nbytes),
-            "reported": Message(reported.to(w), 0),  # the server sees who sends
-        }
+        return Message(prototypes.flatten(1), nbytes, reduce="rows")
 
-    def server_update(self, mean: dict[str, Tensor]) -> None:
+    def server_update(self, received: dict[str, Tensor]) -> None:
         """Trains h on the pairs of the clients that have reported."""
-        ids = self._cohort[mean["reported"].cpu().numpy() > 0]
-        rows = self.client_rows("prototypes", ids).unflatten(1, self._no_prototypes().shape)
+        rows = received["w"].unflatten(1, (self.classes or 1, -1))
         client, label = rows[..., 0].nonzero(as_tuple=True)
         z, y = rows[client, label, 1:].tensor_split([self.head.in_features], 1)
         self._train_head(z, label if self.classes else y)
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (u_i, h)."""
-        v = self.global_model.repeat(len(clients), 1)
+        v = clients.received["w"].repeat(len(clients), 1)
         if "body" in clients.state:
             replace_values_in(self.personal_part, v, clients.state["body"])
         return v
-
-    def _no_prototypes(self) -> Tensor:
-        """Returns zeros [classes, 1 + K]: whether the client has the class, and its class mean.
-
-        For regression [1, 1 + K + T]: the one pair has T values of the target as well.
-        """
-        width = 1 + self.head.in_features + (0 if self.classes else self.head.out_features)
-        return self.global_model.new_zeros(self.classes or 1, width)
 
     def _features(self, clients: Clients, v: Tensor, rows: slice, batch: Batch) -> Tensor:
         buffers = None if clients.buffers is None else clients.buffers[rows]
         return features(self.oracle, v[rows], batch, self.head_name, buffers)
 
     def _prototypes(self, clients: Clients, v: Tensor) -> Tensor:
-        """Returns the class means of the clients' features as in `_no_prototypes`, [C, ...]."""
-        sums, features = self._no_prototypes().repeat(len(clients), 1, 1), self.head.in_features
+        """Returns, for each class, whether the client has it and the mean of its features.
+
+        Their shape is [C, classes, 1 + K]; for regression [C, 1, 1 + K + T], as the one pair has
+        the mean of the T values of the target as well.
+        """
+        features = self.head.in_features
+        width = 1 + features + (0 if self.classes else self.head.out_features)
+        sums = v.new_zeros(len(clients), self.classes or 1, width)
         for rows, batch in clients.samples():
             z = self._features(clients, v, rows, batch)
             member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding

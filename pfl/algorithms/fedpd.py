@@ -23,6 +23,7 @@ from pfl.method import (
     Message,
     Network,
     generator,
+    header,
     require,
 )
 
@@ -135,13 +136,18 @@ class FedPD(FederatedAlgorithm):
             return bool(coin >= self.skip_probability)
         return (round_index + 1) % self.communication_period == 0
 
-    def download(self) -> Message:
-        """Returns x_0, which is sent at the end of a round that communicates."""
-        return Message(self.global_model, self._nbytes())
+    def download(self) -> dict[str, Message]:
+        """Returns x_0, whose bytes count in a round that ends with communication."""
+        messages = {"w": Message(self.global_model, self._nbytes(self.rounds))}
+        if self.skips:
+            messages["common"] = header(self.common)
+        if self.variance_reduction:
+            messages["refreshed"] = header(self.refreshed)
+        return messages
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Runs the oracle, updates the multipliers and sends x_{0,i}."""
-        common = not self.skips or bool(self.common)
+        common = not self.skips or bool(clients.received["common"])
         x0 = w.expand(len(clients), -1) if common else clients.state["x0"]
         lam = clients.state["lam"]
         oracle = self._oracle_two if self.variance_reduction else self._oracle_one
@@ -153,7 +159,7 @@ class FedPD(FederatedAlgorithm):
         x0 = x + self.proximal_step * lam
         if self.skips:
             clients.state["x0"] = x0
-        return Message(x0, self._nbytes())
+        return Message(x0, self._nbytes(clients.round))
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Sets x_0 <- mean x_{0,i}, which clients receive only in rounds that communicate."""
@@ -163,9 +169,9 @@ class FedPD(FederatedAlgorithm):
         if self.variance_reduction:
             self.refreshed.copy_((self.refreshed + 1) % self.refresh_period)
 
-    def _nbytes(self) -> int:
-        sent = self.communicates(self.rounds)
-        return self.space.size * self.global_model.element_size() if sent else 0
+    def _nbytes(self, round_index: int) -> int:
+        sent = self.communicates(round_index)
+        return self.space.size * self.space.vector.element_size() if sent else 0
 
     def _oracle_one(self, clients: Clients, x: Tensor, x0: Tensor, lam: Tensor) -> Tensor:
         """Takes (stochastic) gradient steps on L_i = f_i(x) + <λ, x> + |x - x_0|^2 / (2 η)."""
@@ -193,7 +199,7 @@ class FedPD(FederatedAlgorithm):
         g = clients.state["g"].clone()
         # Statistics move once a local step, with x+. The other gradients move a copy.
         scratch = replace(clients, buffers=_copy_of(clients.buffers))
-        if self.refreshed == 0:
+        if clients.received["refreshed"] == 0:
             for batch in clients.batches(LocalSchedule(batch_size=None)):
                 g = self._gradient(scratch, x, batch)
         eta, gamma = self.proximal_step, self.inner_step

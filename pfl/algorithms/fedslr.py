@@ -48,8 +48,8 @@ class FedSLR(FederatedAlgorithm):
             layer ("low_rank") or the l1 norm of everything ("sparse"). low_rank + sparse is FedSLR,
             the others are the paper's ablations S+LR, LR+LR and S+S.
         memory_efficient: True: the server keeps only mean γ_i (Algorithm 3). False: the server
-            takes the mean over all clients' γ_i anew in every round (Algorithms 1 and 2). The
-            iterates are the same.
+            keeps all clients' γ_i, and takes their mean anew in every round (Algorithms 1 and 2).
+            The iterates are the same.
 
     Example:
         >>> from models import MLP
@@ -96,6 +96,8 @@ class FedSLR(FederatedAlgorithm):
         self.add_client_state("gamma")
         self.add_client_state("p", sparse=personal_component == "sparse")
         self.add_server_state("gamma_mean", torch.zeros_like(self.global_model))
+        if not memory_efficient:
+            self.keep_messages("gamma")
         # The initial model has full rank and is sent densely.
         self.add_server_state("ranks", self.space.full_ranks)
 
@@ -129,10 +131,12 @@ class FedSLR(FederatedAlgorithm):
         clients.state["p"] = self.local_sgd(
             clients.personal, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
-        if stored is exact or not self.memory_efficient:
+        if not self.memory_efficient:  # free, since the server can compute γ_i from w_i
+            return {"w": dense(w_i), "gamma": Message(stored, 0)}
+        if stored is exact:
             return w_i
         # The server cannot compute the rounded change from w_i. It costs no bytes: the precision in
-        # which states are stored is no part of the method.
+        # which states are stored does not belong to the method.
         return {"w": dense(w_i), "gamma": Message(stored - gamma, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
@@ -143,7 +147,7 @@ class FedSLR(FederatedAlgorithm):
             change = mean.get("gamma", (self.global_model - mean["w"]) / step)
             self.gamma_mean += change * (self.participants / self.num_clients)
         else:
-            self.gamma_mean.copy_(self.mean_state("gamma"))
+            self.gamma_mean.copy_(self.kept_mean("gamma"))
         x, threshold = mean["w"] - step * self.gamma_mean, self.low_rank_penalty * step
         if self.global_component == "sparse":
             self.global_model.copy_(soft_threshold(x, threshold))
@@ -154,7 +158,7 @@ class FedSLR(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns w + p_i."""
-        return self.global_model + clients.state["p"]
+        return clients.received["w"] + clients.state["p"]
 
     def parameters_global(self) -> int:
         """Returns the number of values of the factors, or of non-zero values."""

@@ -125,7 +125,10 @@ class FedSpa(FederatedAlgorithm):
         return self.pruning_rate / 2 * (1 + math.cos(math.pi * passed))
 
     def download(self) -> Message:
-        """Returns a message of w, of which each client gets the values in its mask."""
+        """Returns a message of w, of which each client gets the values in its mask.
+
+        The server knows the masks. They have the same size, so that the bytes are the same.
+        """
         return Message(self.global_model, self.values * self.global_model.element_size())
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
@@ -160,7 +163,7 @@ class FedSpa(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns w * m_i."""
-        return self.global_model * self.masks(clients)
+        return clients.received["w"] * self.masks(clients)
 
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
         """Returns the number of values in a mask."""

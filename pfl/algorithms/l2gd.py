@@ -12,7 +12,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, generator, require
+from pfl.method import (
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    dense,
+    generator,
+    header,
+    require,
+)
 
 
 class L2GD(FederatedAlgorithm):
@@ -117,9 +127,13 @@ class L2GD(FederatedAlgorithm):
         kwargs.setdefault("steps", self.runs(clients.round)[0])
         return super().local_sgd(clients, start, **kwargs)
 
+    def download(self) -> dict[str, Message]:
+        """Returns x̄, and how far it pulls."""
+        return {"w": dense(self.global_model), "pull": header(self.pull)}
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Takes the averaging steps of the last round and the local steps of this one."""
-        clients.state["x"] = x = self.local_sgd(clients, self._averaged(clients, w))
+        clients.state["x"] = x = self.local_sgd(clients, self.personalized(clients))
         return x
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
@@ -132,8 +146,5 @@ class L2GD(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns x_i after the averaging steps."""
-        return self._averaged(clients, self.global_model)
-
-    def _averaged(self, clients: Clients, mean: Tensor) -> Tensor:
-        x = clients.state["x"]
-        return x + self.pull.to(x) * (mean - x)
+        x, pull = clients.state["x"], clients.received["pull"]
+        return x + pull.to(x) * (clients.received["w"] - x)

@@ -106,11 +106,12 @@ class PerFedAvg(FederatedAlgorithm):
 
     def adaptation_start(self, clients: Clients) -> Tensor:
         """Returns w."""
-        return self.global_model.expand(len(clients), -1)
+        return clients.received["w"].expand(len(clients), -1)
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns w - α g_i(w), of the client's own training samples."""
-        return self.adapt(clients, self.global_model, steps=self.adaptation_steps, lr=self.alpha)
+        w = clients.received["w"]
+        return self.adapt(clients, w, steps=self.adaptation_steps, lr=self.alpha)
 
     def _hessian_times(self, q: Tensor, v: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         """Returns the Hessian of f_i at v times q, [C, P], by a central difference."""

@@ -53,8 +53,8 @@ class SCAFFOLD(FederatedAlgorithm):
     Example:
         >>> from models import MLP
         >>> method = SCAFFOLD(MLP(64, (8,)), lr=0.05, local_epochs=2)
-        >>> method.download().nbytes  # x and c, 610 float32 values each
-        4880
+        >>> {name: message.nbytes for name, message in method.download().items()}
+        {'w': 2440, 'c': 2440}
     """
 
     c: Tensor
@@ -80,13 +80,14 @@ class SCAFFOLD(FederatedAlgorithm):
         """Returns the number of sample gradients, those of option I's pass included."""
         return super().cost(sizes) + (sizes if self.option == "I" else 0)
 
-    def download(self) -> Message:
-        """Returns x; c is sent, too."""
-        return Message(self.global_model, 2 * dense(self.global_model).nbytes)
+    def download(self) -> dict[str, Message]:
+        """Returns x and c."""
+        return {"w": dense(self.global_model), "c": dense(self.c)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Takes corrected local steps from x = w, and sends the changes of x and c_i."""
-        c_i, c, lr = clients.state["c_i"], self.c, self.learning_rate(clients.round)
+        c_i, c = clients.state["c_i"], clients.received["c"]
+        lr = self.learning_rate(clients.round)
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K
         received = None if clients.buffers is None else clients.buffers.clone()
         y = self.local_sgd(clients, w, linear=c - c_i)

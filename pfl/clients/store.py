@@ -54,10 +54,17 @@ class ClientStore:
         self.tiers = Tiers(device, memory, processes, sharing, directory)
         self.reads_ahead = True
         self._states: dict[str, Rows | SparseRows] = {}
+        self._of_server: set[str] = set()
         self._ahead: dict[tuple[str, bytes, torch.device], tuple[np.ndarray, Future[Tensor]]] = {}
 
     def declare(
-        self, name: str, initial: Tensor, *, dtype: torch.dtype | None = None, sparse: bool = False
+        self,
+        name: str,
+        initial: Tensor,
+        *,
+        dtype: torch.dtype | None = None,
+        sparse: bool = False,
+        of_server: bool = False,
     ) -> None:
         """Adds a state that starts as `initial` [width] for every client.
 
@@ -66,17 +73,21 @@ class ClientStore:
             initial: The first value, whose dtype is that of all rows that are read.
             dtype: The dtype in which floating rows are stored; None: that of `initial`.
             sparse: Most values of a row are zero; only the others are stored.
+            of_server: The server keeps the rows, which the clients have sent; they are not among
+                the `names`, and are not read ahead.
         """
         kind = SparseRows if sparse else Rows
         initial = initial.detach().cpu().clone()
         if dtype is None or not initial.is_floating_point():
             dtype = initial.dtype
         self._states[name] = kind(self.num_clients, initial, dtype, self.tiers)
+        if of_server:
+            self._of_server.add(name)
 
     @property
     def names(self) -> list[str]:
-        """Names of the declared states."""
-        return list(self._states)
+        """Names of the declared states of clients."""
+        return [name for name in self._states if name not in self._of_server]
 
     def seen(self, name: str) -> np.ndarray:
         """Returns the ids of the clients with a row of their own, ascending int64."""
@@ -124,8 +135,8 @@ class ClientStore:
             del self._ahead[key]
         if self._on_gpu:
             self._stream.wait_stream(torch.cuda.current_stream(self.tiers.device))
-        for name, state in self._states.items():
-            job = state.reader(ids, self.tiers.device)
+        for name in self.names:
+            job = self._states[name].reader(ids, self.tiers.device)
             key = (name, ids.tobytes(), self.tiers.device)
             self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
 

@@ -167,6 +167,9 @@ class Clients:
             chunk.
         state: The declared client states of these clients by name, [C, width]. What
             `client_update` leaves here is kept for the client's next round.
+        received: What these clients have received, by the names of the server's messages: [K], the
+            same for all clients, or [C, K] for a message to each client.
+        personal_messages: The names of the messages with a row for each client.
         buffers: The statistics of the model that is sent, [C, number of changing buffer values];
             None if the network has no such buffers.
         dtype: The dtype of the models.
@@ -193,6 +196,8 @@ class Clients:
     first: bool = True
     last: bool = True
     state: dict[str, Tensor] = field(default_factory=dict)
+    received: dict[str, Tensor] = field(default_factory=dict)
+    personal_messages: frozenset[str] = frozenset()
     buffers: Tensor | None = None
     dtype: torch.dtype = torch.float32
     work: float = 1.0
@@ -229,8 +234,11 @@ class Clients:
         """Returns some of the clients; their state and buffers are views if `rows` is a slice."""
         places = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         state = {name: values[places] for name, values in self.state.items()}
+        received = self.received | {
+            name: self.received[name][places] for name in self.personal_messages
+        }
         buffers = None if self.buffers is None else self.buffers[places]
-        return replace(self, ids=self.ids[rows], state=state, buffers=buffers)
+        return replace(self, ids=self.ids[rows], state=state, received=received, buffers=buffers)
 
     def steps_of(self, schedule: LocalSchedule) -> np.ndarray:
         """Returns how many local steps of a schedule each client takes, int64 [C].

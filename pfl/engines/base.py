@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from pfl._private import version_of
 from pfl.engines.batch import Batch, StepBlock
 from pfl.engines.local_step import Step
+from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.errors import ConfigError
@@ -37,13 +38,21 @@ class Engine(ABC):
     """Whether one call computes several clients' models."""
     max_threads: int | None = None
     """How many threads may call at the same time; None: any number."""
+    serves_objectives: bool = False
+    """Whether `gradient` takes an `Objective`."""
+    compares_groups: bool = False
+    """Whether the first round trains some clients together and alone, and compares."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
 
     @abstractmethod
     def gradient(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the mean loss of each row of a batch, and its gradient.
 
@@ -51,6 +60,8 @@ class Engine(ABC):
             w: [A, P], the model of each row of the batch.
             batch: A mini-batch of each of A clients.
             buffers: [A, number of changing buffer values]; changed in place by running the network.
+            objective: A loss that replaces the runner's, with rows for the A clients; only engines
+                that serve objectives get one.
 
         Returns:
             loss [A] and g [A, P].

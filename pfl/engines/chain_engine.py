@@ -14,6 +14,7 @@ from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
+from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
 from pfl.torchscript import is_scripted
 
@@ -35,7 +36,11 @@ class ChainEngine(Engine):
         self.chain, self.batched = chain, chain.batched
 
     def gradient(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         g = torch.empty_like(w)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch
+from pfl.engines.objective import Objective
 from pfl.engines.sequential import SequentialEngine
 
 
@@ -27,12 +28,14 @@ class DebugEngine(SequentialEngine):
       whose gradient was taken last.
     - The first value that is not finite is reported where it arises: in the model before a
       gradient, in a layer's output, in the loss, or in the gradient of a parameter.
+    - In the first round some clients train together and alone, with the same result.
     - Changes in place that would leak to other clients are errors: of the received model, the
       global model, the server's states, or the clients' ids.
     """
 
     name = "debug"
     max_threads = 1
+    compares_groups = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -84,6 +87,7 @@ class DebugEngine(SequentialEngine):
         batch: Batch,
         buffers: Tensor | None,
         moving: list[bool] | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Runs row c of a batch, and checks every value on the way.
 
@@ -98,7 +102,9 @@ class DebugEngine(SequentialEngine):
         hooks = [m.register_forward_hook(partial(self._check_output, n)) for n, m in leaves]
         try:
             with torch.autograd.set_detect_anomaly(True):
-                loss, parameters, pieces = super().run_client(c, w, batch, buffers, moving)
+                loss, parameters, pieces = super().run_client(
+                    c, w, batch, buffers, moving, objective
+                )
         except DebugError:
             raise
         except Exception as error:

@@ -6,6 +6,7 @@ Everything else in a method is algebra on [C, P] matrices whose rows are the cli
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, get_args
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock
 from pfl.engines.local_step import Step
+from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.probe import probe
 from pfl.engines.runner import Loss, ModelRunner, Precision
-from pfl.engines.select import select_engine, select_transform
+from pfl.engines.select import select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
@@ -66,6 +68,7 @@ class Oracle:
             names = ", ".join(get_args(EngineName))
             raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
         self._requested = engine
+        self._choosing = threading.Lock()
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
@@ -73,6 +76,7 @@ class Oracle:
 
     def _use(self, engine: Engine) -> None:
         self.engine, self.runner = engine, engine.runner
+        self._objective_engine: Engine | None = None
 
     @property
     def space(self) -> ParameterSpace:
@@ -114,7 +118,11 @@ class Oracle:
 
     @torch.no_grad()
     def gradient(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | ObjectiveLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the mean loss of each row of a batch, and its gradient.
 
@@ -122,15 +130,34 @@ class Oracle:
             w: [C, P] with C >= A: row c is the model of the batch's row c.
             batch: A mini-batch of each of A clients.
             buffers: [C, number of changing buffer values]; changed in place by running the network.
+            objective: A loss that replaces the method's; see `pfl.engines.objective.Objective`. A
+                function alone needs no tensors of the clients.
 
         Returns:
             loss [A] and g [C, P]; rows of g from A on are zero.
         """
         A = batch.clients
-        loss, g = self.engine.gradient(w[:A], batch, buffers)
+        if objective is None:
+            loss, g = self.engine.gradient(w[:A], batch, buffers)
+        else:
+            f = objective if isinstance(objective, Objective) else Objective(objective)
+            loss, g = self._engine_of_objectives(batch).gradient(w[:A], batch, buffers, f)
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
+
+    def _engine_of_objectives(self, batch: Batch) -> Engine:
+        """Returns the engine that takes the gradients of objectives, which not every engine can."""
+        if self._objective_engine is None:
+            with self._choosing:
+                self._objective_engine = self._objective_engine or select_objective_engine(
+                    self.engine, batch.select(0)
+                )
+        return self._objective_engine
+
+    def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the method's loss of each of n samples, [n], for use in an objective."""
+        return self.runner.per_sample(outputs, targets)
 
     @torch.no_grad()
     def descend(

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from pfl.engines.batch import Batch
+from pfl.engines.objective import head_name
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
 
@@ -68,6 +70,11 @@ class ModelRunner:
         """The device of the models."""
         return self.space.vector.device
 
+    @cached_property
+    def head(self) -> str:
+        """The name of the network's head."""
+        return head_name(self.original)
+
     @property
     def is_mixed_precision(self) -> bool:
         """Whether the network runs under autocast."""
@@ -122,7 +129,11 @@ class ModelRunner:
 
     def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean loss of n samples, or of their real targets; see `target_counts`."""
-        losses, counts = self.per_sample(outputs, targets), self.target_counts(targets)
+        return self.mean_of(self.per_sample(outputs, targets), targets)
+
+    def mean_of(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """Returns the mean of the losses [n] of n samples, weighted by their real targets."""
+        counts = self.target_counts(targets)
         if counts is None:
             return losses.mean()
         return (losses * counts).sum() / counts.sum().clamp_min(1)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import cast
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
@@ -60,6 +62,29 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
         name = type(runner.network).__name__
         raise ConfigError(f"engine: vmap cannot train {name}: {reason}; use engine: sequential")
     return sequential
+
+
+def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
+    """Returns the engine that takes the gradients of a method's objectives, and reports a change.
+
+    Args:
+        engine: The engine of all other gradients; it is taken if it serves objectives.
+        batch: A few samples of one client.
+    """
+    if engine.serves_objectives:
+        return engine
+    runner, chosen = engine.runner, cast(Engine, SequentialEngine(engine.runner))
+    if engine.batched:
+        w = runner.space.vector.detach().clone()[None]
+        expected = chosen.gradient(w, Batch(batch.inputs.clone(), batch.targets, batch.counts))[1]
+        vmap = VmapEngine(runner)
+        if _fault(vmap, w, batch, expected, is_auto=True) is None:
+            chosen = vmap
+    rank_zero_info(
+        f"engine: {chosen.name} takes the gradients of the method's objective, which sees features; "
+        f"{engine.name} knows the loss alone"
+    )
+    return chosen
 
 
 def _candidates(requested: EngineName, runner: ModelRunner, batch: Batch) -> Iterator[Engine]:

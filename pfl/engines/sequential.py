@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import Step
+from pfl.engines.objective import Objective, Samples, run_watched
 from pfl.randomness import isolated
 
 Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
@@ -24,9 +27,14 @@ class SequentialEngine(Engine):
     """
 
     name = "sequential"
+    serves_objectives = True
 
     def gradient(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         g = torch.empty_like(w)
@@ -34,7 +42,7 @@ class SequentialEngine(Engine):
         def keep(c: int, _: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
             torch.cat([piece.reshape(-1) for piece in pieces], out=g[c])
 
-        return self._each_client(w, batch, buffers, keep), g
+        return self._each_client(w, batch, buffers, keep, objective=objective), g
 
     def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
         """Takes one plain step in place, parameter by parameter: no gradient vector is written."""
@@ -61,6 +69,7 @@ class SequentialEngine(Engine):
         buffers: Tensor | None,
         consume: Consume,
         moving: list[bool] | None = None,
+        objective: Objective | None = None,
     ) -> Tensor:
         """Returns the losses [A]; `consume` gets each row, its parameters and their gradients."""
         runner, losses = self.runner, []
@@ -68,7 +77,7 @@ class SequentialEngine(Engine):
         with torch.enable_grad(), runner.precision(), randomness(w.device):
             for c in range(batch.clients):
                 own = None if buffers is None else buffers[c]
-                loss, parameters, pieces = self.run_client(c, w[c], batch, own, moving)
+                loss, parameters, pieces = self.run_client(c, w[c], batch, own, moving, objective)
                 with torch.no_grad():
                     consume(c, parameters, pieces)
                 losses.append(loss)
@@ -81,22 +90,43 @@ class SequentialEngine(Engine):
         batch: Batch,
         buffers: Tensor | None,
         moving: list[bool] | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         """Returns loss, parameters and gradients of row c of a batch, at the model w [P].
 
         Only the `moving` parameters are returned and differentiated; None for all.
         """
         runner, count = self.runner, batch.counts[c]
+        targets = batch.targets[c, :count]
+        given = {} if objective is None else self._given(c, batch, buffers, objective)
         if runner.is_stochastic:
             torch.manual_seed(batch.origin.seed(c))
         network, loaded = runner.load(w, buffers, training=True)
         parameters = chosen(loaded, moving)
-        outputs = network(runner.laid_out(batch.inputs[c, :count]))
-        loss = runner.mean_loss(outputs, batch.targets[c, :count])
+        inputs = runner.laid_out(batch.inputs[c, :count])
+        if objective is None:
+            loss = runner.mean_loss(network(inputs), targets)
+        else:
+            result = run_watched(network, runner.head, lambda: network(inputs))
+            losses = objective.losses(result, Samples(batch.inputs[c, :count], targets), given)
+            loss = runner.mean_of(losses, targets)
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:
             buffers.copy_(runner.buffers.read(network, buffers))
         return loss.detach(), parameters, pieces
+
+    def _given(
+        self, c: int, batch: Batch, buffers: Tensor | None, objective: Objective
+    ) -> dict[str, Any]:
+        """Returns the tensors of the objective's client c, and what its older models give."""
+        given: dict[str, Any] = {name: rows[c] for name, rows in objective.own.items()}
+        inputs = self.runner.laid_out(batch.inputs[c, : batch.counts[c]])
+        for name, models in objective.older.items():
+            w = models if models.dim() == 1 else models[c]
+            with torch.no_grad():
+                network, _ = self.runner.load(w, buffers, training=False)
+                given[name] = run_watched(network, self.runner.head, partial(network, inputs))
+        return given
 
 
 def chosen(parameters: Sequence[Tensor], moving: list[bool] | None) -> Sequence[Tensor]:

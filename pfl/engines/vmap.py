@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import compress
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import Step
+from pfl.engines.objective import Objective, Outputs, Samples, run_watched
 
 Parameters = dict[str, Tensor]
 
@@ -20,24 +22,55 @@ class VmapEngine(Engine):
 
     name = "vmap"
     batched = True
+    serves_objectives = True
 
     def gradient(
-        self, w: Tensor, batch: Batch, buffers: Tensor | None = None
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         runner = self.runner
+        given = {} if objective is None else self._given(batch, objective)
         network, _ = runner.replica(training=True)
 
-        def weighted(w: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-            outputs = functional_call(network, runner.space.split(w), (inputs,))
-            return (runner.per_sample(outputs, targets) * weights).sum()
+        def weighted(
+            w: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, own: dict[str, Any]
+        ) -> Tensor:
+            def run() -> Tensor:
+                return functional_call(network, runner.space.split(w), (inputs,))
+
+            if objective is None:
+                return (runner.per_sample(run(), targets) * weights).sum()
+            result = run_watched(network, runner.head, run)
+            return (objective.losses(result, Samples(inputs, targets), own) * weights).sum()
 
         weights = runner.weights(batch, w.dtype)
         with torch.enable_grad(), runner.precision():
             g, loss = vmap(grad_and_value(weighted))(
-                w.detach(), batch.inputs, batch.targets, weights
+                w.detach(), batch.inputs, batch.targets, weights, given
             )
         return loss.detach(), g.detach()
+
+    def _given(self, batch: Batch, objective: Objective) -> dict[str, Any]:
+        """Returns the tensors of the batch's clients, and what their older models give."""
+        A, runner = batch.clients, self.runner
+        given: dict[str, Any] = {name: rows[:A] for name, rows in objective.own.items()}
+        network, _ = runner.replica(training=False)
+
+        def run(w: Tensor, inputs: Tensor) -> Outputs:
+            def outputs() -> Tensor:
+                return functional_call(network, runner.space.split(w), (inputs,))
+
+            return run_watched(network, runner.head, outputs)
+
+        with torch.no_grad(), runner.precision():
+            for name, models in objective.older.items():
+                rows = models.expand(A, -1) if models.dim() == 1 else models[:A]
+                given[name] = vmap(run)(rows, batch.inputs)
+        return given
 
     def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
         """Takes one plain step in place; where only a part moves, only its gradient is computed."""

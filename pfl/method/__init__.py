@@ -1,14 +1,15 @@
 """Everything that a federated method imports; see docs/add-a-method.md."""
 
 from pfl.clients import Clients, LocalSchedule
-from pfl.communication import Message, dense, low_rank, low_rank_size, masked, sparse
+from pfl.communication import Message, dense, header, low_rank, low_rank_size, masked, sparse
 from pfl.distributed.collectives import sum_over_processes
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
+from pfl.engines.objective import Objective, Outputs, Samples, head_name
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import features, head_name
-from pfl.method.module import Network
+from pfl.method.features import features
+from pfl.method.local_training import Network
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
@@ -23,13 +24,17 @@ __all__ = [
     "LocalSchedule",
     "Message",
     "Network",
+    "Objective",
+    "Outputs",
     "Part",
     "PartlyPersonal",
+    "Samples",
     "Step",
     "dense",
     "features",
     "generator",
     "head_name",
+    "header",
     "low_rank",
     "low_rank_size",
     "masked",

@@ -1,38 +1,87 @@
-"""What a federated method is made of, and the round that it runs in."""
+"""What a federated method is made of; its rounds, evaluations and states are parts that it has.
+
+A run in pseudo-code, with the hooks that a method writes in CAPITALS:
+
+    CHECK_SETUP()                                         # once, before anything runs
+    for round in run:                                     # one epoch of Lightning's Trainer
+        cohort = loop.cohort(round)                       # a function of (seed, round)
+        for clients in cohort:                            # only if the method has FIRST_UPLOAD
+            keep(FIRST_UPLOAD(clients))                   # what clients send before they receive
+        BEGIN_ROUND(round)                                # the server reads kept messages
+        common = DOWNLOAD()                               # to every client, counted by the ledger
+        for clients in chunks(cohort):                    # groups of C clients, by threads
+            clients.state = their rows of each declared state
+            clients.received = common + DOWNLOAD_FOR(clients.ids)
+            messages = CLIENT_UPDATE(clients, clients.received["w"])
+            # only what was received, the clients' states and samples, and constants are read
+            if the messages arrive:                       # else the new states are forgotten
+                commit(clients.state)
+                for message in messages:                  # counted by the ledger
+                    if kept:                  keep it for each client
+                    elif reduce == "rows":    collect it, [participants, K]
+                    else:                     add it to the weighted sum
+        received = sums over all processes / weights, rows by client id
+        SERVER_UPDATE(received)                           # changes the global model
+        optimizer.step()                                  # moves it where a gradient was left
+        if it is time:                                    # trainer.check_val_every_n_epoch
+            BEGIN_EVALUATION()
+            for clients in everyone:
+                clients.received = DOWNLOAD()
+                score the global model                    # if the method has one
+                score PERSONALIZED(clients)               # if the method has them
+                fine-tune from ADAPTATION_START(clients) and score
+                score NEWCOMER(clients) for clients that never trained
+            AFTER_EVALUATION(row)
+
+`Round` (round.py) is the part from `for clients in cohort` to `optimizer.step`, `Evaluation`
+(scoring.py) the last part, `States` (states.py) holds and commits the rows, and `RunFacts`
+(facts.py) has what is known before the run begins.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pfl.clients import Clients
-from pfl.communication import Message, dense
+from pfl.clients.store import ClientStore
+from pfl.communication import Ledger, Message, dense
+from pfl.distributed.collectives import gather, sum_over_processes
 from pfl.engines.base import EngineName
-from pfl.engines.local_step import (
-    OptimizerFactory,
-    check_server_step,
-)
-from pfl.errors import Diverged, require_one_of
-from pfl.method import checks
-from pfl.method.local_training import LocalTraining
-from pfl.method.module import Network
-from pfl.method.round_totals import RoundTotals, not_finite
+from pfl.engines.local_step import OptimizerFactory, check_server_step
+from pfl.engines.threads import ClientThreads
+from pfl.errors import ConfigError, require_one_of
+from pfl.method import checkpoint, checks
+from pfl.method.facts import RunFacts, loop_of
+from pfl.method.groups import ONE_THREAD
+from pfl.method.local_training import LocalTraining, Network
+from pfl.method.round import Round, common_download, first_uploads
+from pfl.method.scoring import Evaluation, predictions
+from pfl.method.set_up import check_precision, inspect_network, plan_chunks
+from pfl.method.sides import current_log, on_side, refuse_on_client, refuse_on_server
+from pfl.method.states import KEPT, States
+from pfl.rounds.loop import FederatedLoop
 
-Sent = tuple[dict[str, Tensor], Tensor | int, Tensor | int]
-"""A group's weighted sums of messages by name, and each client's bytes down and up."""
+R = TypeVar("R")
+
+# Local steps of smaller models take milliseconds. A second thread within such a step costs more
+# than it gains, many times more on a machine with other work to do.
+ONE_THREAD_PARAMETERS = 1 << 18
 
 
 class FederatedAlgorithm(LocalTraining):
     """A federated method: a subclass defines what a client does and what the server does.
 
-    Subclasses write `client_update` and, where they differ from FedAvg, `server_update`,
-    `download` and `personalized`. They declare what is remembered between rounds with
-    `add_client_state` and `add_server_state`. See docs/add-a-method.md.
+    Subclasses write `client_update` and, where they differ from FedAvg, `download`,
+    `server_update` and `personalized`. They declare what is remembered between rounds with
+    `add_client_state`, `add_server_state` and `keep_messages`. See docs/add-a-method.md, and the
+    head of this file for the whole round.
 
     Args:
         network: The architecture with its initial values. It always holds the global model.
@@ -59,8 +108,20 @@ class FederatedAlgorithm(LocalTraining):
             round, epoch and step in every error (docs/add-a-method.md).
 
     Attributes:
-        participants: Number of clients whose messages arrived in the round; set before
-            `server_update`.
+        global_model: The global model, [P].
+        space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
+        oracle: Gives losses and gradients of many clients' models.
+        participants, participant_ids: The clients whose messages arrived in the round: how many,
+            and their ids, ascending int64; set before `server_update`.
+        rounds: Number of rounds that are over.
+        run: The facts of the run; known from `check_setup` on.
+        states: The declared client states and kept messages, with the rows of all clients.
+        round: The current round, or the last one.
+        evaluation: The scores of the last complete evaluation; None before the first.
+        ledger: Every client's bytes; it exists once a run has begun.
+        row, recorded: The last round's row of metrics, and its rows of each table by column.
+        samples_seen: Number of sample gradients so far.
+        bytes_down, bytes_up: Bytes that the server has sent and received so far.
 
     Example:
         FedAvg whose clients stop after two steps, whatever the arguments say:
@@ -79,6 +140,15 @@ class FederatedAlgorithm(LocalTraining):
         torch.Size([610])
     """
 
+    has_global: ClassVar[bool] = True
+    """True if there is one model for everyone that is evaluated."""
+    has_personalized: ClassVar[bool] = False
+    """True if `personalized` gives every client a model of its own, which is evaluated."""
+    personal_buffers: ClassVar[bool] = False
+    """True if clients train the personalized model beside the model that they send.
+
+    The personalized model then has statistics of its own, in `clients.personal`.
+    """
     pooled: ClassVar[bool] = False
     """True if one model is trained on the training samples of all clients, and nothing is sent.
 
@@ -86,7 +156,12 @@ class FederatedAlgorithm(LocalTraining):
     that train; the cohort does not matter, unless it is empty, and nobody fails or is slow.
     """
     sends_first: ClassVar[bool] = False
-    """True if clients send before they train, so that a client that fails has sent its message."""
+    """Whether clients send something before they receive anything: `first_upload` is written."""
+    tables: ClassVar[tuple[str, ...]] = ()
+    """Names of the tables to which the method adds rows with `log_table`."""
+
+    round: Round
+    ledger: Ledger
 
     def __init__(
         self,
@@ -122,18 +197,94 @@ class FederatedAlgorithm(LocalTraining):
         self.weighting = weighting
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
         check_server_step(self.server_optimizer_factory)
-        self.participants = 0
-        self._totals = RoundTotals(weighting, self.tables)
-        self._message = dense(self.global_model)
+        self.states = States(self)
+        self.evaluation: Evaluation | None = None
+        self.participants, self.participant_ids = 0, np.empty(0, np.int64)
+        self.samples_seen = 0.0
+        self.bytes_down = self.bytes_up = 0
+        self.row: dict[str, float] = {}
+        self.recorded: dict[str, dict[str, np.ndarray]] = {}
+        self.rounds_compared = False  # by the engine "debug", in its first round
+        self._server_states: set[str] = set()
+        self._facts: RunFacts | None = None
+        self._pass: Evaluation | None = None
+        self._rounds_apart = 1  # from one scheduled evaluation to the next
+        self._loaded: dict[str, Any] | None = None
+        self._process_threads = torch.get_num_threads()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
         super().__init_subclass__(**kwargs)
+        cls.sends_first = cls.first_upload is not FederatedAlgorithm.first_upload
         private = (name for name in vars(cls) if name[0] == "_" != name[1:2])
         if taken := [name for name in private if callable(getattr(FederatedAlgorithm, name, None))]:
             raise TypeError(f"{cls.__name__}: {', '.join(taken)} belong to the framework; rename")
 
+    # ---- what a method declares ---------------------------------------------------------------
+
+    def add_server_state(self, name: str, initial: Tensor) -> None:
+        """Declares a tensor that the server keeps between rounds; it becomes `self.<name>`.
+
+        Clients cannot read it: `download` sends them what they need.
+        """
+        self.register_buffer(name, initial)
+        self._server_states.add(name)
+
+    def add_constant(self, name: str, value: Tensor) -> None:
+        """Declares a tensor that server and clients know from the start; it becomes `self.<name>`.
+
+        It follows from the arguments, such as a mask of the layers that are shared, and never
+        changes.
+        """
+        self.register_buffer(name, value)
+
+    def add_client_state(
+        self, name: str, initial: Callable[[], Tensor] | float = 0.0, *, sparse: bool = False
+    ) -> None:
+        """Declares what each client keeps between rounds; its rows are in `clients.state[name]`.
+
+        Args:
+            name: A name that is not yet taken.
+            initial: The first value for every client: a number, for P copies of it, or a function
+                that returns the row [width], called when training begins
+                (`lambda: self.global_model`).
+            sparse: Most values will be zero; only the others are stored.
+        """
+        self.states.declare(name, initial, sparse)
+
+    def keep_messages(self, name: str, initial: Callable[[], Tensor] | float = 0.0) -> None:
+        """Declares that the server keeps the last message `name` of every client.
+
+        Such a message is not averaged. The server reads the rows with `kept_rows`, `kept_ids`,
+        `kept_mean` and `iter_kept`, in `begin_round`, `server_update` or `begin_evaluation`. They
+        are stored as client states are: on the device, in memory or in files.
+
+        Args:
+            name: The name under which `client_update` or `first_upload` returns the message.
+            initial: The row of a client that has sent none yet, as for `add_client_state`.
+        """
+        self.states.keep(name, initial)
+
     # ---- what a method writes -----------------------------------------------------------------
+
+    def check_setup(self) -> None:
+        """Checks that the run fits the method, once before anything runs; here nothing.
+
+        The facts of the run are known here, and the network has been inspected. Raise a
+        `ConfigError` for what does not fit, or call `require_all_clients`, `require_validation` or
+        `require_exact_states`.
+        """
+
+    def first_upload(self, clients: Clients) -> Tensor | Message | dict[str, Message]:
+        """Returns what C clients send before they receive anything in a round; here nothing.
+
+        The messages must be declared with `keep_messages`. A client that fails later in the round
+        has sent them.
+
+        Args:
+            clients: The clients' data and states, which must not change.
+        """
+        return {}
 
     def begin_round(self, round_index: int) -> None:
         """Computes what the server needs before a round (from 0); here nothing.
@@ -141,43 +292,271 @@ class FederatedAlgorithm(LocalTraining):
         Every process calls it once a round, so that sums over processes are possible here.
         """
 
+    def download(self) -> Message | dict[str, Message]:
+        """Returns what the server sends to every client of a round: messages [K] by name.
+
+        Here the global model. The message "w" is the `w` of `client_update`; all messages are in
+        `clients.received`. A single message has the name "w".
+        """
+        return dense(self.global_model)
+
+    def download_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
+        """Returns what the server sends to each of some clients alone; here nothing.
+
+        Args:
+            ids: C clients of the round's cohort, int64 [C].
+
+        Returns:
+            Messages [C, K] by name, a row for each client, such as a model of its own ("w").
+        """
+        return {}
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
         """Trains C clients for a round and returns what they send.
 
+        It reads nothing of the server but what the clients have received.
+
         Args:
-            clients: The clients' data, and in `clients.state` their rows of every declared client
-                state; the rows that are there afterwards are kept for the client's next round.
-            w: The received global model, [P].
+            clients: The clients' data; `clients.received`, the messages of the server by name; and
+                `clients.state`, their rows of every declared client state. The rows that are there
+                afterwards are kept for the client's next round, once its message has arrived.
+            w: The received message "w": the global model [P], or the clients' own [C, P]. Without
+                such a message an empty tensor.
 
         Returns:
-            The clients' models [C, P], or other messages by name. `server_update` gets the weighted
-            mean of each message over the cohort.
+            The clients' models [C, P], or other messages [C, K] by name.
         """
         raise NotImplementedError  # `setup` has refused the method
 
-    def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Updates the global model from the cohort's means; here by a server optimizer's step.
+    def server_update(self, received: dict[str, Tensor]) -> None:
+        """Updates the global model; here by a step of the server's optimizer.
 
         A method that sets `global_model` itself leaves `space.vector.grad` alone.
-        """
-        self.space.vector.grad = self.global_model - mean["w"]
 
-    def download(self) -> Message:
-        """Returns what the server sends to every client of a round; its values are `w` [P]."""
-        return dense(self.global_model)
+        Args:
+            received: For each message its weighted mean [K] over the cohort, or its rows
+                [participants, K] in the order of `participant_ids`, as `Message.reduce` says.
+        """
+        self.space.vector.grad = self.global_model - received["w"]
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns the clients' personalized models, [C, P].
+
+        They are computed from `clients.state` and `clients.received`, what `download` would send
+        now, and must change neither.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no personalized models")
+
+    def adaptation_start(self, clients: Clients) -> Tensor:
+        """Returns each client's best model, from which fine-tuning in an evaluation begins, [C, P].
+
+        Here the personalized model, or the received one where the method has no other.
+        """
+        if self.has_personalized:
+            return self.personalized(clients)
+        return clients.received["w"].expand(len(clients), -1)
+
+    def newcomer(self, clients: Clients) -> Tensor:
+        """Returns the first models of clients that never trained, [C, P].
+
+        Here the global model, or the personalized one, with client states at their initial values,
+        where the method has no global model. It may read what the server has.
+        """
+        if self.has_global:
+            return self.global_model.expand(len(clients), -1)
+        return self.personalized(clients)
+
+    def begin_evaluation(self) -> None:
+        """Computes what the server needs before an evaluation; here nothing.
+
+        Every process calls it, so that sums over processes are possible here.
+        """
+
+    def after_evaluation(self, row: dict[str, float]) -> None:
+        """Acts on the scores of a scheduled evaluation during `fit`; here nothing.
+
+        Args:
+            row: The evaluation's numbers, such as `row["val/personalized/loss"]`, the same on every
+                process.
+        """
+
+    @property
+    def personalization_penalty(self) -> float | None:
+        """λ of min mean_i [f_i(w_i) + λ/2 |w_i - w|^2] over w and all w_i, which the method solves.
+
+        Infinity: one model for everyone. 0: every client alone. None: the method solves another
+        problem, so that no reference solution is known.
+        """
+        return math.inf
+
+    def parameters_global(self) -> int:
+        """Returns how many numbers describe the global model: P, or fewer if it has a structure."""
+        return self.space.size
+
+    def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
+        """Returns how many numbers describe each personalized model w [C, P], int64 [C]."""
+        return torch.full((len(clients),), self.space.size)
 
     # ---- what a method uses -------------------------------------------------------------------
+
+    @property
+    def global_model(self) -> Tensor:
+        """The global model, [P]; write into it with `copy_`. Clients read what they receive."""
+        refuse_on_client(self, "global_model")
+        return self.space.vector.detach()  # `.data` would not count writes, which `guard` asks for
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns a tensor or module; refuses a server state in the code of a client."""
+        value = super().__getattr__(name)
+        if name in self.__dict__.get("_server_states", ()):
+            refuse_on_client(self, name)
+        return value
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds that are over; in `client_update` use `clients.round`."""
+        return self._rounds
+
+    @rounds.setter
+    def rounds(self, rounds: int) -> None:
+        self._rounds = rounds
+
+    @property
+    def run(self) -> RunFacts:
+        """The facts of the run."""
+        if self._facts is None:
+            self._facts = RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
+        return self._facts
+
+    @property
+    def num_clients(self) -> int:
+        """M, the number of clients that train: all but those of `loop.unseen`."""
+        return len(self.run.population)
+
+    @property
+    def population(self) -> np.ndarray:
+        """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
+        return self.run.population
+
+    @property
+    def unseen_clients(self) -> np.ndarray:
+        """The ids of the clients that never train (`loop.unseen`), ascending int64."""
+        return self.run.unseen_clients
+
+    @property
+    def client_sizes(self) -> np.ndarray:
+        """Number of training samples of every client by id, int64; `[self.population]` is [M]."""
+        return self.run.client_sizes
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run's cohorts and sample orders, for `generator(self.seed, ...)`."""
+        return self.run.seed
+
+    @property
+    def max_rounds(self) -> int | None:
+        """The number of rounds after which the run ends; None if that is not known beforehand."""
+        return self.run.max_rounds
+
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the ids of the clients that train in a round (from 0), ascending int64."""
+        refuse_on_client(self, "cohort")
+        return self.run.cohort(round_index)
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients in a round; with Bernoulli sampling the expected one."""
+        return self.run.cohort_size
+
+    def problem_constant(self, name: str) -> float | None:
+        """Returns a constant of the data module, such as `smoothness`, or None."""
+        return self.run.problem_constant(name)
+
+    def require_all_clients(self) -> None:
+        """Refuses a run in which a round trains some of the clients only; for `check_setup`."""
+        self.run.require_all_clients(type(self).__name__)
+
+    def require_validation(self, reason: str) -> None:
+        """Refuses a run that does not measure a validation loss; for `check_setup`.
+
+        Args:
+            reason: The argument and value that need the loss, as "penalty_schedule: plateau".
+        """
+        self.run.require_validation(reason)
+
+    def require_exact_states(self, reason: str) -> None:
+        """Refuses a run whose client states are stored in 16 bits; for `check_setup`.
+
+        Args:
+            reason: The argument and value that need the states as they are.
+        """
+        self.run.require_exact_states(reason)
+
+    def as_stored(self, name: str, values: Tensor) -> Tensor:
+        """Returns rows of a client state as they will be read: rounded with `loop.state_dtype`."""
+        return self.states.rounded(name, values)
+
+    def kept_rows(self, name: str, ids: np.ndarray) -> Tensor:
+        """Returns the last message of each of some clients, [n, K], on every process.
+
+        A client that has sent none yet has the initial row. Every process must call it, with the
+        same ids.
+        """
+        refuse_on_client(self, "kept_rows")
+        return self.states.rows(KEPT + name, ids)
+
+    def kept_ids(self, name: str) -> np.ndarray:
+        """Returns the ids of the clients that have sent a kept message, ascending int64.
+
+        Every process must call it.
+        """
+        refuse_on_client(self, "kept_ids")
+        return self.states.seen(KEPT + name)
+
+    def kept_mean(self, name: str) -> Tensor:
+        """Returns the mean [K] of a kept message over all M clients.
+
+        A client that has sent none counts with the initial row. Every process must call it.
+        """
+        refuse_on_client(self, "kept_mean")
+        return self.states.mean(KEPT + name)
+
+    def iter_kept(self, name: str) -> Iterator[Tensor]:
+        """Yields the last messages of this process's share of the M clients, [C, K] at a time.
+
+        A number that is added up over them must be added up over processes as well, with
+        `sum_over_processes`.
+        """
+        refuse_on_client(self, "iter_kept")
+        loop = self.run.loop
+        count = max(1, -(-self.num_clients // loop.chunk_size))
+        for ids in loop.chunks(self.population, "train", count, owned=True):
+            yield self.states.store.read(KEPT + name, ids, self.device)
+
+    def ask_clients(self, name: str, ids: np.ndarray) -> Tensor:
+        """Returns what `first_upload` would send now as the message `name`, [n, K]; keeps nothing.
+
+        For `begin_evaluation`. Every process must call it, with the same ids.
+        """
+        rows = torch.zeros(len(ids), len(self.states.store.initial(KEPT + name)))
+        rows = rows.to(self.space.vector)
+        for clients, messages in first_uploads(self, ids):
+            rows[torch.from_numpy(np.searchsorted(ids, clients.ids))] = messages[name].values
+        return sum_over_processes(rows)
 
     def log_metric(self, name: str, value: float) -> None:
         """Adds a number to the round's row of metrics; it must be the same on every process.
 
-        Call it from `begin_round` to `server_update`: a number that is logged between two rounds
+        Call it in `begin_round` or `server_update`: a number that is logged between two rounds
         belongs to no row.
         """
-        self._totals.metrics[name] = value
+        if hasattr(self, "round"):
+            self.round.totals.metrics[name] = value
 
     def log_table(self, table: str, **columns: Tensor | np.ndarray) -> None:
         """Adds rows to `<table>.csv` in the run's folder, after a first column with the round.
+
+        Call it in `client_update` or `download_for`.
 
         Args:
             table: One of the class's `tables`.
@@ -185,149 +564,245 @@ class FederatedAlgorithm(LocalTraining):
                 to right, so that chunks and processes do not matter.
         """
         rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
-        self._totals.tables[table].append(dict(zip(columns, rows, strict=True)))
+        if (log := current_log()) is not None:
+            log.tables.setdefault(table, []).append(dict(zip(columns, rows, strict=True)))
+
+    # ---- what callbacks, tests and notebooks use ----------------------------------------------
+
+    @property
+    def store(self) -> ClientStore:
+        """The rows of all client states; it exists once a run has begun."""
+        return self.states.store
+
+    @property
+    def client_state_names(self) -> list[str]:
+        """Names of the client states; complete once the network has been inspected in `setup`."""
+        return self.states.names
+
+    def shared_tensors(self) -> dict[str, Tensor]:
+        """Returns the global model and the server states, by the names that a method has for them.
+
+        All clients use these tensors: `client_update` and `personalized` must not change them.
+        """
+        states = {f"self.{name}": state for name, state in self.named_buffers(recurse=False)}
+        return {"self.global_model": self.space.vector.detach(), **states}
+
+    def client_rows(self, name: str, ids: np.ndarray) -> Tensor:
+        """Returns the rows [n, width] of a client state, on every process, which must all call it.
+
+        For a look at a run from outside; the hooks of a method cannot call it.
+        """
+        refuse_on_server(self, "client_rows")
+        refuse_on_client(self, "client_rows")
+        return self.states.rows(name, ids)
+
+    def iter_clients(self, split: Literal["train", "val", "test"] = "train") -> Iterator[Clients]:
+        """Yields this process's share of the M clients in chunks, with their states.
+
+        For a look at a run from outside; the hooks of a method cannot call it.
+        """
+        refuse_on_server(self, "iter_clients")
+        received = self.received_now()
+        for clients in self.states.chunks(self.population, split):
+            clients.received = received
+            yield clients
+
+    def received_now(self) -> dict[str, Tensor]:
+        """Returns what the server would send to every client now, as `clients.received`."""
+        return {name: message.values for name, message in common_download(self).items()}
+
+    def load_state(self, clients: Clients) -> None:
+        """Reads states, running statistics and what the server would send now into `clients`."""
+        self.states.load(clients)
+        clients.received = clients.received or self.received_now()
+
+    def in_groups(
+        self,
+        clients: Clients,
+        work: Callable[[Clients], R],
+        size: int,
+        doing: Literal["training", "evaluation"] = "training",
+    ) -> Iterator[tuple[Clients, R]]:
+        """Yields groups of at most `size` clients with the result of `work`, by threads if any.
+
+        Where a GPU's memory does not hold a group, the group is halved, its clients' states are
+        loaded again, and no later group is larger.
+
+        Args:
+            clients: A chunk of clients.
+            work: What is done with each group.
+            size: The largest group.
+            doing: What `work` does; training and evaluation have limits of their own.
+        """
+        return self.groups.run(clients, work, size, doing, self.store.disable_prefetch)
+
+    def client_bytes(self) -> Ledger:
+        """Returns every client's bytes over all processes. Every process must call it."""
+        if self.trainer.world_size == 1:
+            return self.ledger
+        ledger = Ledger(self.run.loop.num_clients)
+        ledger.load_state_dict(*gather(self.ledger.state_dict()))
+        return ledger
+
+    # ---- what Lightning calls: set-up ---------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Checks that the method is complete, and sets it up."""
+        """Checks method, network, loss, data and Trainer against each other, before anything."""
         checks.check_complete(self, FederatedAlgorithm)
-        super().setup(stage)
+        loop, trainer = loop_of(self.trainer, type(self).__name__), self.trainer
+        self._facts = RunFacts(loop, trainer)
+        self._process_threads = torch.get_num_threads()
+        check_precision(trainer, loop)
+        if not loop.val_dataloader():
+            trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
+        device = trainer.strategy.root_device
+        self.to(device)  # Lightning would do this later, but the network is inspected there here
+        probe = inspect_network(self, loop, device, trainer.precision_plugin.forward_context)
+        plan_chunks(self, loop, probe)
+        if stage == "fit":
+            self._rounds_apart = trainer.check_val_every_n_epoch or 1
+        self.check_setup()
 
-    # ---- the round ----------------------------------------------------------------------------
+    def on_fit_start(self) -> None:
+        """Allocates the clients' states, or takes them over from the checkpoint."""
+        loop = self.run.loop
+        self.allocate(loop)
+        loop.read_ahead(self.store)
+        if self._loaded is not None:
+            trainer = self.trainer
+            checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
+            self._loaded = None
 
-    def training_step(self, clients: Clients, batch_idx: int = 0) -> None:
-        """Trains one chunk of the round's cohort; after the last chunk the server updates."""
-        with self.in_full_precision():
-            if clients.first:
-                self._totals = RoundTotals(self.weighting, self.tables)
-                self.begin_round(clients.round)
-                self._message = self.download()
-            self._train(self._pool(clients) if self.pooled else clients)
-            if clients.last:
-                self._finish_round()
+    on_validation_start = on_test_start = on_predict_start = on_fit_start
 
-    def _pool(self, clients: Clients) -> Clients:
-        """Returns the owner of all samples instead of the chunk with the cohort's first client.
+    def allocate(self, loop: FederatedLoop) -> None:
+        """Allocates threads and, for a new population, the rows of states and kept messages."""
+        self.oracle.to(self.device, self.space.vector.dtype)
+        on_cpu = self.device.type == "cpu"
+        if self.threads is ONE_THREAD and on_cpu:
+            count = self.oracle.allocate_replicas(self._process_threads)
+            self.groups.threads = ClientThreads(count)
+        if on_cpu and self.space.size < ONE_THREAD_PARAMETERS:
+            torch.set_num_threads(1)
+        if not hasattr(self.states, "store") or self.store.num_clients != loop.num_clients:
+            self.ledger = Ledger(loop.num_clients)
+            self.bytes_down = self.bytes_up = 0
+            self.states.allocate(loop.client_store(self.device), loop.state_dtype)
 
-        Returns no client instead of any other chunk.
-        """
-        here = np.isin(self.cohort(clients.round)[:1], clients.ids)
-        pool = clients.data.as_one_client(self.population)
-        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=pool)
-
-    def _train(self, clients: Clients) -> None:
-        """Trains a chunk of clients, and keeps the states and messages of those that report."""
-        if self.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
-            self.load_state(clients)
-        whole = [(clients, True)]  # a pool does not fail
-        for part, arrives in whole if self.pooled else self._loop.participation.parts(clients):
-            if not arrives:
-                kept, self._totals = self._totals, RoundTotals(self.weighting, self.tables)
-                self._train_part(part, arrives)
-                kept.add_lost(self._totals)
-                self._totals = kept
-            # A first chunk without clients runs as well: it gives the shapes of the sums.
-            elif len(part) or not self._totals.sums:
-                self._train_part(part, arrives)
-
-    def _train_part(self, clients: Clients, arrives: bool) -> None:
-        """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
-        size = self.oracle.engine.group_size(len(clients), self.threads.count)
-        for group, (sums, down, up) in self.in_groups(clients, self._train_group, size):
-            if arrives:
-                for name in self.store.names:
-                    self.store.write(name, group.ids, group.state[name])
-            nbytes = self.ledger.add(group.ids, down, up if arrives or self.sends_first else 0)
-            self._totals.add(sums, [group.sizes.sum(), len(group), *nbytes])
-
-    def _train_group(self, clients: Clients) -> Sent:
-        """Trains a group of clients, and returns what they send."""
-        with self._totals.rollback(), self.in_full_precision():
-            if not clients.state:
-                self.load_state(clients)
-            w = self._message.values
-            with self.oracle.guard(clients, lambda: {"w": w, **self.shared_tensors()}):
-                sent = self.client_update(clients, w)
-            messages = checks.messages(self, sent, clients)
-            checks.check_declared(self, clients.state)
-            down, up = self._message.nbytes, sum(m.nbytes for m in messages.values())
-            if clients.buffers is not None and self.buffer_policy == "average":
-                messages["buffers"] = buffers = dense(clients.buffers)
-                if not self.pooled:
-                    down, up = down + buffers.nbytes, up + buffers.nbytes
-            elif clients.buffers is not None:
-                clients.state["buffers"] = clients.buffers
-            for name in self.store.names:
-                clients.state[name] = self.store.rounded(name, clients.state[name])
-            self._totals.check_states(clients.state)
-            if "personal_buffers" in clients.state:  # clients without samples have trained nothing
-                clients.state["personal_buffers"][clients.empty] = torch.nan
-            return self._totals.weigh(messages, clients.sizes, self.global_model), down, up
-
-    def _finish_round(self) -> None:
-        """Adds everything up over processes, updates the global model and logs the round's row."""
-        totals = self._totals
-        totals.reduce()
-        _, clients, down, up, dropped, _ = totals.counts.tolist()
-        self.participants = int(clients)
-        mean = totals.means()
-        self._require_none("the client state", totals.not_finite)
-        self._require_none("the clients' message", not_finite(mean or {}))
-        if mean is not None:
-            if "buffers" in mean:
-                self.oracle.buffers.write(self.network, mean.pop("buffers"))
-            checks.check_nothing(self, "server_update", cast(Any, self).server_update(mean))
-        # Without a gradient (the method set the model itself, or no client took part) this step
-        # moves nothing. Lightning counts rounds, and saves checkpoints, by optimizer steps.
-        optimizer = cast(torch.optim.Optimizer, self.optimizers())
-        optimizer.step()
-        gradient, self.space.vector.grad = self.space.vector.grad, None
-        kept = self.shared_tensors() | optimizer.state.get(self.space.vector, {})
-        if names := not_finite(kept):
-            self._check_server_update(names, gradient)
-            self._require_none("the server's", names)
-        self.rounds += 1
-        self.samples_seen += totals.samples
-        self.bytes_down += int(down)
-        self.bytes_up += int(up)
-        self.row = {
-            "round": self.rounds,
-            **{f"{name}/loss": loss for name, loss in totals.mean_losses().items()},
-            "train/samples": self.samples_seen,
-            "comm/uplink_bytes": self.bytes_up,
-            "comm/downlink_bytes": self.bytes_down,
-            "participants": self.participants,
-            **({"dropped": int(dropped)} if self._loop.participation.dropout else {}),
-            **totals.metrics,
-        }
-        self._log_row(self.row)
-        self.recorded = totals.gathered_tables()
+    def teardown(self, stage: str) -> None:
+        """Gives the process back the number of threads that it had."""
+        self.threads.close()
+        self.groups.threads = ONE_THREAD
+        self.oracle.allocate_replicas(0)
+        torch.set_num_threads(self._process_threads)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns the server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
 
-    def _check_server_update(self, names: set[str], gradient: Tensor | None) -> None:
-        """Raises Diverged if `server_update`, and not the server's optimizer, is the cause.
+    # ---- what Lightning calls: rounds ---------------------------------------------------------
 
-        Args:
-            names: What is not finite after the optimizer's step.
-            gradient: What `server_update` left for the optimizer; None: nothing.
+    def training_step(self, clients: Clients, batch_idx: int = 0) -> None:
+        """Trains one chunk of the round's cohort; after the last chunk the server updates."""
+        with self.in_full_precision():
+            if clients.first:
+                self.round = self.new_round(clients.round)
+                self.round.begin()
+            self.round.train(clients)
+            if clients.last:
+                self.row = self.round.finish()
+                self._log_row(self.row)
+                self.recorded = self.round.totals.gathered_tables(self.tables)
+
+    def new_round(self, index: int) -> Round:
+        """Returns the round with an index, from 0."""
+        return Round(self, index)
+
+    # ---- what Lightning calls: evaluation -----------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        """Starts an evaluation pass; `evaluation` keeps the previous scores until it finishes."""
+        loop = self.run.loop
+        if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
+            self._pass = Evaluation(loop, self.device)
+        self._pass.begin(self)
+        with on_side("server", "begin_evaluation"):
+            self.begin_evaluation()
+
+    def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
+        """Computes the global and personalized scores of a chunk of clients."""
+        assert self._pass is not None
+        with self.in_full_precision():
+            if self.store.slow and self.device.type == "cpu":  # the whole chunk was read ahead
+                self.states.load(clients)
+            self._pass.update(self, clients)
+
+    def on_validation_epoch_end(self) -> None:
+        """Logs the scores, once all clients have theirs."""
+        assert self._pass is not None
+        row = {"round": self.rounds, **self._pass.finish()}
+        self.evaluation = self._pass
+        self.row = {**self.row, **row}
+        if self.trainer.state.fn != "fit" or self.trainer.sanity_checking:
+            # `validate` and `test` return what Lightning's own log has.
+            numbers = {name: float(value) for name, value in row.items()}
+            self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1)
+            return
+        self._log_row(row)
+        # The last round is evaluated in any case; a run that goes on from there must not differ
+        # from a run that did not end.
+        scheduled = not getattr(self.trainer, "finishing", False)
+        if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
+            with on_side("server", "after_evaluation"):
+                self.after_evaluation(row)
+
+    on_test_epoch_start = on_validation_epoch_start
+    test_step = validation_step
+    on_test_epoch_end = on_validation_epoch_end
+
+    def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
+        """Returns the predictions of each kind of model for each client's test samples."""
+        with self.in_full_precision():
+            self.load_state(clients)
+            return predictions(self, clients)
+
+    # ---- what Lightning calls: checkpoints ----------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
+        """Adds the clients' states and all counts to a checkpoint.
+
+        Raises:
+            ConfigError: A round has begun and is not over. A run that went on from the checkpoint
+                would train some of the round's clients twice.
         """
-        own = {name for name in names if name.startswith("self.")}
-        if gradient is not None:
-            own.discard("self.global_model")  # the optimizer has moved it
-            own |= not_finite({"self.space.vector.grad": gradient})
-        if own:
-            raise Diverged(
-                f"model: server_update of {type(self).__name__} gave values that are not finite in "
-                f"round {self.rounds + 1}: {', '.join(sorted(own))}"
+        # Our own counters cannot tell a callback's `on_train_epoch_start` from its `on_train_end`:
+        # in both, no chunk of the next round has been trained.
+        progress = self.trainer.fit_loop.epoch_progress.current
+        if progress.ready > progress.completed == self.trainer.global_step:  # a round is a step
+            raise ConfigError(
+                f"trainer.save_checkpoint: round {progress.ready} is not over, and no run could go "
+                f"on from here; save once it is, as in on_train_epoch_end"
             )
+        own = checkpoint.save(self, self.run.partition_hash, self.client_bytes())
+        checkpoint_["federated"] = own
 
-    def _require_none(self, whose: str, not_finite: set[str]) -> None:
-        """Raises Diverged if there are names of values that are not finite."""
-        if not_finite:
-            names = ", ".join(sorted(name.removeprefix("self.") for name in not_finite))
-            raise Diverged(
-                f"model.lr: {self.lr}; {whose} {names} is no longer finite in round "
-                f"{self.rounds + 1}, a smaller rate may help"
-            )
+    def on_load_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
+        """Refuses a checkpoint of another run; states are restored once the device is known."""
+        self._loaded = checkpoint_.get("federated")
+        if self._facts is not None:  # else `load_from_checkpoint`, which loads the model only
+            # Lightning loads weights before 64-true converts the module: they would lose digits.
+            self.trainer.precision_plugin.convert_module(self)
+            checkpoint.check(self, checkpoint_, self.run.partition_hash)
+
+    def _log_row(self, row: dict[str, float]) -> None:
+        """Passes a round's numbers to callbacks and loggers, with all their digits.
+
+        `self.log` would round the numbers to float32 and take milliseconds a round. The loggers'
+        step is the round, from 0.
+        """
+        numbers = {name: float(value) for name, value in row.items()}
+        tensors = {k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()}
+        self.trainer.callback_metrics.update(tensors)
+        self.trainer.logged_metrics.update(tensors)
+        for logger in self.trainer.loggers:
+            logger.log_metrics({**numbers, "epoch": self.trainer.current_epoch}, self.rounds - 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,13 @@ from pfl.clients.store import ClientStore
 from pfl.communication import Ledger
 from pfl.distributed.collectives import gather_parts
 from pfl.errors import ConfigError
-from pfl.method.module import FederatedModule
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
 
-def save(module: FederatedModule, partition: str, ledger: Ledger) -> dict[str, Any]:
+
+def save(module: FederatedAlgorithm, partition: str, ledger: Ledger) -> dict[str, Any]:
     """Returns tensors and plain values only, which `torch.load(weights_only=True)` reads.
 
     Rows of client states live on the process that owns the client. The checkpoint has the rows of
@@ -45,7 +47,7 @@ def client_states(store: ClientStore) -> dict[str, Any]:
     return store.state_dict(partial(gather_parts, empty=_empty))
 
 
-def check(module: FederatedModule, checkpoint: dict[str, Any], partition: str) -> None:
+def check(module: FederatedAlgorithm, checkpoint: dict[str, Any], partition: str) -> None:
     """Refuses a checkpoint that does not fit the run, or has parts missing or of another kind.
 
     Raises:
@@ -62,7 +64,7 @@ def check(module: FederatedModule, checkpoint: dict[str, Any], partition: str) -
     actual = {**saved, "client states": sorted(saved["clients"])}
     expected = {
         **_identity(module, partition),
-        "client states": sorted(module.client_state_names),
+        "client states": sorted(module.states.all_names),
     }
     for what, value in expected.items():
         if actual[what] != value:
@@ -80,7 +82,7 @@ def check(module: FederatedModule, checkpoint: dict[str, Any], partition: str) -
         _try_step(module, checkpoint["optimizer_states"][0])
 
 
-def _try_step(module: FederatedModule, saved: dict[str, Any]) -> None:
+def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:
     """Lets a copy of the server's optimizer take a step with the saved state, which must be whole.
 
     Raises:
@@ -101,7 +103,7 @@ def _try_step(module: FederatedModule, saved: dict[str, Any]) -> None:
         ) from error
 
 
-def restore(module: FederatedModule, saved: dict[str, Any], rank: int, world: int) -> None:
+def restore(module: FederatedAlgorithm, saved: dict[str, Any], rank: int, world: int) -> None:
     """Takes all counts over, and the rows of the clients that process `rank` of `world` owns.
 
     Raises:
@@ -140,7 +142,7 @@ def _check_ids(ids: Tensor, count: int, where: str) -> None:
         raise Malformed(f"{where} has ids that no client has")
 
 
-def _identity(module: FederatedModule, partition: str) -> dict[str, Any]:
+def _identity(module: FederatedAlgorithm, partition: str) -> dict[str, Any]:
     return {
         "algorithm": type(module).__name__,
         "parameters": module.space.size,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message, dense
+from pfl.communication import Message, by_name
 from pfl.errors import ConfigError
-from pfl.method.module import FederatedModule
+from pfl.method.states import KEPT
+
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
 
 
-def check_complete(method: FederatedModule, base: type) -> None:
+def check_complete(method: FederatedAlgorithm, base: type) -> None:
     """Refuses a method that lacks a function which the framework calls.
 
     Args:
@@ -33,40 +36,100 @@ def check_complete(method: FederatedModule, base: type) -> None:
             )
 
 
-def messages(method: FederatedModule, sent: Any, clients: Clients) -> dict[str, Message]:
-    """Returns what `client_update` returned as messages by name.
+def messages(
+    method: FederatedAlgorithm, sent: Any, clients: Clients, hook: str = "client_update"
+) -> dict[str, Message]:
+    """Returns what clients send as messages by name.
 
     Args:
         method: The method.
-        sent: What its `client_update` returned.
+        sent: What its function returned.
         clients: The C clients that were trained.
+        hook: The name of the function.
 
     Raises:
-        ConfigError: It is something else than models [C, P], a message, or messages by name.
+        ConfigError: It is something else than models [C, P], a message [C, K], or messages by name.
     """
-    where, count = f"{type(method).__name__}.client_update", len(clients)
-    by_name = sent if isinstance(sent, dict) else {"w": sent}
-    result = {}
-    for name, message in by_name.items():
-        what = "returned" if by_name is not sent else f"returned as {name!r}"
-        if not isinstance(message, Tensor | Message):
+    where, count = f"{type(method).__name__}.{hook}", len(clients)
+    result = _by_name(where, sent, f"the clients' models [{count}, {method.space.size}]")
+    for name, message in result.items():
+        values, what = message.values, "returned" if name == "w" else f"returned as {name!r}"
+        if name == "w" and isinstance(sent, Tensor):
+            check_models(where, values, clients, method)
+        elif values.dim() != 2 or len(values) != count:
             raise ConfigError(
-                f"model: {where} {what} {described(message)}; it must return the clients' models "
-                f"[{count}, {method.space.size}], a Message, or a dict of them by name"
+                f"model: {where} {what} {described(values)}; a message of the {count} clients has "
+                f"the shape [{count}, K], [{count}, 1] for one number of each"
             )
-        result[name] = message if isinstance(message, Message) else dense(message)
-        values = result[name].values
-        if name == "w" and isinstance(message, Tensor):
-            check_models(where, message, clients, method)
-        elif values.dim() == 0 or len(values) != count:
+        if name in method.states.messages:
+            width = len(method.states.store.initial(KEPT + name))
+            if values.shape[1] != width:
+                raise ConfigError(
+                    f"model: {where} {what} {described(values)}; keep_messages declared "
+                    f"[{count}, {width}]"
+                )
+        elif hook == "first_upload":
             raise ConfigError(
-                f"model: {where} {what} {described(values)}; the first dimension must be that of "
-                f"the {count} clients"
+                f"model: {where} {what} a message that the server would forget; declare it with "
+                f"keep_messages({name!r}, ...)"
             )
     return result
 
 
-def check_models(where: str, models: Any, clients: Clients, method: FederatedModule) -> None:
+def downloads(method: FederatedAlgorithm, sent: Any) -> dict[str, Message]:
+    """Returns what the server sends to all clients as messages [K] by name.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    where = f"{type(method).__name__}.download"
+    result = _by_name(where, sent, f"a message [{method.space.size}] of the global model")
+    for name, message in result.items():
+        if message.values.dim() != 1:
+            raise ConfigError(
+                f"model: {where} returned {described(message.values)} as {name!r}; a message to "
+                f"all clients has the shape [K]"
+            )
+    return result
+
+
+def personal_downloads(
+    method: FederatedAlgorithm, sent: Any, clients: Clients
+) -> dict[str, Message]:
+    """Returns what the server sends to each of C clients alone as messages [C, K] by name.
+
+    Raises:
+        ConfigError: It is something else.
+    """
+    where, count = f"{type(method).__name__}.download_for", len(clients)
+    result = _by_name(where, sent, f"models [{count}, {method.space.size}]")
+    for name, message in result.items():
+        if message.values.dim() != 2 or len(message.values) != count:
+            raise ConfigError(
+                f"model: {where} returned {described(message.values)} as {name!r}; it must have a "
+                f"row for each of the {count} clients"
+            )
+    return result
+
+
+def _by_name(where: str, sent: Any, model: str) -> dict[str, Message]:
+    """Returns messages by name, and refuses anything that is not a tensor or a message."""
+    for name, message in sent.items() if isinstance(sent, dict) else [("w", sent)]:
+        if not isinstance(message, Tensor | Message):
+            what = f"returned as {name!r}" if isinstance(sent, dict) else "returned"
+            raise ConfigError(
+                f"model: {where} {what} {described(message)}; it must return {model}, a Message, "
+                f"or a dict of them by name"
+            )
+        if isinstance(message, Message) and message.reduce not in ("mean", "rows"):
+            raise ConfigError(
+                f"model: {where}: reduce: {message.reduce!r} of the message {name!r}; it must be "
+                f"mean or rows"
+            )
+    return by_name(sent)
+
+
+def check_models(where: str, models: Any, clients: Clients, method: FederatedAlgorithm) -> None:
     """Refuses models of clients that are not a tensor [C, P] of the method's dtype.
 
     Raises:
@@ -80,7 +143,7 @@ def check_models(where: str, models: Any, clients: Clients, method: FederatedMod
         )
 
 
-def check_nothing(method: FederatedModule, name: str, returned: Any) -> None:
+def check_nothing(method: FederatedAlgorithm, name: str, returned: Any) -> None:
     """Refuses what a function returns that has to change the method itself.
 
     Raises:
@@ -93,7 +156,7 @@ def check_nothing(method: FederatedModule, name: str, returned: Any) -> None:
         )
 
 
-def check_declared(method: FederatedModule, state: Iterable[str]) -> None:
+def check_declared(method: FederatedAlgorithm, state: Iterable[str]) -> None:
     """Refuses client states that were written without being declared.
 
     Raises:

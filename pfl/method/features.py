@@ -3,36 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pfl.engines.batch import Batch
+from pfl.engines.objective import watched_head
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
-
-
-def head_name(network: nn.Module) -> str:
-    """Returns the name of a network's head, "" for a network that is a single layer.
-
-    The head is the module `head` of the network or, where there is none, the last module that has
-    trainable parameters of its own, in the order in which the network lists its modules.
-
-    Example:
-        >>> head_name(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Flatten()))
-        '2'
-    """
-    head = getattr(network, "head", None)
-    if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
-        return "head"
-    modules = network.named_modules(remove_duplicate=False)
-    return [name for name, module in modules if _trains(module)][-1]
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters(recurse=False))
 
 
 @torch.no_grad()
@@ -87,16 +66,12 @@ def _watched(
     network: nn.Module, head: str, run: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the input and the output of the head when it was last called, and `run`'s result."""
-    calls: list[tuple[Any, ...]] = []
-    module = network.get_submodule(head)
-    hook = module.register_forward_hook(lambda _, args, output: calls.append((*args, output)))
-    try:
+    with watched_head(network, head) as calls:
         outputs = run()
-    finally:
-        hook.remove()
-    if not calls or len(calls[-1]) != 2:
+    if not calls or len(calls[-1][0]) != 1:
         raise _not_last(network, head)
-    return (*calls[-1], outputs)
+    (features,), scores = calls[-1]
+    return features, scores, outputs
 
 
 def _not_last(network: nn.Module, head: str) -> ConfigError:

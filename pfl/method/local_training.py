@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from models.classifier import Classifier
+from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
 from pfl.engines.base import EngineName
-from pfl.engines.batch import Batch, StepBlock
+from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import LocalOptimizer, OptimizerFactory, Step, check_elementwise
-from pfl.errors import require
-from pfl.method.module import Network
-from pfl.method.round_totals import RoundTotals
-from pfl.method.run import FederatedRun
+from pfl.engines.objective import Objective, ObjectiveLoss
+from pfl.engines.oracle import Oracle
+from pfl.engines.threads import ClientThreads
+from pfl.errors import ConfigError, require, require_one_of
+from pfl.method.groups import ClientGroups
+from pfl.method.sides import current_log
+from pfl.parameters import ParameterSpace
 from pfl.proximal import soft_threshold
+
+Network: TypeAlias = Classifier | nn.Module
+"""Any network. The command line looks for a short name, such as MLP, among our own first."""
 
 ADAPT = "adapt"  # the name of the local steps of an evaluation, which are not counted
 
 
-class LocalTraining(FederatedRun):
-    """The part of a method that takes clients' local steps, in a round or in an evaluation.
+class LocalTraining(MovableModule):
+    """A network, the engine that runs it with the models of many clients, and their local steps.
 
     The docstring of `FederatedAlgorithm` explains the arguments.
-    """
 
-    _totals: RoundTotals
+    Attributes:
+        network: The architecture. Its parameters are views of the global model.
+        space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
+        oracle: Gives losses and gradients of many clients' models.
+    """
 
     def __init__(
         self,
@@ -46,17 +58,46 @@ class LocalTraining(FederatedRun):
         loss: nn.Module | None,
         engine: EngineName,
     ) -> None:
-        super().__init__(network, batch_size, buffers, loss, engine)
+        super().__init__()
+        if not isinstance(network, nn.Module):
+            raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
+        require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
+        require_one_of("buffers", buffers, "average", "local")
         require("lr", lr, 0 < lr < math.inf, "positive and finite")
         require("lr_decay", lr_decay, lr_decay > 0, "positive")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
         require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
+        self.automatic_optimization = False
+        self.network = network
+        self.space = ParameterSpace(network)
+        self.oracle = Oracle(network, self.space, loss or default_loss, engine)
+        self.groups = ClientGroups(self.oracle)
+        self.batch_size, self.buffer_policy = batch_size, buffers
         self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
             check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
+        self._rounds = 0  # that are over
+
+    @property
+    def threads(self) -> ClientThreads:
+        """The threads that train clients at the same time."""
+        return self.groups.threads
+
+    @contextmanager
+    def in_full_precision(self) -> Iterator[None]:
+        """Turns autograd and autocast off inside, in the thread that enters.
+
+        Only the oracle runs in the Trainer's precision: server algebra in bf16 would be noise.
+        """
+        with torch.no_grad(), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def after_move(self) -> None:
+        """Makes the network's parameters views of one vector again, after they were moved."""
+        self.space.bind(self.network)
 
     @property
     def local_schedule(self) -> LocalSchedule:
@@ -88,8 +129,8 @@ class LocalTraining(FederatedRun):
             loss: The losses of a batch's rows, [A].
             counts: Number of samples of each row; they are counted in `train/samples`.
         """
-        if name != ADAPT:
-            self._totals.losses.setdefault(name, []).append((loss, counts))
+        if name != ADAPT and (log := current_log()) is not None:
+            log.losses.setdefault(name, []).append((loss, counts))
 
     def local_sgd(
         self,
@@ -107,6 +148,7 @@ class LocalTraining(FederatedRun):
         lr: float | None = None,
         part: Tensor | None = None,
         mask: Tensor | None = None,
+        objective: Objective | ObjectiveLoss | None = None,
         name: str = "train",
     ) -> Tensor:
         """Trains on f_i(v + offset) + <linear, v> + prox_weight/2 |v - prox_center|^2 + l1 |v|_1.
@@ -129,6 +171,8 @@ class LocalTraining(FederatedRun):
             lr: A learning rate that replaces the round's.
             part: The parameters that move, bool [P] (`space.mask`); the others keep their bits.
             mask: A factor of 0 or 1 on every value after each step, [C, P].
+            objective: A loss that replaces the method's in f_i, and may see features, tensors of
+                the clients and older models; see `Objective`.
             name: The key of the order of samples; the loss is logged as `<name>/loss`.
 
         Returns:
@@ -144,7 +188,7 @@ class LocalTraining(FederatedRun):
             prox_center = torch.full_like(v, prox_center)
         drift = prox_weight * prox_center if prox_weight else 0.0
         drift = drift if linear is None else drift - linear
-        if prox is None and self.optimizer_factory is None:
+        if prox is None and self.optimizer_factory is None and objective is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + prox_weight)
             step = Step(lr, shrink, shift, offset, lr * l1, part=part, mask=mask)
@@ -153,7 +197,7 @@ class LocalTraining(FederatedRun):
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
         for batch in clients.batches(schedule):
             at = v if offset is None else v + offset
-            loss, g = self.oracle.gradient(at, batch, clients.buffers)
+            loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
             if prox_weight or linear is not None:
                 g = g + prox_weight * v - drift
             optimizer.step(g, batch.clients)
@@ -220,8 +264,6 @@ class LocalTraining(FederatedRun):
         blocks = [StepBlock.of(batch, v.dtype)] * count
         self.log_loss(name, *self.oracle.descend(v, blocks, step, buffers))
 
-    # ---- models for evaluation ----------------------------------------------------------------
-
     def adapt(
         self,
         clients: Clients,
@@ -259,7 +301,7 @@ class LocalTraining(FederatedRun):
         learners = Clients(
             clients.ids[order], 0, clients.data, buffers=buffers, dtype=clients.dtype
         )
-        lr = self.learning_rate(self.rounds) if lr is None else lr
+        lr = self.learning_rate(self._rounds) if lr is None else lr
         v = self.local_sgd(
             learners, start[rows], epochs=epochs, steps=steps, lr=lr, part=part, name=ADAPT
         )
@@ -268,22 +310,3 @@ class LocalTraining(FederatedRun):
         if buffers is not None:
             clients.buffers = buffers[back]
         return v[back]
-
-    def adaptation_start(self, clients: Clients) -> Tensor:
-        """Returns each client's best model, from which fine-tuning in an evaluation begins, [C, P].
-
-        Here the personalized model, or the global one where the method has no other.
-        """
-        if self.has_personalized:
-            return self.personalized(clients)
-        return self.global_model.expand(len(clients), -1)
-
-    def newcomer(self, clients: Clients) -> Tensor:
-        """Returns the first models of clients that never trained, [C, P].
-
-        Here the global model, or the personalized one, with client states at their initial values,
-        where the method has no global model.
-        """
-        if self.has_global:
-            return self.global_model.expand(len(clients), -1)
-        return self.personalized(clients)

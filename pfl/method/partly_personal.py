@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Message, masked
+from pfl.engines.objective import head_name
 from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import head_name
-from pfl.method.module import Network
+from pfl.method.local_training import Network
 from pfl.parameters import ParameterSpace, replace_values_in, values_in
 
 Part: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -107,7 +107,7 @@ class PartlyPersonal(FederatedAlgorithm):
         super().__init__(network, server_optimizer=None, **kwargs)
         part = select_part(network, self.space, personal, "model.personal")
         require_part("personal", personal, part)
-        self.add_server_state("personal_part", part)
+        self.add_constant("personal_part", part)
         self.add_client_state("head", lambda: self.global_model[self.personal_part])
 
     @property
@@ -130,6 +130,6 @@ class PartlyPersonal(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (φ, h_i)."""
-        v = self.global_model.repeat(len(clients), 1)
+        v = clients.received["w"].repeat(len(clients), 1)
         replace_values_in(self.personal_part, v, clients.state["head"])
         return v

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from pfl.communication import Message
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
+from pfl.method.sides import Log
 
 
 class RoundTotals:
@@ -20,15 +19,14 @@ class RoundTotals:
     Args:
         weighting: The clients' weights in the mean of a message that does not name its own:
             "samples" or "uniform".
-        tables: Names of the tables to which a method adds rows.
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
         counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
             messages were lost, their number and their sample gradients; float64 [6].
         metrics: Numbers for the round's row of metrics, by name.
-        losses: By name, losses [A] of a batch's rows and the rows' numbers of samples.
-        tables: By name, chunks of rows as arrays by column.
+        log: The losses and tables of the clients whose messages arrived.
+        ids: The ids of these clients, ascending int64; after `reduce`.
         not_finite: Names of client states with a value that is not finite; after `reduce`.
 
     Example:
@@ -41,14 +39,16 @@ class RoundTotals:
         tensor([2.])
     """
 
-    def __init__(self, weighting: str, tables: Iterable[str] = ()) -> None:
+    def __init__(self, weighting: str) -> None:
         self.weighting = weighting
         self.sums: dict[str, Tensor] = {}
         self.counts = np.zeros(6)
         self.metrics: dict[str, float] = {}
-        self.losses: dict[str, list[tuple[Tensor, list[int]]]] = {}
-        self.tables: dict[str, list[dict[str, np.ndarray]]] = {name: [] for name in tables}
+        self.log = Log()
+        self.ids = np.empty(0, np.int64)
         self.not_finite: set[str] = set()
+        self._rows: dict[str, list[Tensor]] = {}
+        self._row_ids: list[np.ndarray] = []
         self._ranges: dict[str, list[Tensor]] = {}
         self._weightings: dict[str, str] = {}
         self._loss_sums: dict[str, np.ndarray] = {}
@@ -71,45 +71,39 @@ class RoundTotals:
             sums[name] = weights @ message.values.to(weights.dtype)
         return sums
 
-    def add(self, sums: Mapping[str, Tensor], counts: Sequence[float]) -> None:
-        """Adds a group's weighted sums and the first four of its `counts` to the totals."""
+    def add(
+        self,
+        sums: Mapping[str, Tensor],
+        counts: Sequence[float],
+        ids: np.ndarray = np.empty(0, np.int64),
+        rows: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Adds a group of clients to the totals.
+
+        Args:
+            sums: The group's weighted sums by name.
+            counts: The first four of the `counts`.
+            ids: The clients, int64 [C].
+            rows: The messages that the server gets one by one, [C, K] by name.
+        """
         for name, total in sums.items():
             if name in self.sums:
                 self.sums[name] += total  # in place: new memory costs more than the sum
             else:
                 self.sums[name] = total
+        for name, values in (rows or {}).items():
+            self._rows.setdefault(name, []).append(values)
+        self._row_ids.append(ids)
         self.counts[:4] += counts
 
-    def add_lost(self, lost: RoundTotals) -> None:
-        """Adds clients whose messages were lost: their number, bytes and sample gradients.
+    def add_lost(self, count: int, down: int, up: int, log: Log) -> None:
+        """Adds clients whose messages were lost: their number, bytes and sample gradients."""
+        self.counts += [0, 0, down, up, count, log.gradients]
 
-        Args:
-            lost: What such clients, and no others, have added up.
-        """
-        _, clients, down, up, *_ = lost.counts
-        gradients = sum(sum(counts) for logged in lost.losses.values() for _, counts in logged)
-        self.counts += [0, 0, down, up, clients, gradients]
-
-    def check_states(self, states: Mapping[str, Tensor]) -> None:
+    def note_ranges(self, ranges: Mapping[str, Tensor]) -> None:
         """Notes the range of each client state's rows, which `reduce` requires to be finite."""
-        for name, rows in states.items():
-            self._ranges.setdefault(name, []).append(value_range(rows))
-
-    @contextmanager
-    def rollback(self) -> Iterator[None]:
-        """Removes what a group of clients has logged inside if it fails with a RuntimeError.
-
-        A group for which a GPU's memory is too small starts again in halves.
-        """
-        logs: tuple[dict[str, list[Any]], ...] = (self.losses, self.tables)
-        lengths = [{name: len(entries) for name, entries in log.items()} for log in logs]
-        try:
-            yield
-        except RuntimeError:
-            for log, before in zip(logs, lengths, strict=True):
-                for name, entries in log.items():
-                    del entries[before.get(name, 0) :]
-            raise
+        for name, ends in ranges.items():
+            self._ranges.setdefault(name, []).append(ends)
 
     def reduce(self) -> None:
         """Adds counts and losses up over all processes. Every process must call it.
@@ -117,14 +111,17 @@ class RoundTotals:
         It also finds the client states that are not finite.
         """
         sums: dict[str, np.ndarray] = {}
-        for name, logged in self.losses.items():
+        for name, logged in self.log.losses.items():
             counts = np.concatenate([counts for _, counts in logged])
             losses = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
             # Sorted, because threads log in any order.
             sums[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
         own, self.counts = self.counts, np.zeros_like(self.counts)
+        self._local_ids = np.concatenate([self.ids, *self._row_ids])
         own_not_finite = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
-        for counts, losses, names in gather((own, sums, own_not_finite)):
+        of_all = gather((own, sums, own_not_finite, self._local_ids))
+        self.ids = np.sort(np.concatenate([ids for *_, ids in of_all]))
+        for counts, losses, names, _ in of_all:
             self.counts += counts
             self.not_finite |= names
             for name, entry in losses.items():  # a process without clients has logged nothing
@@ -148,14 +145,22 @@ class RoundTotals:
         weight = {"samples": samples, "uniform": clients}
         if weight[self.weighting] == 0:
             return None
-        return {
+        means = {
             name: sum_over_processes(total).div_(weight[self._weightings[name]])
             for name, total in self.sums.items()
         }
+        return means | {name: self._gathered(rows) for name, rows in self._rows.items()}
 
-    def gathered_tables(self) -> dict[str, dict[str, np.ndarray]]:
+    def _gathered(self, parts: list[Tensor]) -> Tensor:
+        """Returns the rows of all processes, [n, K], in the order of `ids`."""
+        rows = parts[0].new_zeros(len(self.ids), parts[0].shape[1])
+        places = np.searchsorted(self.ids, self._local_ids)
+        rows[torch.from_numpy(places)] = torch.cat(parts)
+        return sum_over_processes(rows)
+
+    def gathered_tables(self, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
         """Returns the rows of all processes by table. Every process must call it."""
-        return {name: gather_rows(chunks) for name, chunks in self.tables.items()}
+        return {name: gather_rows(self.log.tables.get(name, [])) for name in names}
 
 
 def not_finite(values: Mapping[str, Tensor]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +15,13 @@ from pfl.clients import Clients
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks
-from pfl.method.module import FederatedModule
+from pfl.method.client_side import guarded
+from pfl.method.sides import Side, on_side
 from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
 from pfl.rounds.loop import FederatedLoop
+
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
 
 POOL = 4096  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
@@ -44,9 +48,9 @@ class Evaluation:
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
-        self.begin()
+        self._received: dict[str, Tensor] = {}
 
-    def begin(self) -> None:
+    def begin(self, algorithm: FederatedAlgorithm) -> None:
         """Starts a pass; `scores` keeps the previous scores until the pass is finished.
 
         The pass reuses the metrics of the previous pass. A `Metric` holds reference cycles, so
@@ -58,9 +62,11 @@ class Evaluation:
         self._numbers = np.zeros(2)  # sum of the sizes of personalized models, number of models
         self._global_numbers: int | None = None
         self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
+        self._received = algorithm.received_now()
 
-    def update(self, algorithm: FederatedModule, clients: Clients) -> None:
+    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
+        clients.received = self._received
         newcomers = clients
         if len(self.unseen):
             new = np.isin(clients.ids, self.unseen)
@@ -105,18 +111,18 @@ class Evaluation:
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
 
-    def _score_own(self, kind: str, algorithm: FederatedModule, clients: Clients) -> None:
+    def _score_own(self, kind: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         """Scores every client's own model, or the global model with the client's own buffers."""
         metric, keep = self._metric(clients.split, kind), bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
                 if not group.state:  # else the states of the whole chunk were read ahead
-                    algorithm.load_state(group)
+                    algorithm.states.load(group)
                 if kind == "global":
                     w, numbers = algorithm.global_model.expand(len(group), -1), [0.0, 0]
                 else:
-                    with algorithm.oracle.guard(group, algorithm.shared_tensors):
+                    with on_side("client", "personalized"), guarded(algorithm, group):
                         w = algorithm.personalized(group)
                     name = f"{type(algorithm).__name__}.personalized"
                     checks.check_models(name, w, group, algorithm)
@@ -133,23 +139,23 @@ class Evaluation:
             metric.finish()
 
     def _score_adapted(
-        self, kind: str, steps: Sequence[int], algorithm: Any, clients: Clients
+        self, kind: str, steps: Sequence[int], algorithm: FederatedAlgorithm, clients: Clients
     ) -> None:
-        """Scores the models after numbers of local steps, always from the same start.
-
-        `algorithm` is a `LocalTraining`, whose module imports this one.
-        """
+        """Scores the models after numbers of local steps, always from the same start."""
         metrics = {k: self._metric(clients.split, f"{kind}/{k}") for k in steps}
         if not len(clients):  # every process has the same kinds of scores
             return
         keep = bool(self.loop.metrics)
         begin = algorithm.newcomer if kind == "unseen" else algorithm.adaptation_start
+        # A newcomer's first model may need what the server has.
+        side: Side = "server" if kind == "unseen" else "client"
+        rate = self.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
 
         def score(group: Clients) -> dict[int, list[Scores]]:
             with algorithm.in_full_precision():
                 if not group.state:
-                    algorithm.load_state(group)
-                with algorithm.oracle.guard(group, algorithm.shared_tensors):
+                    algorithm.states.load(group)
+                with on_side(side, begin.__name__), guarded(algorithm, group):
                     start = begin(group)
                 name = f"{type(algorithm).__name__}.{begin.__name__}"
                 checks.check_models(name, start, group, algorithm)
@@ -157,7 +163,7 @@ class Evaluation:
                 scores = {}
                 for k in steps:
                     adapted = replace(group)  # with running statistics of their own
-                    v = algorithm.adapt(adapted, start, steps=k, lr=self.finetuning.lr)
+                    v = algorithm.adapt(adapted, start, steps=k, lr=rate)
                     scores[k] = list(row_scores(algorithm.oracle, adapted, v, keep))
                 return scores
 
@@ -169,7 +175,7 @@ class Evaluation:
                 metrics[k].finish()
 
     def _score_global(
-        self, metric: ClientScores, algorithm: FederatedModule, clients: Clients
+        self, metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients
     ) -> None:
         if not len(clients):
             return
@@ -185,7 +191,7 @@ class Evaluation:
         metric.copy(self._shared[clients.split], torch.from_numpy(ids))
 
 
-def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Clients) -> None:
+def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
     oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
     buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
@@ -215,13 +221,13 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedModule, clients: Cli
     metric.finish()
 
 
-def with_buffers_of(kind: str, algorithm: FederatedModule, clients: Clients) -> Clients:
+def with_buffers_of(kind: str, algorithm: FederatedAlgorithm, clients: Clients) -> Clients:
     """Returns the clients with the statistics of their "global" or "personalized" models."""
     is_own = kind == "personalized" and algorithm.personal_buffers
     return clients.personal if is_own else clients
 
 
-def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+def _clients_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
     """Returns how many clients a group has.
 
     On a CPU a group is a thread's share, or less if models and samples would exceed 32 MiB.
@@ -233,7 +239,7 @@ def _clients_at_once(algorithm: FederatedModule, clients: Clients) -> int:
     return max(1, min(share, int(8 * GROUP_FLOATS / (algorithm.space.size + inputs))))
 
 
-def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
+def _samples_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
     """Returns how many samples one forward pass has; on a CPU as many as the cache holds."""
     if algorithm.device.type != "cpu":
         return POOL_ON_GPU
@@ -243,7 +249,7 @@ def _samples_at_once(algorithm: FederatedModule, clients: Clients) -> int:
     return max(1, min(POOL, share, fit))
 
 
-def predictions(algorithm: FederatedModule, clients: Clients) -> dict[str, np.ndarray]:
+def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np.ndarray]:
     """Returns the predicted class (labels, value) of every sample of some clients, a row a sample.
 
     Returns:

@@ -128,13 +128,9 @@ class FederatedLoop(LightningDataModule):
         self.metrics = ClientMetrics.read(metrics)
         self.metrics.check_score("loop.select_by", select_by)
         self.select_by = select_by
-        # The algorithm sets these at its own set-up: whether it has client states, how many clients
-        # train together, and the relative costs of a round for clients of some sizes.
-        self.stateful = True
-        self.chunk_size = clients_at_once or sys.maxsize
-        self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None
-        self.store: ClientStore | None = None  # the algorithm's, once a run has begun
+        self._store: ClientStore | None = None  # of the run, once it has begun
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
         possible = state_memory is None or 0 <= state_memory < float("inf")
@@ -156,6 +152,18 @@ class FederatedLoop(LightningDataModule):
         self.datamodule.setup(stage)
         rounds = self.trainer.max_epochs if self.trainer is not None and stage == "fit" else None
         self.participation.check(rounds)
+
+    def plan(
+        self, chunk_size: int, *, stateful: bool, cost: Callable[[np.ndarray], np.ndarray]
+    ) -> None:
+        """Sets how cohorts are cut into chunks.
+
+        Args:
+            chunk_size: How many clients train together.
+            stateful: Whether a client stays on the process that has its rows.
+            cost: Gives the relative costs of a round for clients of some sizes.
+        """
+        self.chunk_size, self.stateful, self.cost = chunk_size, stateful, cost
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the process after an error, since Lightning then tears nothing down."""
@@ -187,6 +195,10 @@ class FederatedLoop(LightningDataModule):
         if self._data is None or self._data.device != device:
             self._data = ClientData(self.datamodule, device, self.seed)
         return self._data
+
+    def read_ahead(self, store: ClientStore) -> None:
+        """Lets the rows of each next chunk be read from a store while a chunk trains."""
+        self._store = store
 
     def client_store(self, device: torch.device) -> ClientStore:
         """Returns a new store for client states, with this loop's share of the memory."""
@@ -326,8 +338,8 @@ class ChunkLoader:
             work = loop.participation.work(round_index, ids) if split == "train" else 1.0
             chunks = loop.chunks(ids, split, count, owned=owned, work=work)
             for number, chunk in enumerate(chunks):
-                if loop.store is not None and number + 1 < count:
-                    loop.store.prefetch(chunks[number + 1])
+                if loop._store is not None and number + 1 < count:
+                    loop._store.prefetch(chunks[number + 1])
                 yield Clients(
                     chunk, round_index, data, split, first=number == 0, last=number == count - 1
                 )

@@ -200,7 +200,7 @@ class Exchange:
     Attributes:
         algorithm: Which one.
         round, client: From 0.
-        received: What the client reads as w [P].
+        received: What the client reads as w [P]; empty if the server sends no model.
         sent: What the server reads, by name.
         state: What the client remembers afterwards, by name.
     """
@@ -215,7 +215,7 @@ class Exchange:
     @property
     def size(self) -> int:
         """P."""
-        return len(self.received)
+        return self.algorithm.space.size
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:

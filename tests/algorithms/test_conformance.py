@@ -96,7 +96,7 @@ class Wire(pl.Callback):
                         pl_module,
                         clients.round,
                         client,
-                        w.numpy().copy(),
+                        (w[row] if w.dim() == 2 else w).numpy().copy(),
                         {name: value[row].numpy().copy() for name, value in values.items()},
                         {name: value[row].numpy().copy() for name, value in clients.state.items()},
                     )
@@ -238,7 +238,7 @@ def test_a_frozen_parameter_never_moves(train, method):
     for owner in (algorithm.network, algorithm.oracle.runner.network):
         assert torch.equal(owner[0].weight, before)
     assert algorithm.space.size == 4 + 8 + 2
-    assert all(len(exchange.received) == 14 for exchange in wire.exchanges)
+    assert {len(exchange.received) for exchange in wire.exchanges} <= {14, 0}
     assert_booked(method, wire, snapshots)
     moving = ~algorithm.space.mask(method.still).numpy()
     for model in models(algorithm):
@@ -359,7 +359,7 @@ def leaks(wire, name):
         ]
         spans = [slice(0, size), *(layer.span for layer in last.algorithm.space.layers)]
         for span in spans:
-            part, basis = private[span], np.array(known)[:, span].T
+            part, basis = private[span], np.reshape(known, (-1, size))[:, span].T
             if basis.shape[1] < len(part) and part.any():
                 rest = part - basis @ np.linalg.lstsq(basis, part, rcond=None)[0]
                 if np.linalg.norm(rest) < 1e-6 * np.linalg.norm(part):

@@ -36,7 +36,9 @@ class Models(problems.Models):
 
     def on_train_start(self, trainer, pl_module):
         everyone = np.arange(len(self.start))
-        pl_module.store.write("w", everyone, torch.from_numpy(self.start))
+        kept = ["message w"] if isinstance(pl_module, FedAMP) else []
+        for name in ("w", *kept):  # with the clients, and what they have sent
+            pl_module.store.write(name, everyone, torch.from_numpy(self.start))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDa
 from models import MLP, SmallCNN
 from pfl.algorithms import FedGH
 from pfl.randomness import generator
-from tests.problems import History, run
+from tests.problems import History, Received, run
 from tests.refusal import refused
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
@@ -101,11 +101,11 @@ def personalized(method):
 
 @pytest.mark.parametrize("server_batch_size", [1, 2, None])
 def test_rounds_equal_the_numpy_loop(fit, server_batch_size):
-    (net, w), history = network(), History()
+    (net, w), history, received = network(), History(), Received()
     server = dict(server_lr=0.3, server_epochs=2, server_batch_size=server_batch_size)
     local = dict(lr=0.4, lr_decay=0.8, local_steps=3)
     method = FedGH(net, batch_size=None, **server, **local)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE, seed=0)
+    fit(method, world(), len(TRACE), callbacks=[history, received], trace=TRACE, seed=0)
     expected = slow(w, **server, **local)
     for row, (head, bodies, _) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"][BODY:], head, rtol=0, atol=1e-12)
@@ -116,7 +116,9 @@ def test_rounds_equal_the_numpy_loop(fit, server_batch_size):
     np.testing.assert_allclose(personalized(method), models, rtol=0, atol=1e-12)
     assert np.abs(head - w[BODY:]).max() > 0.05  # the server's steps do move it
     # What the last cohort sent: for each class whether the client has it, and the mean.
-    rows = method.client_rows("prototypes", np.array([0, 2])).view(2, CLASSES, 1 + FEATURES)
+    ids, messages = received.rounds[-1]
+    assert ids.tolist() == [0, 2]
+    rows = messages["w"].view(2, CLASSES, 1 + FEATURES)
     assert rows[..., 0].tolist() == [[1, 1, 1], [0, 1, 0]]
     sent = rows[rows[..., 0] > 0][:, 1:]
     np.testing.assert_allclose(sent, [z for z, _ in pairs], rtol=0, atol=1e-12)
@@ -169,7 +171,7 @@ def digits():
     return DigitsDataModule(5, Dirichlet(0.3), seed=1)
 
 
-def trained(root, digits, name, engine="auto", at_once=None):
+def trained(root, digits, name, engine="auto", at_once=None, callbacks=()):
     torch.manual_seed(0)
     method = FedGH(
         NETWORKS[name][0]().double(),
@@ -180,6 +182,7 @@ def trained(root, digits, name, engine="auto", at_once=None):
         engine=engine,
     )
     loop = dict(trace=[[0, 1, 2, 3], [1, 4]], clients_at_once=at_once, evaluate=())
+    loop["callbacks"] = callbacks
     return run(method, digits, 2, root=root, **loop)
 
 
@@ -187,8 +190,10 @@ def trained(root, digits, name, engine="auto", at_once=None):
 def test_prototypes_are_the_class_means_of_a_module_s_features(tmp_path, digits, name):
     """A module for each client, with its body and its running statistics, in evaluation mode. The
     head that the client trained does not matter."""
-    method, features = trained(tmp_path, digits, name), NETWORKS[name][1]
-    for i in (1, 4):  # the last cohort
+    received, features = Received(), NETWORKS[name][1]
+    method = trained(tmp_path, digits, name, callbacks=[received])
+    messages = dict(zip((1, 4), received.rounds[-1][1]["w"], strict=True))
+    for i in messages:  # the last cohort
         net = NETWORKS[name][0]().double().eval()
         ids = np.array([i])
         model = method.global_model.clone()
@@ -202,7 +207,7 @@ def test_prototypes_are_the_class_means_of_a_module_s_features(tmp_path, digits,
         inputs, targets = digits.samples.gather(mine)
         with torch.no_grad():
             z = features(net, inputs.double())
-        rows = method.client_rows("prototypes", ids).view(10, -1)
+        rows = messages[i].view(10, -1)
         for label in range(10):
             own = z[targets == label]
             assert bool(rows[label, 0]) == (len(own) > 0)

@@ -1,0 +1,129 @@
+"""Objectives: losses of a method's own, which see outputs, features and the client's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import Tensor, nn
+
+from pfl.errors import ConfigError
+
+
+class Samples(NamedTuple):
+    """The samples of one client in a mini-batch: inputs [n, ...] and targets [n, ...]."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Outputs(NamedTuple):
+    """What a model gives for n samples: outputs [n, ...], and features [n, K] before the head."""
+
+    outputs: Tensor
+    features: Tensor
+
+
+ObjectiveLoss: TypeAlias = Callable[[Tensor, Tensor, Samples, Mapping[str, Any]], Tensor]
+"""loss(outputs, features, samples, own) -> [n]: a loss for each of a client's n samples."""
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A loss that replaces the method's loss in the gradients of many clients' models.
+
+    The function is called for one client at a time, or inside of `torch.func.vmap`: it must use
+    PyTorch's functions on its arguments, and the loss of a sample must not depend on the other
+    samples of the batch, which may be padding.
+
+    Attributes:
+        loss: loss(outputs, features, samples, own), with gradients through outputs [n, ...] and the
+            features [n, K], which are the input of the network's head; it returns one value for
+            each of the n samples, [n]. `samples` has the inputs and the targets. `own` has the
+            client's row of each tensor below, and the `Outputs` of each older model for the same
+            samples, by name.
+        own: What each client has or has received, [C, ...] by name.
+        older: Models that do not move, [P] or [C, P] by name. They run in evaluation mode, with the
+            running statistics that the client has now, and without gradients.
+
+    Example:
+        Squared distances of the features to a point of each client are added to the loss:
+
+        >>> def f(outputs, features, samples, own):
+        ...     distance = (features - own["center"]).square().sum(1)
+        ...     return nn.functional.cross_entropy(outputs, samples.targets, reduction="none") + distance
+        >>> import torch
+        >>> objective = Objective(f, own={"center": torch.zeros(5, 8)})  # five clients
+    """
+
+    loss: ObjectiveLoss
+    own: Mapping[str, Tensor] = field(default_factory=dict)
+    older: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def losses(self, result: Outputs, samples: Samples, own: Mapping[str, Any]) -> Tensor:
+        """Returns the loss of each of a client's n samples, [n].
+
+        Raises:
+            ConfigError: The function does not return one value per sample.
+        """
+        losses = self.loss(result.outputs, result.features, samples, own)
+        if not isinstance(losses, Tensor) or losses.shape != samples.targets.shape[:1]:
+            shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            raise ConfigError(
+                f"model: the objective returns {shape} for {len(samples.targets)} samples; it must "
+                f"return one loss for each of them, [{len(samples.targets)}]"
+            )
+        return losses
+
+
+def head_name(network: nn.Module) -> str:
+    """Returns the name of a network's head, "" for a network that is a single layer.
+
+    The head is the module `head` of the network or, where there is none, the last module that has
+    trainable parameters of its own, in the order in which the network lists its modules.
+
+    Example:
+        >>> head_name(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Flatten()))
+        '2'
+    """
+    head = getattr(network, "head", None)
+    if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
+        return "head"
+    modules = network.named_modules(remove_duplicate=False)
+    return [name for name, module in modules if _trains(module)][-1]
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters(recurse=False))
+
+
+@contextmanager
+def watched_head(network: nn.Module, head: str) -> Iterator[list[Any]]:
+    """Records inside, for each call of the head, its arguments and its output."""
+    calls: list[Any] = []
+    module = network.get_submodule(head)
+    hook = module.register_forward_hook(lambda _, args, output: calls.append((args, output)))
+    try:
+        yield calls
+    finally:
+        hook.remove()
+
+
+def run_watched(network: nn.Module, head: str, run: Callable[[], Tensor]) -> Outputs:
+    """Returns the outputs of `run()`, and the features that the head got when it was last called.
+
+    Raises:
+        ConfigError: The head was not called with one tensor.
+    """
+    with watched_head(network, head) as calls:
+        outputs = run()
+    args = calls[-1][0] if calls else ()
+    if len(args) != 1 or not isinstance(args[0], Tensor):
+        raise ConfigError(
+            f"model.network: {type(network).__name__} does not call its last layer {head!r} with "
+            f"one tensor, the features that the objective of the method needs; call "
+            f"self.head(features)"
+        )
+    return Outputs(outputs, args[0])

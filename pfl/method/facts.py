@@ -1,0 +1,114 @@
+"""Facts about a run that a method may use, the same for the server and for all clients."""
+
+from __future__ import annotations
+
+import numpy as np
+from lightning.pytorch import Trainer
+
+from pfl.errors import ConfigError
+from pfl.rounds.loop import FederatedLoop
+
+
+class RunFacts:
+    """What is known of a run before it begins.
+
+    Args:
+        loop: The loop of the run.
+        trainer: The Trainer of the run; None where a client trains apart from the server, which
+            has checked the run.
+        max_rounds: The number of rounds; None: the Trainer's, if there is one.
+    """
+
+    def __init__(
+        self, loop: FederatedLoop, trainer: Trainer | None = None, max_rounds: int | None = None
+    ) -> None:
+        self.loop, self.trainer = loop, trainer
+        self._max_rounds = max_rounds
+
+    @property
+    def population(self) -> np.ndarray:
+        """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
+        return self.loop.population
+
+    @property
+    def unseen_clients(self) -> np.ndarray:
+        """The ids of the clients that never train (`loop.unseen`), ascending int64."""
+        return self.loop.unseen_clients
+
+    @property
+    def client_sizes(self) -> np.ndarray:
+        """Number of training samples of every client by id, int64; `[population]` is [M]."""
+        return self.loop.datamodule.client_sizes
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run's cohorts and sample orders, for `generator(seed, ...)`."""
+        return self.loop.seed
+
+    @property
+    def max_rounds(self) -> int | None:
+        """The number of rounds after which the run ends; None if that is not known beforehand."""
+        rounds = self.trainer.max_epochs if self.trainer is not None else self._max_rounds
+        return None if rounds is None or rounds < 0 else rounds
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients in a round; with Bernoulli sampling the expected one."""
+        return self.loop.cohort_size
+
+    @property
+    def partition_hash(self) -> str:
+        """The hash of the partition, by which a checkpoint is recognised."""
+        return self.loop.datamodule.partition.hash
+
+    def cohort(self, round_index: int) -> np.ndarray:
+        """Returns the ids of the clients that train in a round (from 0), ascending int64."""
+        return self.loop.cohort(round_index)
+
+    def problem_constant(self, name: str) -> float | None:
+        """Returns a constant of the clients' objectives, such as `smoothness`.
+
+        None if the data module does not have the constant.
+        """
+        return getattr(self.loop.datamodule, name, None)
+
+    def require_all_clients(self, method: str) -> None:
+        """Refuses a run in which a round trains some of the clients only."""
+        self.loop.require_all_clients(method)
+
+    def require_validation(self, reason: str) -> None:
+        """Refuses a run that does not measure a validation loss."""
+        loop, trainer = self.loop, self.trainer
+        if not (loop.datamodule.partition.val.sizes.any() and "val" in loop.evaluate):
+            raise ConfigError(
+                f"model.{reason} needs a validation loss; give data.protocol a validation share, "
+                f"and loop.evaluate val"
+            )
+        if trainer and trainer.state.fn == "fit" and trainer.limit_val_batches == 0:
+            raise ConfigError(
+                f"trainer.limit_val_batches: 0; model.{reason} needs a validation loss, give 1.0"
+            )
+
+    def require_exact_states(self, reason: str) -> None:
+        """Refuses a run whose client states are stored in 16 bits."""
+        dtype = self.loop.state_dtype
+        if dtype is not None and dtype.itemsize < 4:
+            raise ConfigError(
+                f"loop.state_dtype: {str(dtype).removeprefix('torch.')}; model.{reason} adds up "
+                f"small changes of a client state, which would drift; give float32 or null"
+            )
+
+
+def loop_of(trainer: Trainer, method: str) -> FederatedLoop:
+    """Returns the loop of a Trainer.
+
+    Raises:
+        ConfigError: The Trainer has other data.
+    """
+    loop = getattr(trainer, "datamodule", None)
+    if not isinstance(loop, FederatedLoop):
+        raise ConfigError(
+            f"datamodule: {method} trains with a FederatedLoop around the data; "
+            f"pass datamodule=FederatedLoop(your_datamodule, clients_per_round=...)"
+        )
+    return loop

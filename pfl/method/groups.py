@@ -1,0 +1,71 @@
+"""Groups of clients, so large that threads and memory are used well."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal, TypeVar
+
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.memory import garbage_collection_cuda, is_oom_error
+
+from pfl.clients import Clients
+from pfl.engines.oracle import Oracle
+from pfl.engines.threads import ClientThreads
+
+R = TypeVar("R")
+ONE_THREAD = ClientThreads(1)
+
+
+class ClientGroups:
+    """Runs a function on groups of clients, by threads if there are any.
+
+    Args:
+        oracle: Runs the models; it holds memory that can be freed.
+
+    Attributes:
+        threads: The threads that train different groups at the same time.
+    """
+
+    def __init__(self, oracle: Oracle) -> None:
+        self.oracle, self.threads = oracle, ONE_THREAD
+        self._limits = {"training": sys.maxsize, "evaluation": sys.maxsize}
+
+    def run(
+        self,
+        clients: Clients,
+        work: Callable[[Clients], R],
+        size: int,
+        doing: Literal["training", "evaluation"],
+        free_memory: Callable[[], None],
+    ) -> Iterator[tuple[Clients, R]]:
+        """Yields groups with the results of `work`; see `FederatedAlgorithm.in_groups`."""
+        groups = clients.groups(max(1, min(size, self._limits[doing])))
+        if self.threads.count > 1:
+            yield from zip(groups, self.threads.map(work, groups), strict=True)
+            return
+        while groups:
+            group = groups.pop(0)
+            try:
+                made = work(group)
+            except RuntimeError as error:
+                if len(group) == 1 or not is_oom_error(error):
+                    raise
+            else:
+                yield group, made
+                continue
+            # Here, since the error kept all that the attempt had made.
+            most = self._limits[doing] = -(-len(group) // 2)
+            device = self.oracle.space.vector.device
+            rank_zero_warn(
+                f"The memory of {device} does not hold {len(group)} clients at a time in {doing}; "
+                f"the run continues with {most}",
+                category=UserWarning,
+            )
+            free_memory()
+            self.oracle.release()
+            if device.type == "cuda":
+                garbage_collection_cuda()
+            again = replace(group, state={}, buffers=None)
+            groups = [part for one in (again, *groups) for part in one.groups(most)]

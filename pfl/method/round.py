@@ -1,0 +1,246 @@
+"""One round of a method: what goes down, who trains, what comes up, what the server makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.clients import Clients
+from pfl.communication import Message
+from pfl.errors import Diverged
+from pfl.method import checks
+from pfl.method.client_side import first_messages, train_clients
+from pfl.method.group_check import check_group
+from pfl.method.round_totals import RoundTotals, not_finite, value_range
+from pfl.method.sides import Log, logging_to, on_side
+from pfl.method.states import KEPT
+
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
+
+Messages = Mapping[str, Message]
+
+
+class Exchange(NamedTuple):
+    """What came of a group of clients: their messages, and what is booked for them.
+
+    Attributes:
+        sums: The weighted sums of the messages that the server gets as means.
+        rows: The messages that the server gets one by one, [C, K].
+        kept: The messages that the server keeps, [C, K].
+        down, up: Each client's bytes.
+        ranges: The least and the greatest value of each client state.
+        log: What the clients have logged.
+    """
+
+    sums: dict[str, Tensor]
+    rows: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    down: Tensor | int
+    up: Tensor | int
+    ranges: dict[str, Tensor]
+    log: Log
+
+
+class Round:
+    """A round in which one process, or several, simulate the server and the cohort.
+
+    Args:
+        method: The method.
+        index: The round, from 0.
+
+    Attributes:
+        totals: What was added up over the clients so far.
+        train_clients: The client's half of the round; where clients are apart from the server, a
+            function that asks them.
+    """
+
+    def __init__(self, method: FederatedAlgorithm, index: int) -> None:
+        self.method, self.index = method, index
+        self.totals = RoundTotals(method.weighting)
+        self.train_clients: Callable[[FederatedAlgorithm, Clients], Messages] = train_clients
+        self._download: dict[str, Message] = {}
+
+    # ---- down ---------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Collects what clients send first, and forms what all clients receive."""
+        method = self.method
+        if method.sends_first:
+            for clients, messages in first_uploads(method, method.run.cohort(self.index)):
+                for name, message in messages.items():
+                    method.states.store.write(KEPT + name, clients.ids, message.values)
+                up = sum(message.nbytes for message in messages.values())
+                self.totals.counts[3] += method.ledger.add(clients.ids, 0, up)[1]
+        with on_side("server", "begin_round"):
+            method.begin_round(self.index)
+        self._download = common_download(method)
+
+    def _receive(self, clients: Clients) -> int | Tensor:
+        """Gives the clients what they receive in this round; returns each client's bytes."""
+        method = self.method
+        with on_side("server", "download_for"):
+            own = checks.personal_downloads(method, method.download_for(clients.ids), clients)
+        messages = {**self._download, **own}
+        clients.received = {name: message.values for name, message in messages.items()}
+        clients.personal_messages = frozenset(own)
+        return sum(message.nbytes for message in messages.values())
+
+    # ---- the clients --------------------------------------------------------------------------
+
+    def train(self, clients: Clients) -> None:
+        """Trains a chunk of clients, and keeps the states and messages of those that report."""
+        method = self.method
+        clients = self._pool(clients) if method.pooled else clients
+        if method.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
+            method.states.load(clients)
+        if method.oracle.engine.compares_groups and not method.rounds_compared:
+            method.rounds_compared = self._compare_groups(clients)
+        whole = [(clients, True)]  # a pool does not fail
+        parts = whole if method.pooled else method.run.loop.participation.parts(clients)
+        for part, arrives in parts:
+            # A first chunk without clients runs as well: it gives the shapes of the sums.
+            if len(part) or (arrives and not self.totals.counts[:2].any()):
+                self._train_part(part, arrives)
+
+    def _train_part(self, clients: Clients, arrives: bool) -> None:
+        """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
+        method, totals = self.method, self.totals
+        size = method.oracle.engine.group_size(len(clients), method.threads.count)
+        for group, sent in method.in_groups(clients, self._train_group, size):
+            down, up = method.ledger.add(group.ids, sent.down, sent.up if arrives else 0)
+            if not arrives:  # the client's new states stay pending, and are forgotten
+                totals.add_lost(len(group), down, up, sent.log)
+                continue
+            method.states.commit(group)
+            for name, values in sent.kept.items():
+                method.states.store.write(KEPT + name, group.ids, values)
+            totals.log.extend(sent.log)
+            totals.note_ranges(sent.ranges)
+            counts = [group.sizes.sum(), len(group), down, up]
+            totals.add(sent.sums, counts, group.ids, sent.rows)
+
+    def _train_group(self, clients: Clients) -> Exchange:
+        """Trains a group of clients, in a thread if there are several."""
+        method, log = self.method, Log()
+        with logging_to(log), method.in_full_precision():
+            if not clients.state:
+                method.states.load(clients)
+            down = self._receive(clients)
+            messages = self.train_clients(method, clients)
+            ranges = {name: value_range(rows) for name, rows in clients.state.items()}
+            if "personal_buffers" in clients.state:  # clients without samples have trained nothing
+                clients.state["personal_buffers"][clients.empty] = torch.nan
+        buffers = messages["buffers"].nbytes if "buffers" in messages else 0
+        up = sum(message.nbytes for message in messages.values())
+        down, up = (down, up - buffers) if method.pooled else (down + buffers, up)
+        kept = {name: m.values for name, m in messages.items() if name in method.states.messages}
+        rest = {name: m for name, m in messages.items() if name not in kept}
+        rows = {name: m.values for name, m in rest.items() if m.reduce == "rows"}
+        means = {name: m for name, m in rest.items() if m.reduce == "mean"}
+        sums = self.totals.weigh(means, clients.sizes, method.space.vector)
+        return Exchange(sums, rows, kept, down, up, ranges, log)
+
+    def _pool(self, clients: Clients) -> Clients:
+        """Returns the owner of all samples instead of the chunk with the cohort's first client.
+
+        Returns no client instead of any other chunk.
+        """
+        run = self.method.run
+        here = np.isin(run.cohort(self.index)[:1], clients.ids)
+        pool = clients.data.as_one_client(run.population)
+        return replace(clients, ids=np.zeros(here.sum(), np.int64), data=pool)
+
+    def _compare_groups(self, clients: Clients) -> bool:
+        """Trains three clients together and one by one, and compares; returns whether it could."""
+        if len(clients) < 2:
+            return False
+        rows = np.unique(np.linspace(0, len(clients) - 1, 3).astype(int))
+        group = clients.rows(rows)  # the largest, the smallest, and one between them
+        with logging_to(Log()), self.method.in_full_precision():
+            check_group(self.method, group, self._receive)
+        return True
+
+    # ---- up -----------------------------------------------------------------------------------
+
+    def finish(self) -> dict[str, float]:
+        """Adds everything up over processes, updates the global model; returns the round's row."""
+        method, totals = self.method, self.totals
+        totals.reduce()
+        _, clients, down, up, dropped, _ = totals.counts.tolist()
+        method.participants, method.participant_ids = int(clients), totals.ids
+        received = totals.means()
+        self._require_none("the client state", totals.not_finite)
+        self._require_none("the clients' message", not_finite(received or {}))
+        if received is not None:
+            if "buffers" in received:
+                method.oracle.buffers.write(method.network, received.pop("buffers"))
+            with on_side("server", "server_update"):
+                update = cast(Callable[[dict[str, Tensor]], object], method.server_update)
+                checks.check_nothing(method, "server_update", update(received))
+        self._step()
+        method.rounds += 1
+        method.samples_seen += totals.samples
+        method.bytes_down += int(down)
+        method.bytes_up += int(up)
+        losses = {f"{name}/loss": loss for name, loss in totals.mean_losses().items()}
+        return {
+            "round": method.rounds,
+            **losses,
+            "train/samples": method.samples_seen,
+            "comm/uplink_bytes": method.bytes_up,
+            "comm/downlink_bytes": method.bytes_down,
+            "participants": method.participants,
+            **({"dropped": int(dropped)} if method.run.loop.participation.dropout else {}),
+            **totals.metrics,
+        }
+
+    def _step(self) -> None:
+        """Takes the step of the server's optimizer, and checks that all values are finite.
+
+        Without a gradient (the method set the model itself, or no client took part) the step moves
+        nothing. Lightning counts rounds, and saves checkpoints, by optimizer steps.
+        """
+        method = self.method
+        optimizer, vector = cast(torch.optim.Optimizer, method.optimizers()), method.space.vector
+        optimizer.step()
+        gradient, vector.grad = vector.grad, None
+        names = not_finite(method.shared_tensors() | optimizer.state.get(vector, {}))
+        own = {name for name in names if name.startswith("self.")}
+        if gradient is not None:
+            own.discard("self.global_model")  # the optimizer has moved it
+            own |= not_finite({"self.space.vector.grad": gradient})
+        if names and own:
+            raise Diverged(
+                f"model: server_update of {type(method).__name__} gave values that are not finite "
+                f"in round {method.rounds + 1}: {', '.join(sorted(own))}"
+            )
+        self._require_none("the server's", names)
+
+    def _require_none(self, whose: str, not_finite: set[str]) -> None:
+        """Raises Diverged if there are names of values that are not finite."""
+        if not_finite:
+            names = ", ".join(sorted(name.removeprefix("self.") for name in not_finite))
+            raise Diverged(
+                f"model.lr: {self.method.lr}; {whose} {names} is no longer finite in round "
+                f"{self.method.rounds + 1}, a smaller rate may help"
+            )
+
+
+def common_download(method: FederatedAlgorithm) -> dict[str, Message]:
+    """Returns what the server sends to every client now, by name."""
+    with on_side("server", "download"):
+        return checks.downloads(method, method.download())
+
+
+def first_uploads(
+    method: FederatedAlgorithm, ids: np.ndarray
+) -> Iterator[tuple[Clients, Messages]]:
+    """Yields chunks of this process's share of some clients, and what they send first."""
+    for clients in method.states.chunks(ids, "train"):
+        yield clients, first_messages(method, clients)

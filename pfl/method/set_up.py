@@ -1,0 +1,98 @@
+"""The set-up of a method for a run: its network is tried, and the chunks of clients are planned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import rank_zero_warn
+
+from pfl.clients import Clients, LocalSchedule
+from pfl.clients.memory_tiers import DEVICE_SHARE
+from pfl.distributed.collectives import gather
+from pfl.engines.memory import clients_that_fit
+from pfl.engines.runner import Precision
+from pfl.errors import ConfigError
+from pfl.rounds.loop import FederatedLoop
+
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
+
+CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
+MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
+SCALED = ("16-mixed", "16")  # precisions that scale losses
+
+
+def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
+    """Refuses a precision in which methods would not be what they are.
+
+    Raises:
+        ConfigError: The precision scales losses or keeps the models in 16 bits.
+    """
+    if trainer.precision in (*SCALED, "16-true", "bf16-true"):
+        raise refused_precision(trainer.precision)
+    if trainer.precision == "64-true" and (rounded := loop.datamodule.rounded_arrays):
+        rank_zero_warn(
+            f"trainer.precision: 64-true, but {type(loop.datamodule).__name__} keeps "
+            f"{', '.join(rounded)} as float32, with 7 digits; TensorDataModule keeps all",
+            category=UserWarning,
+        )
+
+
+def refused_precision(precision: Any) -> ConfigError:
+    """Returns the error about a precision in which methods would not be what they are."""
+    return ConfigError(
+        f"trainer.precision: {precision!r} scales losses or keeps the models themselves in 16 "
+        f"bits; use bf16-mixed, 32-true or 64-true"
+    )
+
+
+def inspect_network(
+    method: FederatedAlgorithm, loop: FederatedLoop, device: torch.device, precision: Precision
+) -> Clients:
+    """Tries network, loss and metrics on a few samples; the oracle then has its engine.
+
+    Returns:
+        The client with the most samples, whose samples were used.
+    """
+    data, space, oracle = loop.client_data(device), method.space, method.oracle
+    largest = int(loop.datamodule.client_sizes.argmax())
+    probe = Clients(np.array([largest]), 0, data, dtype=space.vector.dtype)
+    batch = next(probe.batches(LocalSchedule(_probe_size(method, loop))))
+    inputs, targets = batch.inputs[0], batch.targets[0]
+    oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision=precision)
+    if loop.metrics:
+        outputs = oracle.predict(method.global_model, inputs).cpu()
+        loop.metrics.check(*oracle.runner.predicted(outputs, targets.cpu()))
+    return probe
+
+
+def _probe_size(method: FederatedAlgorithm, loop: FederatedLoop) -> int:
+    """Returns 2 samples, or 1 if some client has a batch of one, which BatchNorm refuses."""
+    sizes = loop.datamodule.client_sizes
+    left = sizes if method.batch_size is None else sizes % method.batch_size
+    return 1 if method.batch_size == 1 or (left[sizes > 0] == 1).any() else 2
+
+
+def plan_chunks(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> None:
+    """Tells the loop how many clients train together, and which process has a client.
+
+    The number is the same for all processes, or they would not agree on who trains whom.
+    """
+    size = min(gather(loop.clients_at_once or _clients_that_fit(method, loop, probe)))
+    loop.plan(chunk_size=size, stateful=bool(method.states.all_names), cost=method.cost)
+
+
+def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> int:
+    """Returns how many clients to train together, judged by one client with many samples."""
+    if method.device.type != "cuda":
+        return max(1, CHUNK_FLOATS // method.space.size)
+    # The received model, the client's own, momentum and the message; and each client state
+    # three times: before and after the update, and read ahead.
+    declared = len(method.states.declared)
+    vectors = 4 + 3 * declared
+    share = MEMORY_SHARE * (1 - DEVICE_SHARE * bool(declared)) / loop.sharing
+    batch = next(probe.batches(LocalSchedule(method.batch_size)))
+    return clients_that_fit(method.oracle, batch, vectors, share)

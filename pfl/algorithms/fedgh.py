@@ -40,7 +40,8 @@ class FedGH(FederatedAlgorithm):
 
     Evaluated: (u_i, h) with the client's last u_i and the newest h. Shared: h; personal: u_i, with
     the running statistics of BatchNorm. Cost: the head down; K + 1 numbers for each class of the
-    client up, with K the number of features. Client state: u_i. Server state: the head. A newcomer has the initial body and the newest head.
+    client up, with K the number of features. Client state: u_i. Server state: the head. A newcomer
+    has the initial body and the newest head.
 
     Args:
         server_lr: η_s, without decay. The server's SGD has no momentum and no weight decay.

@@ -36,9 +36,9 @@ class LocalTrain(FederatedAlgorithm):
         """0: every client trains alone."""
         return 0.0
 
-    def download(self) -> dict[str, Message]:
-        """Returns nothing: every client has the common initial model already."""
-        return {}
+    def download(self) -> Message:
+        """Returns a message without bytes: every client has the common initial model already."""
+        return Message(self.global_model, 0)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Takes local SGD steps and sends nothing."""

@@ -14,9 +14,9 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.clients import Clients
+from pfl.engines.objective import head_name
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.engines.objective import head_name
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
 from pfl.rounds.loop import FederatedLoop

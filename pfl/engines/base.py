@@ -40,8 +40,8 @@ class Engine(ABC):
     """How many threads may call at the same time; None: any number."""
     serves_objectives: bool = False
     """Whether `gradient` takes an `Objective`."""
-    compares_groups: bool = False
-    """Whether the first round trains some clients together and alone, and compares."""
+    strict: bool = False
+    """Whether the method's own code is checked as closely as possible, at any cost in time."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner

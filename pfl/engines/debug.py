@@ -29,13 +29,14 @@ class DebugEngine(SequentialEngine):
     - The first value that is not finite is reported where it arises: in the model before a
       gradient, in a layer's output, in the loss, or in the gradient of a parameter.
     - In the first round some clients train together and alone, with the same result.
+    - A client's code that reads what only the server knows is refused (`pfl.method.sides`).
     - Changes in place that would leak to other clients are errors: of the received model, the
       global model, the server's states, or the clients' ids.
     """
 
     name = "debug"
     max_threads = 1
-    compares_groups = True
+    strict = True
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -52,8 +52,9 @@ class Objective:
         Squared distances of the features to a point of each client are added to the loss:
 
         >>> def f(outputs, features, samples, own):
-        ...     distance = (features - own["center"]).square().sum(1)
-        ...     return nn.functional.cross_entropy(outputs, samples.targets, reduction="none") + distance
+        ...     away = (features - own["center"]).square().sum(1)
+        ...     loss = nn.functional.cross_entropy(outputs, samples.targets, reduction="none")
+        ...     return loss + away
         >>> import torch
         >>> objective = Objective(f, own={"center": torch.zeros(5, 8)})  # five clients
     """
@@ -119,7 +120,7 @@ def run_watched(network: nn.Module, head: str, run: Callable[[], Tensor]) -> Out
     """
     with watched_head(network, head) as calls:
         outputs = run()
-    args = calls[-1][0] if calls else ()
+    args: tuple[Any, ...] = calls[-1][0] if calls else ()
     if len(args) != 1 or not isinstance(args[0], Tensor):
         raise ConfigError(
             f"model.network: {type(network).__name__} does not call its last layer {head!r} with "

@@ -81,8 +81,8 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
         if _fault(vmap, w, batch, expected, is_auto=True) is None:
             chosen = vmap
     rank_zero_info(
-        f"engine: {chosen.name} takes the gradients of the method's objective, which sees features; "
-        f"{engine.name} knows the loss alone"
+        f"engine: {chosen.name} takes the gradients of the method's objective, which sees "
+        f"features; {engine.name} knows the loss alone"
     )
     return chosen
 

@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -64,7 +64,13 @@ from pfl.method.local_training import LocalTraining, Network
 from pfl.method.round import Round, common_download, first_uploads
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.set_up import check_precision, inspect_network, plan_chunks
-from pfl.method.sides import current_log, on_side, refuse_on_client, refuse_on_server
+from pfl.method.sides import (
+    current_log,
+    on_side,
+    refuse_all_reads,
+    refuse_on_client,
+    refuse_on_server,
+)
 from pfl.method.states import KEPT, States
 from pfl.rounds.loop import FederatedLoop
 
@@ -428,6 +434,10 @@ class FederatedAlgorithm(LocalTraining):
             self._facts = RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
         return self._facts
 
+    def join(self, facts: RunFacts) -> None:
+        """Takes the facts of a run that another process leads, for a client on its own."""
+        self._facts = facts
+
     @property
     def num_clients(self) -> int:
         """M, the number of clients that train: all but those of `loop.unseen`."""
@@ -662,6 +672,8 @@ class FederatedAlgorithm(LocalTraining):
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
+        if self.oracle.engine.strict:
+            refuse_all_reads(self)
 
     def on_fit_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
@@ -725,7 +737,7 @@ class FederatedAlgorithm(LocalTraining):
         loop = self.run.loop
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
             self._pass = Evaluation(loop, self.device)
-        self._pass.begin(self)
+        self._pass.begin(self.received_now())
         with on_side("server", "begin_evaluation"):
             self.begin_evaluation()
 

@@ -99,7 +99,7 @@ class Round:
         clients = self._pool(clients) if method.pooled else clients
         if method.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
             method.states.load(clients)
-        if method.oracle.engine.compares_groups and not method.rounds_compared:
+        if method.oracle.engine.strict and not method.rounds_compared:
             method.rounds_compared = self._compare_groups(clients)
         whole = [(clients, True)]  # a pool does not fail
         parts = whole if method.pooled else method.run.loop.participation.parts(clients)

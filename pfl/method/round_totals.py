@@ -75,7 +75,7 @@ class RoundTotals:
         self,
         sums: Mapping[str, Tensor],
         counts: Sequence[float],
-        ids: np.ndarray = np.empty(0, np.int64),
+        ids: np.ndarray | None = None,
         rows: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Adds a group of clients to the totals.
@@ -93,7 +93,7 @@ class RoundTotals:
                 self.sums[name] = total
         for name, values in (rows or {}).items():
             self._rows.setdefault(name, []).append(values)
-        self._row_ids.append(ids)
+        self._row_ids.append(np.empty(0, np.int64) if ids is None else ids)
         self.counts[:4] += counts
 
     def add_lost(self, count: int, down: int, up: int, log: Log) -> None:

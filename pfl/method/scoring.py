@@ -48,21 +48,23 @@ class Evaluation:
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
-        self._received: dict[str, Tensor] = {}
+        self.begin({})
 
-    def begin(self, algorithm: FederatedAlgorithm) -> None:
+    def begin(self, received: dict[str, Tensor]) -> None:
         """Starts a pass; `scores` keeps the previous scores until the pass is finished.
 
-        The pass reuses the metrics of the previous pass. A `Metric` holds reference cycles, so
-        dropped metrics, with several numbers for every client, would survive until the next
-        garbage collection.
+        Args:
+            received: What every client receives for the evaluation, by name.
         """
+        # The metrics of the previous pass are used again. A `Metric` holds reference cycles, so
+        # dropped ones, with several numbers for every client, would survive until the next garbage
+        # collection.
         self._used |= self._metrics
         self._metrics = {}
         self._numbers = np.zeros(2)  # sum of the sizes of personalized models, number of models
         self._global_numbers: int | None = None
         self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
-        self._received = algorithm.received_now()
+        self._received = received
 
     def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""

@@ -50,16 +50,27 @@ def refused_precision(precision: Any) -> ConfigError:
 
 
 def inspect_network(
-    method: FederatedAlgorithm, loop: FederatedLoop, device: torch.device, precision: Precision
+    method: FederatedAlgorithm,
+    loop: FederatedLoop,
+    device: torch.device,
+    precision: Precision,
+    client: int | None = None,
 ) -> Clients:
     """Tries network, loss and metrics on a few samples; the oracle then has its engine.
 
+    Args:
+        method: The method.
+        loop: The loop whose data are used.
+        device: Where the samples and models are.
+        precision: Opens the precision context in which the network runs.
+        client: Whose samples are used; None: those of the client with the most.
+
     Returns:
-        The client with the most samples, whose samples were used.
+        This client.
     """
     data, space, oracle = loop.client_data(device), method.space, method.oracle
-    largest = int(loop.datamodule.client_sizes.argmax())
-    probe = Clients(np.array([largest]), 0, data, dtype=space.vector.dtype)
+    client = int(loop.datamodule.client_sizes.argmax()) if client is None else client
+    probe = Clients(np.array([client]), 0, data, dtype=space.vector.dtype)
     batch = next(probe.batches(LocalSchedule(_probe_size(method, loop))))
     inputs, targets = batch.inputs[0], batch.targets[0]
     oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision=precision)

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -113,8 +113,10 @@ def refuse_on_server(method: Any, name: str) -> None:
 
 
 SERVER_ONLY = frozenset(
-    ("cohort", "participants", "participant_ids", "rounds", "row", "recorded", "evaluation")
-    + ("ledger", "store", "samples_seen", "bytes_up", "bytes_down", "trainer", "log_metric")
+    {
+        *("cohort", "participants", "participant_ids", "rounds", "row", "recorded", "evaluation"),
+        *("ledger", "store", "samples_seen", "bytes_up", "bytes_down", "trainer", "log_metric"),
+    }
 )
 """Attributes of the framework that only the server's code may read."""
 
@@ -126,14 +128,14 @@ def refuse_all_reads(method: Any) -> None:
     read of an attribute is checked from now on, which takes time.
     """
     if not hasattr(type(method), "_server_names"):
-        method.__class__ = _checked(type(method))
+        method.__class__ = _checked(type(method))  # type: ignore[arg-type]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _checked(kind: type) -> type:
     """Returns a subclass that looks like the class and checks the reads of its objects."""
 
-    class Checked(kind):  # type: ignore[misc,valid-type]
+    class Checked(kind):
         _server_names = SERVER_ONLY
 
         def __getattribute__(self, name: str) -> Any:

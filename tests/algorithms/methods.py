@@ -79,6 +79,9 @@ def everything(algorithm: FederatedAlgorithm) -> dict[str, torch.Tensor]:
     for name in algorithm.store.names:
         actual[f"client {name}"] = algorithm.store.read(name, everyone)
         actual[f"seen {name}"] = torch.as_tensor(algorithm.store.seen(name))
+    for name in algorithm.states.messages:
+        actual[f"client message {name}"] = algorithm.store.read(f"message {name}", everyone)
+        actual[f"seen message {name}"] = torch.as_tensor(algorithm.store.seen(f"message {name}"))
     for name, value in _flat(algorithm.trainer.optimizers[0].state_dict()):
         actual[f"server optimizer {name}"] = value
     ledger = algorithm.ledger

@@ -14,6 +14,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.method.sides import refuse_all_reads
 from tests.algorithms import closed_forms as forms
 from tests.algorithms.methods import (
     BATCHES,
@@ -50,6 +51,7 @@ def train(fit):
 
     def train(method, rounds=3, *, settings=BATCHES, data=None, network=None, **loop):
         algorithm = method.make(network or small_network(), loss=HalfSquaredError(), **settings)
+        refuse_all_reads(algorithm)  # in every engine
         if not method.everyone and "trace" not in loop:
             loop = {"clients_per_round": 2, **loop}
         return fit(algorithm, data or small_world(), rounds, **{"evaluate": (), **loop})
@@ -169,6 +171,14 @@ def test_engines_and_chunks_agree(train, method):
             torch.testing.assert_close(
                 actual[name], value, rtol=0, atol=1e-10, equal_nan=True, msg=f"{name} {engine}"
             )
+
+
+@EVERY_METHOD
+def test_clients_of_a_group_do_not_depend_on_each_other(train, method):
+    """The engine debug compares clients that train together and alone; so do their bytes agree."""
+    everyone = {} if method.everyone else {"clients_per_round": 3}
+    algorithm = train(method, 2, settings=BATCHES | dict(engine="debug"), **everyone)
+    assert algorithm.rounds_compared != method.pooled
 
 
 @EVERY_METHOD

@@ -105,8 +105,8 @@ def test_a_client_state_is_checked_as_it_is_stored(fit, dtype, overflows):
 
 def test_the_states_of_another_process_end_the_run_in_this_one(monkeypatch):
     totals = RoundTotals("uniform")
-    totals.check_states({"own": torch.tensor([[1.0, torch.inf]]), "p": torch.zeros(1, 2)})
-    other = (np.zeros_like(totals.counts), {}, {"others"})
+    totals.note_ranges({"own": torch.tensor([1.0, torch.inf]), "p": torch.zeros(2)})
+    other = (np.zeros_like(totals.counts), {}, {"others"}, totals.ids)
     monkeypatch.setattr(round_totals, "gather", lambda own: [own, other])
     totals.reduce()
     assert totals.not_finite == {"own", "others"}

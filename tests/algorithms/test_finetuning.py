@@ -256,7 +256,9 @@ def test_a_newcomer_of_fedacs_finds_similar_clients(tmp_path, candidates):
 
 def clients_of(algorithm, ids):
     """The clients `ids`, with their states."""
-    clients = Clients(np.array(ids), algorithm.rounds, algorithm._loop.client_data("cpu"), "train")
+    clients = Clients(
+        np.array(ids), algorithm.rounds, algorithm.run.loop.client_data("cpu"), "train"
+    )
     algorithm.load_state(clients)
     return clients
 

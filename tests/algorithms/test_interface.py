@@ -74,8 +74,8 @@ def test_all_names_of_pfl_method_exist():
 
 
 def test_a_method_that_replaces_a_private_function_of_the_framework_is_refused():
-    with pytest.raises(TypeError, match="Unlucky: _train"):
-        type("Unlucky", (pfl.method.FederatedAlgorithm,), {"_train": lambda self: None})
+    with pytest.raises(TypeError, match="Unlucky: _log_row"):
+        type("Unlucky", (pfl.method.FederatedAlgorithm,), {"_log_row": lambda self: None})
 
 
 def test_what_is_logged_before_the_first_round_is_no_error():
@@ -87,11 +87,12 @@ def test_what_is_logged_before_the_first_round_is_no_error():
 
 
 class Facts(pfl.algorithms.FedAvg):
-    """FedAvg with a state that starts at 2; records what it is told in each round."""
+    """FedAvg with a kept message that starts at 2; records what it is told in each round."""
 
     def __init__(self, network, **kwargs):
         super().__init__(network, **kwargs)
-        self.add_client_state("visits", lambda: torch.tensor([2.0, 0.0]))
+        for declare in (self.add_client_state, self.keep_messages):
+            declare("visits", lambda: torch.tensor([2.0, 0.0]))
         self.facts, self.evaluated = [], []
 
     def check_setup(self):
@@ -101,21 +102,24 @@ class Facts(pfl.algorithms.FedAvg):
 
     def client_update(self, clients, w):
         clients.state["visits"] = clients.state["visits"] + 1.0
-        return super().client_update(clients, w)
+        return {"w": super().client_update(clients, w), "visits": clients.state["visits"]}
 
-    def server_update(self, mean):
-        super().server_update(mean)
-        rows = self.client_rows("visits", np.array([3, 0]))
-        cohort = self.cohort(self.rounds).tolist()
-        seen = self.seen_clients("visits").tolist()
-        self.facts.append((cohort, self.participants, seen, rows.tolist()))
-        self.mean = self.mean_state("visits").tolist()
+    def server_update(self, received):
+        assert received.keys() == {"w"}
+        super().server_update(received)
+        rows = self.kept_rows("visits", np.array([3, 0]))
+        assert self.participant_ids.tolist() == self.cohort(self.rounds).tolist()
+        seen = self.kept_ids("visits").tolist()
+        self.facts.append((self.participant_ids.tolist(), self.participants, seen, rows.tolist()))
+        self.mean = self.kept_mean("visits").tolist()
+        parts = torch.cat(list(self.iter_kept("visits")))
+        assert parts.mean(0).tolist() == self.mean
 
     def after_evaluation(self, row):
         self.evaluated.append(row["round"])
 
 
-def test_facts_about_the_run_and_rows_of_clients(fit):
+def test_facts_about_the_run_and_kept_messages(fit):
     """Clients 0, 1 and 2 visit once, twice and once; client 3 keeps the first value (2, 0)."""
     problem = least_squares((2, 3, 4, 5))
     method = Facts(problem.network())

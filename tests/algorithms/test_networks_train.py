@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import models
 from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl.algorithms import FedAvg, FedRep, FedSLR
-from pfl.method.features import head_name
+from pfl.method import head_name
 from tests.problems import run
 
 IMAGES = {

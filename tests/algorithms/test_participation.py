@@ -17,7 +17,6 @@ from tests.algorithms.methods import (
     SIZES,
     differing,
     everything,
-    learned,
     normalized_network,
     small_network,
     small_world,
@@ -37,7 +36,7 @@ LEFT = [[0, 2], [1, 2, 3], [], [0, 1]]
 FROM_THE_COHORT = {
     name
     for name, method in METHODS.items()
-    if "self.client_rows(" in inspect.getsource(method.kind.begin_round)
+    if "self.kept_rows(" in inspect.getsource(method.kind.begin_round)
 }
 # Methods that train on pooled samples have no clients that could fail or be slow.
 FEDERATED = {n: m for n, m in METHODS.items() if not getattr(m.kind, "pooled", False)}
@@ -137,7 +136,7 @@ def test_failed_clients_are_partners_of_the_others(train_small, method):
     before = everything(train_small(method, 1, trace=[EVERYONE]))
     failed = everything(train_small(method, 2, trace=[EVERYONE] * 2, dropout=[[], [1]]))
     whole = everything(train_small(method, 2, trace=[EVERYONE] * 2))
-    names = [name for name in learned(before) if name.startswith("client ")]
+    names = {f"client {name}" for name in method.make(small_network()).client_state_names}
     assert names
     for name in names:
         assert torch.equal(failed[name][1], before[name][1])

@@ -80,13 +80,14 @@ def test_rules_over_all_clients_leave_unseen_clients_out(train_small):
 
 
 def test_a_method_sees_the_clients_that_train(train_small):
-    algorithm = train_small(METHODS["SCAFFOLD"], 1, unseen=[2])
+    keeping = {"memory_efficient": False}
+    algorithm = train_small(METHODS["FedSLR"], 1, arguments=keeping, unseen=[2])
     assert algorithm.num_clients == 3
     assert algorithm.population.tolist() == [0, 1, 3]
     assert algorithm.client_sizes.tolist() == list(SIZES)  # by id
     assert [i for chunk in algorithm.iter_clients() for i in chunk.ids.tolist()] == [0, 3, 1]
     assert torch.allclose(
-        algorithm.mean_state("c_i"), algorithm.client_rows("c_i", algorithm.population).mean(0)
+        algorithm.kept_mean("gamma"), algorithm.client_rows("gamma", algorithm.population).mean(0)
     )
 
 

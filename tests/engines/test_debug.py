@@ -70,7 +70,7 @@ SETTINGS = dict(lr=0.1, batch_size=2, local_epochs=2, engine="debug")
 def test_an_error_in_client_update_names_client_and_round(tmp_path):
     class Faulty(FedAvg):
         def client_update(self, clients, w):
-            if self.rounds == 1 and clients.ids[0] == 1:
+            if clients.round == 1 and clients.ids[0] == 1:
                 return w @ w[:3]
             return super().client_update(clients, w)
 
@@ -141,11 +141,10 @@ def test_a_model_that_the_method_s_own_arithmetic_spoils_is_found_at_the_next_st
     ("change", "name"),
     [
         (lambda method, clients, w: w.add_(1.0), "`w`"),
-        (lambda method, clients, w: method.global_model.mul_(2.0), "`self.global_model`"),
-        (lambda method, clients, w: method.total.add_(1.0), "`self.total`"),
+        (lambda method, clients, w: clients.received["w"].add_(1.0), "`w`"),
         (lambda method, clients, w: clients.ids.__setitem__(0, 7), "`clients.ids`"),
     ],
-    ids=["received model", "global model", "server state", "ids"],
+    ids=["received model", "received message", "ids"],
 )
 def test_changes_in_place_that_would_leak_are_refused(tmp_path, change, name):
     class Leaking(FedAvg):
@@ -176,4 +175,5 @@ def test_one_client_trains_at_a_time_in_the_main_thread(tmp_path):
         run(Watched(MLP(6, (4,), 3), **SETTINGS), two_clients(), 1, root=tmp_path)
     finally:
         torch.set_num_threads(1)
-    assert groups == [(1, True)] * 2
+    # The first round trains each alone and both together, and compares, before it trains them.
+    assert groups == [(1, True)] * 2 + [(2, True)] + [(1, True)] * 2

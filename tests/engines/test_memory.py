@@ -18,7 +18,7 @@ from pfl.clients import Clients, LocalSchedule
 from pfl.engines.batch import Batch, default_loss
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.oracle import Oracle
-from pfl.method import module
+from pfl.method import set_up
 from pfl.parameters import ParameterSpace
 from pfl.rounds.evaluation import ClientScores
 from tests.problems import least_squares, run
@@ -52,7 +52,8 @@ def short_of(limit, kind, error="plain"):
 
 
 def notices(n, m, doing):
-    return f"The memory of cpu does not hold {n} clients at a time in {doing}; going on with {m}"
+    short = f"The memory of cpu does not hold {n} clients at a time in {doing}"
+    return f"{short}; the run continues with {m}"
 
 
 def check_equal(actual, expected):
@@ -154,7 +155,7 @@ def test_other_errors_are_not_taken_for_it(tmp_path):
 
 def test_all_processes_have_chunks_of_one_size(tmp_path, monkeypatch):
     """The smallest that one of them finds memory for."""
-    monkeypatch.setattr(module, "gather", lambda own: [own, 3])
+    monkeypatch.setattr(set_up, "gather", lambda own: [own, 3])
     problem = least_squares(SIZES)
     method = run(FedSLR(problem.network(np.zeros(6))), problem, 1, root=tmp_path, evaluate=())
     assert method.trainer.datamodule.chunk_size == 3
@@ -166,7 +167,7 @@ def test_a_loop_is_used_for_networks_of_different_size(tmp_path):
         method = FedSLR(MLP(64, (width,)))
         options = dict(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path)
         Trainer(**options, enable_progress_bar=False, limit_val_batches=0).fit(method, loop)
-        assert loop.chunk_size == module.CHUNK_FLOATS // (65 * width + (width + 1) * 10)
+        assert loop.chunk_size == set_up.CHUNK_FLOATS // (65 * width + (width + 1) * 10)
 
 
 def test_as_many_clients_as_the_free_memory_holds(monkeypatch):

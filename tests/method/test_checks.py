@@ -7,6 +7,7 @@ from datamodules import DigitsDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
+from pfl.method import Message
 from tests.refusal import refused
 
 P = 64 * 2 + 2 + 2 * 10 + 10  # of MLP(64, [2])
@@ -81,6 +82,18 @@ RETURNED = {
         lambda self, clients, w: {"w": w.repeat(len(clients), 1), "v": 3},
         ["'v'", "class int"],
     ),
+    "a number of each client without a column": (
+        lambda self, clients, w: {"w": w.repeat(len(clients), 1), "v": w[: len(clients)]},
+        ["'v'", "a tensor [3]", "[3, 1] for one number of each"],
+    ),
+    "a message with three axes": (
+        lambda self, clients, w: w.repeat(len(clients), 2, 1),
+        [f"a tensor [3, 2, {P}]", f"[3, {P}]"],
+    ),
+    "another way of reducing": (
+        lambda self, clients, w: Message(w.repeat(len(clients), 1), 4, reduce="median"),  # type: ignore[arg-type]
+        ["'median'", "mean or rows"],
+    ),
     "a message of too few": (
         lambda self, clients, w: {"w": w.repeat(len(clients), 1), "v": w[None]},
         ["'v'", f"[1, {P}]", "3 clients"],
@@ -103,17 +116,9 @@ def test_models_that_are_not_finite(tmp_path):
         fit(tmp_path, Own(update))
 
 
-WRITTEN = {
-    "w": lambda self, clients, w: w,
-    "self.global_model": lambda self, clients, w: self.global_model,
-    "self.total": lambda self, clients, w: self.total,
-}
-
-
-@pytest.mark.parametrize("name", WRITTEN)
-def test_changes_in_place(tmp_path, name):
-    with refused(f"`{name}`", "changed", "in place", "clone()"):
-        fit(tmp_path, Own(writes(WRITTEN[name])))
+def test_changes_in_place(tmp_path):
+    with refused("`w`", "changed", "in place", "clone()"):
+        fit(tmp_path, Own(writes(lambda self, clients, w: w)))
 
 
 def test_a_state_that_was_not_declared(tmp_path):
@@ -123,10 +128,10 @@ def test_a_state_that_was_not_declared(tmp_path):
 
 PERSONALIZED = {
     "nothing": (lambda self, clients: None, ["returned None"]),
-    "one model": (lambda self, clients: self.global_model, [f"a tensor [{P}]", f"[3, {P}]"]),
+    "one model": (lambda self, clients: clients.received["w"], [f"a tensor [{P}]", f"[3, {P}]"]),
     "a change of the global model": (
-        lambda self, clients: self.global_model.mul_(2).repeat(len(clients), 1),
-        ["`self.global_model`", "in place"],
+        lambda self, clients: clients.received["w"].mul_(2).repeat(len(clients), 1),
+        ["`w`", "in place"],
     ),
 }
 
@@ -139,8 +144,8 @@ def test_what_personalized_returns(tmp_path, case):
 
 
 def test_predictions_of_models_of_another_shape(tmp_path):
-    algorithm = Personal(lambda self, clients: self.global_model.repeat(len(clients), 1))
-    fit(tmp_path, algorithm).models = lambda self, clients: self.global_model
+    algorithm = Personal(lambda self, clients: clients.received["w"].repeat(len(clients), 1))
+    fit(tmp_path, algorithm).models = lambda self, clients: clients.received["w"]
     trainer = Trainer(accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False)
     with refused("Personal.personalized returned", f"[{P}]", f"[3, {P}]"):
         trainer.predict(algorithm, datamodule=FederatedLoop(DigitsDataModule(3)))

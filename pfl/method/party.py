@@ -1,0 +1,128 @@
+"""One client apart from the server: its samples, its states, and its half of every round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.clients import Clients
+from pfl.communication import Message
+from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.client_side import first_messages, train_clients
+from pfl.method.facts import RunFacts
+from pfl.method.scoring import Evaluation
+from pfl.method.set_up import inspect_network
+from pfl.method.sides import Log, logging_to
+from pfl.rounds.loop import FederatedLoop
+
+
+class Task(NamedTuple):
+    """What the server tells a client at the beginning of its work.
+
+    Attributes:
+        round: The round, from 0.
+        received: The messages of the server by name, [K] or, for this client alone, [1, K].
+        personal: The names of the messages that are for this client alone.
+        counted: The client's last round whose message the server has counted; None: none so far.
+        work: The share of its local steps that the client takes.
+        buffers: The running statistics of the global model; None if clients keep their own.
+    """
+
+    round: int
+    received: Mapping[str, Tensor]
+    personal: frozenset[str] = frozenset()
+    counted: int | None = None
+    work: float = 1.0
+    buffers: Tensor | None = None
+
+
+class Party:
+    """A client that trains in a process or on a machine of its own.
+
+    The new states of a round are pending until the server says, with its next task, that it has
+    counted the round's message; else they are forgotten. The server's half is `Round`.
+
+    Args:
+        method: A method with the arguments that the server's has; no server state of it is read.
+        loop: A loop around a data module that knows at least this client's samples.
+        client: The client's id.
+        max_rounds: The number of rounds of the run, if it is known.
+        dtype: The dtype of the models.
+    """
+
+    def __init__(
+        self,
+        method: FederatedAlgorithm,
+        loop: FederatedLoop,
+        client: int,
+        max_rounds: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        loop.setup()
+        self.method, self.loop, self.client = method.to(dtype), loop, client
+        method.join(RunFacts(loop, max_rounds=max_rounds))
+        inspect_network(method, loop, method.device, nullcontext, client)
+        method.check_setup()
+        method.allocate(loop)
+        self._pending: Clients | None = None
+
+    def train(self, task: Task) -> tuple[dict[str, Message], Log]:
+        """Returns the client's messages [1, K] of a round, and what it has logged."""
+        clients, log = self._clients(task), Log()
+        with logging_to(log), self.method.in_full_precision():
+            messages = train_clients(self.method, clients)
+        self._pending = clients
+        return messages, log
+
+    def first_upload(self, task: Task) -> dict[str, Message]:
+        """Returns what the client sends before it receives anything, [1, K] by name."""
+        with self.method.in_full_precision():
+            return first_messages(self.method, self._clients(task))
+
+    def settle(self, counted: int | None) -> None:
+        """Keeps the pending states if the server has counted their round, and else forgets them."""
+        if self._pending is not None and self._pending.round == counted:
+            self.method.states.commit(self._pending)
+        self._pending = None
+
+    def evaluate(
+        self, task: Task, split: str, model: Tensor | None = None
+    ) -> dict[str, dict[str, float]]:
+        """Returns the client's scores by kind of model: "accuracy", "loss", metrics and "count".
+
+        Args:
+            task: What the server sends for the evaluation.
+            split: "val" or "test".
+            model: The global model [P], where there is one to be scored.
+        """
+        method = self.method
+        clients = self._clients(task, split)
+        method.rounds = task.round
+        if model is not None:
+            method.global_model.copy_(model)
+        evaluation = Evaluation(self.loop, method.device)
+        evaluation.begin(dict(task.received))
+        with method.in_full_precision():
+            evaluation.update(method, clients)
+        evaluation.finish()
+        return {
+            kind: {name: float(values[self.client]) for name, values in scores.items()}
+            for (_, kind), scores in evaluation.scores.items()
+        }
+
+    def _clients(self, task: Task, split: str = "train") -> Clients:
+        """Returns the client with its states and what it has received."""
+        method = self.method
+        self.settle(task.counted)
+        if task.buffers is not None:
+            method.oracle.buffers.write(method.network, task.buffers)
+        data = self.loop.client_data(method.device)
+        clients = Clients(np.array([self.client]), task.round, data, split, work=task.work)
+        method.states.load(clients)
+        clients.received, clients.personal_messages = dict(task.received), task.personal
+        return clients

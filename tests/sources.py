@@ -18,14 +18,24 @@ def sources(package: str) -> dict[str, ast.Module]:
     return trees
 
 
-def imports(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """Yields the module and the name of every import, lazy and type-checking ones included.
+def imports(tree: ast.Module, *, typing: bool = True) -> Iterator[tuple[str, str | None]]:
+    """Yields the module and the name of every import, lazy ones included.
 
-    The name is None for `import module`.
+    The name is None for `import module`. Imports for type checkers alone count unless `typing` is
+    False.
     """
+    blocks = [n for n in ast.walk(tree) if isinstance(n, ast.If) and is_typing(n.test)]
+    left_out = set() if typing else {node for block in blocks for node in ast.walk(block)}
     for node in ast.walk(tree):
+        if node in left_out:
+            continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, "imports are absolute"
             yield from ((node.module, alias.name) for alias in node.names)
+
+
+def is_typing(test: ast.expr) -> bool:
+    """Whether a condition is `TYPE_CHECKING`."""
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"

@@ -14,8 +14,7 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks
-from pfl.method.client_side import first_messages, train_clients
-from pfl.method.group_check import check_group
+from pfl.method.client_side import check_group, first_messages, train_clients
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT
@@ -211,11 +210,13 @@ class Round:
         optimizer.step()
         gradient, vector.grad = vector.grad, None
         names = not_finite(method.shared_tensors() | optimizer.state.get(vector, {}))
+        if not names:
+            return
         own = {name for name in names if name.startswith("self.")}
         if gradient is not None:
             own.discard("self.global_model")  # the optimizer has moved it
             own |= not_finite({"self.space.vector.grad": gradient})
-        if names and own:
+        if own:
             raise Diverged(
                 f"model: server_update of {type(method).__name__} gave values that are not finite "
                 f"in round {method.rounds + 1}: {', '.join(sorted(own))}"

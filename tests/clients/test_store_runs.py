@@ -11,7 +11,7 @@ import torch
 
 from datamodules import ConfigError
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedSLR, LocalTrain
+from pfl.algorithms import FedAMP, FedSLR, LocalTrain
 from pfl.callbacks import RoundCheckpoint
 from pfl.clients.state_rows import unpacked
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
@@ -23,6 +23,7 @@ ROW = 8 * PROBLEM.size
 METHODS = {
     "FedSLR": lambda: FedSLR(PROBLEM.network(), lr=0.02, sparse_penalty=0.1, batch_size=2),
     "LocalTrain": lambda: LocalTrain(PROBLEM.network(), lr=0.02, batch_size=2),
+    "FedAMP": lambda: FedAMP(PROBLEM.network(), lr=0.02, batch_size=2),  # and kept messages
 }
 
 

@@ -55,15 +55,14 @@ from pfl.communication import Ledger, Message, dense
 from pfl.distributed.collectives import gather, sum_over_processes
 from pfl.engines.base import EngineName
 from pfl.engines.local_step import OptimizerFactory, check_server_step
-from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require_one_of
 from pfl.method import checkpoint, checks
 from pfl.method.facts import RunFacts, loop_of
 from pfl.method.groups import ONE_THREAD
 from pfl.method.local_training import LocalTraining, Network
-from pfl.method.round import Round, common_download, first_uploads
+from pfl.method.round import Round, first_uploads, received_now
 from pfl.method.scoring import Evaluation, predictions
-from pfl.method.set_up import check_precision, inspect_network, plan_chunks
+from pfl.method.set_up import allocate, check_precision, inspect_network, plan_chunks
 from pfl.method.sides import (
     current_log,
     on_side,
@@ -72,13 +71,8 @@ from pfl.method.sides import (
     refuse_on_server,
 )
 from pfl.method.states import KEPT, States
-from pfl.rounds.loop import FederatedLoop
 
 R = TypeVar("R")
-
-# Local steps of smaller models take milliseconds. A second thread within such a step costs more
-# than it gains, many times more on a machine with other work to do.
-ONE_THREAD_PARAMETERS = 1 << 18
 
 
 class FederatedAlgorithm(LocalTraining):
@@ -216,7 +210,7 @@ class FederatedAlgorithm(LocalTraining):
         self._pass: Evaluation | None = None
         self._rounds_apart = 1  # from one scheduled evaluation to the next
         self._loaded: dict[str, Any] | None = None
-        self._process_threads = torch.get_num_threads()
+        self.process_threads = torch.get_num_threads()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuses a method that replaces a private function of the framework by accident."""
@@ -434,8 +428,8 @@ class FederatedAlgorithm(LocalTraining):
             self._facts = RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
         return self._facts
 
-    def join(self, facts: RunFacts) -> None:
-        """Takes the facts of a run that another process leads, for a client on its own."""
+    @run.setter
+    def run(self, facts: RunFacts) -> None:
         self._facts = facts
 
     @property
@@ -589,14 +583,6 @@ class FederatedAlgorithm(LocalTraining):
         """Names of the client states; complete once the network has been inspected in `setup`."""
         return self.states.names
 
-    def shared_tensors(self) -> dict[str, Tensor]:
-        """Returns the global model and the server states, by the names that a method has for them.
-
-        All clients use these tensors: `client_update` and `personalized` must not change them.
-        """
-        states = {f"self.{name}": state for name, state in self.named_buffers(recurse=False)}
-        return {"self.global_model": self.space.vector.detach(), **states}
-
     def client_rows(self, name: str, ids: np.ndarray) -> Tensor:
         """Returns the rows [n, width] of a client state, on every process, which must all call it.
 
@@ -612,19 +598,15 @@ class FederatedAlgorithm(LocalTraining):
         For a look at a run from outside; the hooks of a method cannot call it.
         """
         refuse_on_server(self, "iter_clients")
-        received = self.received_now()
+        received = received_now(self)
         for clients in self.states.chunks(self.population, split):
             clients.received = received
             yield clients
 
-    def received_now(self) -> dict[str, Tensor]:
-        """Returns what the server would send to every client now, as `clients.received`."""
-        return {name: message.values for name, message in common_download(self).items()}
-
     def load_state(self, clients: Clients) -> None:
         """Reads states, running statistics and what the server would send now into `clients`."""
         self.states.load(clients)
-        clients.received = clients.received or self.received_now()
+        clients.received = clients.received or received_now(self)
 
     def in_groups(
         self,
@@ -661,7 +643,7 @@ class FederatedAlgorithm(LocalTraining):
         checks.check_complete(self, FederatedAlgorithm)
         loop, trainer = loop_of(self.trainer, type(self).__name__), self.trainer
         self._facts = RunFacts(loop, trainer)
-        self._process_threads = torch.get_num_threads()
+        self.process_threads = torch.get_num_threads()
         check_precision(trainer, loop)
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
@@ -678,7 +660,7 @@ class FederatedAlgorithm(LocalTraining):
     def on_fit_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
         loop = self.run.loop
-        self.allocate(loop)
+        allocate(self, loop)
         loop.read_ahead(self.store)
         if self._loaded is not None:
             trainer = self.trainer
@@ -687,26 +669,12 @@ class FederatedAlgorithm(LocalTraining):
 
     on_validation_start = on_test_start = on_predict_start = on_fit_start
 
-    def allocate(self, loop: FederatedLoop) -> None:
-        """Allocates threads and, for a new population, the rows of states and kept messages."""
-        self.oracle.to(self.device, self.space.vector.dtype)
-        on_cpu = self.device.type == "cpu"
-        if self.threads is ONE_THREAD and on_cpu:
-            count = self.oracle.allocate_replicas(self._process_threads)
-            self.groups.threads = ClientThreads(count)
-        if on_cpu and self.space.size < ONE_THREAD_PARAMETERS:
-            torch.set_num_threads(1)
-        if not hasattr(self.states, "store") or self.store.num_clients != loop.num_clients:
-            self.ledger = Ledger(loop.num_clients)
-            self.bytes_down = self.bytes_up = 0
-            self.states.allocate(loop.client_store(self.device), loop.state_dtype)
-
     def teardown(self, stage: str) -> None:
         """Gives the process back the number of threads that it had."""
         self.threads.close()
         self.groups.threads = ONE_THREAD
         self.oracle.allocate_replicas(0)
-        torch.set_num_threads(self._process_threads)
+        torch.set_num_threads(self.process_threads)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Returns the server's optimizer of the global model."""
@@ -737,7 +705,7 @@ class FederatedAlgorithm(LocalTraining):
         loop = self.run.loop
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
             self._pass = Evaluation(loop, self.device)
-        self._pass.begin(self.received_now())
+        self._pass.begin(received_now(self))
         with on_side("server", "begin_evaluation"):
             self.begin_evaluation()
 

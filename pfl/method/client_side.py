@@ -61,7 +61,13 @@ def guarded(method: FederatedAlgorithm, clients: Clients) -> AbstractContextMana
         names["w"] = names.pop("clients.received['w']")
     own = {f"clients.received[{name!r}]" for name in clients.personal_messages}
     shared = {name: value for name, value in names.items() if name not in own}
-    return method.oracle.guard(clients, lambda: {**shared, **method.shared_tensors()})
+    return method.oracle.guard(clients, lambda: {**shared, **server_tensors(method)})
+
+
+def server_tensors(method: FederatedAlgorithm) -> dict[str, Tensor]:
+    """Returns the global model and the server states, by the names that a method has for them."""
+    states = {f"self.{name}": state for name, state in method.named_buffers(recurse=False)}
+    return {"self.global_model": method.space.vector.detach(), **states}
 
 
 def check_group(

@@ -16,7 +16,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.client_side import first_messages, train_clients
 from pfl.method.facts import RunFacts
 from pfl.method.scoring import Evaluation
-from pfl.method.set_up import inspect_network
+from pfl.method.set_up import allocate, inspect_network
 from pfl.method.sides import Log, logging_to
 from pfl.rounds.loop import FederatedLoop
 
@@ -65,10 +65,10 @@ class Party:
     ) -> None:
         loop.setup()
         self.method, self.loop, self.client = method.to(dtype), loop, client
-        method.join(RunFacts(loop, max_rounds=max_rounds))
+        method.run = RunFacts(loop, max_rounds=max_rounds)
         inspect_network(method, loop, method.device, nullcontext, client)
         method.check_setup()
-        method.allocate(loop)
+        allocate(method, loop)
         self._pending: Clients | None = None
 
     def train(self, task: Task) -> tuple[dict[str, Message], Log]:

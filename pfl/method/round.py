@@ -14,7 +14,12 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks
-from pfl.method.client_side import check_group, first_messages, train_clients
+from pfl.method.client_side import (
+    check_group,
+    first_messages,
+    server_tensors,
+    train_clients,
+)
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT
@@ -209,7 +214,7 @@ class Round:
         optimizer, vector = cast(torch.optim.Optimizer, method.optimizers()), method.space.vector
         optimizer.step()
         gradient, vector.grad = vector.grad, None
-        names = not_finite(method.shared_tensors() | optimizer.state.get(vector, {}))
+        names = not_finite(server_tensors(method) | optimizer.state.get(vector, {}))
         if not names:
             return
         own = {name for name in names if name.startswith("self.")}
@@ -231,6 +236,11 @@ class Round:
                 f"model.lr: {self.method.lr}; {whose} {names} is no longer finite in round "
                 f"{self.method.rounds + 1}, a smaller rate may help"
             )
+
+
+def received_now(method: FederatedAlgorithm) -> dict[str, Tensor]:
+    """Returns what the server would send to every client now, as `clients.received`."""
+    return {name: message.values for name, message in common_download(method).items()}
 
 
 def common_download(method: FederatedAlgorithm) -> dict[str, Message]:

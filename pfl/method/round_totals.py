@@ -149,7 +149,8 @@ class RoundTotals:
             name: sum_over_processes(total).div_(weight[self._weightings[name]])
             for name, total in self.sums.items()
         }
-        return means | {name: self._gathered(rows) for name, rows in self._rows.items()}
+        rows, self._rows = self._rows, {}  # all rows are in memory once, not twice
+        return means | {name: self._gathered(rows.pop(name)) for name in list(rows)}
 
     def _gathered(self, parts: list[Tensor]) -> Tensor:
         """Returns the rows of all processes, [n, K], in the order of `ids`."""

@@ -11,10 +11,13 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
+from pfl.communication import Ledger
 from pfl.distributed.collectives import gather
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
+from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
+from pfl.method.groups import ONE_THREAD
 from pfl.rounds.loop import FederatedLoop
 
 if TYPE_CHECKING:
@@ -23,6 +26,9 @@ if TYPE_CHECKING:
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
 SCALED = ("16-mixed", "16")  # precisions that scale losses
+# Local steps of smaller models take milliseconds. A second thread within such a step costs more
+# than it gains, many times more on a machine with other work to do.
+ONE_THREAD_PARAMETERS = 1 << 18
 
 
 def check_precision(trainer: Trainer, loop: FederatedLoop) -> None:
@@ -107,3 +113,18 @@ def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Cl
     share = MEMORY_SHARE * (1 - DEVICE_SHARE * bool(declared)) / loop.sharing
     batch = next(probe.batches(LocalSchedule(method.batch_size)))
     return clients_that_fit(method.oracle, batch, vectors, share)
+
+
+def allocate(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+    """Allocates threads and, for a new population, the rows of states and kept messages."""
+    method.oracle.to(method.device, method.space.vector.dtype)
+    on_cpu = method.device.type == "cpu"
+    if method.threads is ONE_THREAD and on_cpu:
+        count = method.oracle.allocate_replicas(method.process_threads)
+        method.groups.threads = ClientThreads(count)
+    if on_cpu and method.space.size < ONE_THREAD_PARAMETERS:
+        torch.set_num_threads(1)
+    if not hasattr(method.states, "store") or method.store.num_clients != loop.num_clients:
+        method.ledger = Ledger(loop.num_clients)
+        method.bytes_down = method.bytes_up = 0
+        method.states.allocate(loop.client_store(method.device), loop.state_dtype)

@@ -22,7 +22,7 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party, Task
-from pfl.method.round import Round
+from pfl.method.round import Round, received_now
 from pfl.method.sides import Log, current_log
 from tests.algorithms.methods import METHODS, normalized_network, small_network, small_world
 
@@ -233,7 +233,7 @@ class Parties:
         model = method.global_model.numpy() if method.has_global else None
         for client in range(len(self.pipes)):
             one = Clients(np.array([client]), method.rounds, None)  # type: ignore[arg-type]
-            one.received = method.received_now()
+            one.received = received_now(method)
             answers.append(self.ask(client, "evaluate", self.task(one), model))
         return {
             kind: {name: [a[kind][name] for a in answers] for name in scores}

@@ -11,7 +11,7 @@ BARE = re.compile(r"(?<![<`>])<(?=[^<>`]*>)")
 
 
 class Docstrings(griffe.Extension):
-    """Shows examples and aligned formulas as code, and inner products such as <g, w> as text and not as HTML."""
+    """Shows examples and aligned formulas as code, and inner products such as <g, w> as text."""
 
     def on_object(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Changes the docstring of an object before it is parsed."""

@@ -116,15 +116,18 @@ class FedCLUPCNN(CNN):
 
 
 class CIFAR10CNN(CNN):
-    """FedAgg's network for CIFAR-10: three 3x3 convolutions, each with 2x2 max pooling.
+    """FedAgg's network for CIFAR-10: three 3x3 convolutions with pooling, and dropout.
 
     Yuan, Wang, "FedAgg: Adaptive Federated Learning with Aggregated Gradients", arXiv 2303.15799.
-    The paper gives no widths: here 32, 64, 128 channels and 128 units.
+    Each convolution has 2x2 max pooling; 4 x 4 x 64 features and 512 units come before the scores.
+    The paper has two dropout layers, and says neither where nor how much, nor how wide the first
+    two convolutions are: here before both linear layers, and 32 and 64 channels.
 
     Args:
         num_classes: The number of scores.
         in_channels: The number of channels of an image: 1 for gray, 3 for color.
         image_size: The side of the square images, at least 8.
+        dropout: The share of features that training sets to zero.
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
@@ -137,8 +140,20 @@ class CIFAR10CNN(CNN):
         torch.Size([2, 10])
     """
 
-    def __init__(self, num_classes: int = 10, in_channels: int = 3, image_size: int = 32) -> None:
-        super().__init__(in_channels, num_classes, image_size, 3, 128, (32, 64, 128))
+    def __init__(
+        self,
+        num_classes: int = 10,
+        in_channels: int = 3,
+        image_size: int = 32,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__(in_channels, num_classes, image_size, 3, 512, (32, 64, 64))
+        layers: OrderedDict[str, nn.Module] = OrderedDict()
+        for name, layer in self.body.named_children():
+            if name == "linear1":
+                layers["dropout1"] = nn.Dropout(dropout)
+            layers[name] = layer
+        self.body = nn.Sequential(layers | {"dropout2": nn.Dropout(dropout)})
 
 
 class FEMNISTCNN(CNN):

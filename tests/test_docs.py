@@ -88,6 +88,24 @@ def test_the_metric_of_add_a_metric_is_measured(tmp_path):
 
 
 @pytest.mark.cli
+def test_the_loss_of_add_a_loss_trains(tmp_path):
+    """With focus 0 it is cross entropy; log 1 and log 3 have the probabilities 1/4, 3/4."""
+    (block,) = python_blocks("docs/add-a-loss.md")
+    (tmp_path / "focal.py").write_text(block)
+    kind = runpy.run_path(str(tmp_path / "focal.py"))["FocalLoss"]
+    scores, targets = torch.tensor([[1.0, 3.0]] * 2).log(), torch.tensor([0, 1])
+    p = torch.tensor([0.25, 0.75])
+    torch.testing.assert_close(kind(focus=0.0)(scores, targets), -p.log())
+    torch.testing.assert_close(kind(focus=2.0)(scores, targets), -((1 - p) ** 2) * p.log())
+
+    (command,) = re.findall(r"^pfl (fit .*)$", (ROOT / "docs/add-a-loss.md").read_text(), re.M)
+    words = command.replace("--config quickstart", f"--config {QUICKSTART}").split()
+    words += ["--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]
+    out = finish("-m", "pfl", *words, cwd=tmp_path)
+    assert "test accuracy" in out
+
+
+@pytest.mark.cli
 @pytest.mark.slow
 def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
     """With fewer rounds, and one seed of the comparison."""

@@ -21,6 +21,7 @@ from pfl.method import (
     low_rank_size,
     nuclear_norm_prox,
     require,
+    require_one_of,
     soft_threshold,
     sparse,
 )
@@ -47,6 +48,8 @@ class FedSLR(FederatedAlgorithm):
         global_component, personal_component: What λ and μ penalize: the nuclear norm of each matrix
             layer ("low_rank") or the l1 norm of everything ("sparse"). low_rank + sparse is FedSLR,
             the others are the paper's ablations S+LR, LR+LR and S+S.
+        personal_start: What p_i is before a client's first visit: "zero", or "initial", as in the
+            paper's code: the initial weights in matrix layers, 0 in 1-D tensors.
         memory_efficient: True: the server keeps only mean γ_i (Algorithm 3). False: the server
             keeps all clients' γ_i, and takes their mean anew in every round (Algorithms 1 and 2).
             The iterates are the same.
@@ -61,9 +64,12 @@ class FedSLR(FederatedAlgorithm):
         Differences from the paper's print, all resolved in favour of its equation (6), (7) and
         code: the server multiplies mean γ_i by η_g (Algorithm 2, line 10 divides); Phase II
         thresholds by μ η_l; under sampling Algorithm 3 divides the change of mean γ_i by M, not
-        |S|; p_i starts at 0. Uniform weights. 1-D tensors have no nuclear norm and are always sent
-        whole. Weight decay acts on v in Phase I and on p_i in Phase II, as in the code. Running
-        statistics of Phase I belong to w, those of Phase II to w + p_i.
+        |S|; p_i, whose start the print leaves open, starts at 0 unless `personal_start` is
+        "initial". With a λ that makes the matrices of w vanish p_i must not start at 0: where all
+        matrices are 0 only the last bias has a gradient. Uniform weights. 1-D tensors have no
+        nuclear norm and are always sent whole. Weight decay acts on v in Phase I and on p_i in
+        Phase II, as in the code. Running statistics of Phase I belong to w, those of Phase II to w
+        + p_i.
     """
 
     has_personalized = True
@@ -81,6 +87,7 @@ class FedSLR(FederatedAlgorithm):
         personal_epochs: int = 1,
         global_component: Component = "low_rank",
         personal_component: Component = "sparse",
+        personal_start: Literal["zero", "initial"] = "zero",
         memory_efficient: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -94,12 +101,24 @@ class FedSLR(FederatedAlgorithm):
         self.global_component, self.personal_component = global_component, personal_component
         self.memory_efficient = memory_efficient
         self.add_client_state("gamma")
-        self.add_client_state("p", sparse=personal_component == "sparse")
+        require_one_of("personal_start", personal_start, "zero", "initial")
+        self.add_client_state(
+            "p",
+            0.0 if personal_start == "zero" else self.initial_matrices,
+            sparse=personal_component == "sparse",
+        )
         self.add_server_state("gamma_mean", torch.zeros_like(self.global_model))
         if not memory_efficient:
             self.keep_messages("gamma")
         # The initial model has full rank and is sent densely.
         self.add_server_state("ranks", self.space.full_ranks)
+
+    def initial_matrices(self) -> Tensor:
+        """Returns the global model with zeros for its 1-D tensors, [P]."""
+        start = torch.zeros_like(self.global_model)
+        for layer in self.space.matrices:
+            start[layer.span] = self.global_model[layer.span]
+        return start
 
     @property
     def personalization_penalty(self) -> None:

@@ -146,6 +146,7 @@ def fedslr(
     lr_decay: float = 1.0,
     weight_decay: float = 0.0,
     components: tuple[str, str] = ("low_rank", "sparse"),
+    personal_start: str = "zero",
     slip: str | None = None,
 ) -> list[dict[str, Any]]:
     """Algorithm 2 with full gradients: the server keeps every client's gamma.
@@ -164,6 +165,8 @@ def fedslr(
     m = problem.num_clients
     gamma = np.zeros((m, len(w)))
     p = np.tile(w, (m, 1)) if slip == "E9" else np.zeros((m, len(w)))
+    if personal_start == "initial":
+        p[:] = np.concatenate([t.ravel() * (t.ndim > 1) for t in layers(w, problem.shapes)])
     gamma_bar = np.zeros(len(w))
     history = []
     for t, cohort in enumerate(trace):

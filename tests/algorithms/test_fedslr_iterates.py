@@ -91,6 +91,17 @@ def test_every_iterate_of_the_ablations_equals_numpy(fit, problem, start, compon
         np.testing.assert_allclose(history[name], rows, rtol=0, atol=1e-11, err_msg=name)
 
 
+def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(fit, problem, start):
+    """E9, the paper's code: the 1-D tensors start at 0, and clients that never train keep p_i."""
+    history = History()
+    settings = SETTINGS | dict(personal_start="initial")
+    algorithm = fedslr(problem.network(start), **settings)
+    fit(algorithm, problem, 2, callbacks=[history], trace=SAMPLED[:2])
+    expected = reference.fedslr(problem, start, SAMPLED[:2], **settings)
+    np.testing.assert_allclose(history["p"], [row["p"] for row in expected], rtol=0, atol=1e-11)
+    np.testing.assert_array_equal(history["p"][0, 3], start * (np.arange(len(start)) < 4 * 5))
+
+
 @pytest.mark.parametrize(
     ("slip", "name"),
     [

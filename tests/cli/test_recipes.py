@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.transforms.functional import to_pil_image
 
 import datamodules
-from datamodules import IID, LeafDataModule
+from datamodules import IID, Dirichlet, LeafDataModule
 from datamodules.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
 from pfl.cli.figure_file import read_figure
@@ -211,6 +211,10 @@ def check_partition(name, data):
         assert pairs.mean() == pytest.approx(expected, rel=0.2)
     if name.startswith("fedacs") and data.train_samples is not None:
         assert (data.client_sizes == 50).all()
+    if name in ("fedacs-table1", "fedacs-table2"):  # "we sample 50 data points" for each of 100
+        assert (data.train_samples, data.num_clients) == (5000, 100)
+    if name == "fedagg-table3" and isinstance(data.partitioner, Dirichlet):
+        assert data.partitioner.over == "labels"  # Hsu et al., whom the paper cites
     if name == "fedclup-table4":
         assert data.client_sizes.sum() == 10 * 200
         counts = (data.label_counts("train") > 0).sum(1)

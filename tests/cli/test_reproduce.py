@@ -302,7 +302,7 @@ FIGURES = [
 
 def test_every_figure_of_the_papers_is_listed():
     figures = {
-        "fedpd": (2, 4, 5, 6, 8),
+        "fedpd": (2, 4, 5, 6, 7, 8),
         "fedclup": range(1, 10),
         "fedslr": (2, 3, 5),
         "fedagg": (12,),

@@ -80,8 +80,12 @@ def test_lenet_of_fedagg_has_32_maps_of_5x5_before_120_84_26():
 
 
 def test_cnn_of_fedagg_halves_32_pixels_three_times():
-    expected = conv(3, 32, 3) + conv(32, 64, 3) + conv(64, 128, 3)
-    assert count(CIFAR10CNN()) == expected + linear(128 * 4 * 4, 128) + linear(128, 10)
+    """The print: 4 x 4 x 64 features, 512 units, 10 scores, and two dropout layers."""
+    expected = conv(3, 32, 3) + conv(32, 64, 3) + conv(64, 64, 3)
+    assert count(CIFAR10CNN()) == expected + linear(64 * 4 * 4, 512) + linear(512, 10)
+    kinds = [type(module).__name__ for module in CIFAR10CNN(dropout=0.25).body][9:]
+    assert kinds == ["Flatten", "Dropout", "Linear", "ReLU", "Dropout"]
+    assert all(m.p == 0.25 for m in CIFAR10CNN(dropout=0.25).body if isinstance(m, nn.Dropout))
 
 
 def test_femnist_cnn_is_that_of_leaf():

@@ -11,6 +11,7 @@ from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
+from pfl.algorithms.fednova import FedNova
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedper import FedPer
@@ -20,6 +21,7 @@ from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.fedspa import FedSpa
 from pfl.algorithms.global_train import GlobalTrain
 from pfl.algorithms.gpgd import GPGD
+from pfl.algorithms.ifca import IFCA
 from pfl.algorithms.l2gd import L2GD
 from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
@@ -32,6 +34,7 @@ from pfl.method import FederatedAlgorithm
 __all__ = [
     "APFL",
     "GPGD",
+    "IFCA",
     "L2GD",
     "LPGD",
     "SCAFFOLD",
@@ -47,6 +50,7 @@ __all__ = [
     "FedCLUP",
     "FedDyn",
     "FedGH",
+    "FedNova",
     "FedPD",
     "FedPer",
     "FedProx",

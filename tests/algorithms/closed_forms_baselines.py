@@ -6,8 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from pfl.algorithms import FedSpa
-from tests.algorithms.closed_forms import Exchange, Models, Quadratics, averaging, mean_of
+from pfl.algorithms import IFCA, FedSpa
+from tests.algorithms.closed_forms import (
+    Exchange,
+    Models,
+    Quadratics,
+    averaging,
+    mean_of,
+    quadratics,
+)
 
 START = 0.3  # all values of the first model
 
@@ -135,6 +142,37 @@ def messages(
     own = 1 - (1 - m) * (1 - n * xi)
     total = (m * q.optima / own).sum(0) / (1 - ((1 - m) * xi / own).sum(0))
     return None, (m * q.optima + (1 - m) * xi * total) / own
+
+
+def groups(clients: int) -> Quadratics:
+    """Up to four clients, those with even ids about START + u, and the others about START - u."""
+    rng = np.random.default_rng(8)
+    u = 4 * rng.normal(size=(4, 3))
+    optima = [START + (-1) ** i * u + 0.1 * rng.normal(size=u.shape) for i in range(4)]
+    return quadratics(optima[:clients], [0.8, 1.0, 2.0, 1.5][:clients], [1, 3, 2, 1][:clients])
+
+
+def averaging_in_groups(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """IFCA with two clusters. The first model begins at START, the second one at START + n, which
+    is nearer to the clients of one group, as <n, u> > 0 or < 0 and u is large. So each group has
+    one model, which goes where averaging with equal weights takes it."""
+    moved = 1 - (1 - lr * q.curvatures) ** local_steps
+    models = np.empty_like(q.optima)
+    for first in range(min(2, len(models))):
+        rows = slice(first, None, 2)
+        models[rows] = (moved * q.optima)[rows].sum(0) / moved[rows].sum(0)
+    return None, models
+
+
+def models_of_clusters(x: Exchange) -> tuple[float, float]:
+    """IFCA: k models down; a model and its cluster up."""
+    assert isinstance(x.algorithm, IFCA)
+    return x.algorithm.clusters * x.size, x.size + 1
+
+
+def dense_and_number(x: Exchange) -> tuple[float, float]:
+    """FedNova: a model down; a direction and the sum of its coefficients up."""
+    return x.size, x.size + 1
 
 
 def biases(x: Exchange) -> tuple[float, float]:

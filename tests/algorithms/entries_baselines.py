@@ -10,6 +10,7 @@ from torch import nn
 
 from pfl.algorithms import (
     APFL,
+    IFCA,
     L2GD,
     SCAFFOLD,
     Ditto,
@@ -21,6 +22,7 @@ from pfl.algorithms import (
     FedBN,
     FedDyn,
     FedGH,
+    FedNova,
     FedPer,
     FedProx,
     FedRep,
@@ -101,6 +103,20 @@ ENTRIES = [
         limit=forms.alone,
         cost=forms.nothing,
         private=("w",),
+    ),
+    Method(
+        name="FedNova",
+        kind=FedNova,
+        limit=forms.averaging,
+        cost=more.dense_and_number,
+    ),
+    Method(
+        name="FedNova, proximal",
+        kind=FedNova,
+        limit=forms.averaging,
+        cost=more.dense_and_number,
+        arguments={"proximal_weight": 0.5},
+        rounds=24,
     ),
     Method(
         name="FedPer",
@@ -281,6 +297,14 @@ ENTRIES = [
         kind=GlobalTrain,
         limit=more.pooled_minimum,
         cost=forms.nothing,
+    ),
+    Method(
+        name="IFCA",
+        kind=IFCA,
+        limit=more.averaging_in_groups,
+        cost=more.models_of_clusters,
+        arguments={"perturbation": 0.5},
+        problem=more.groups,
     ),
     Method(
         name="L2GD",

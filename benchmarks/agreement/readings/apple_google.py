@@ -56,7 +56,7 @@ class OtherSignSCAFFOLD(SCAFFOLD):
         self.add_client_state("known", lambda: self.global_model.new_zeros(1))
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        c_i, c, lr = clients.state["c_i"], self.c, self.learning_rate(clients.round)
+        c_i, c, lr = clients.state["c_i"], clients.received["c"], self.learning_rate(clients.round)
         if self.option == "I":
             batch = next(clients.batches(LocalSchedule(batch_size=None)))
             new = -self.oracle.gradient(w.repeat(len(clients), 1), batch, clients.buffers)[1]

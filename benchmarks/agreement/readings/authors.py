@@ -17,7 +17,7 @@ from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Message, dens
 class ScaledFedDyn(FedDyn):
     """α is α / ω_i for a client, with ω_i the relative number of its samples; g_i / α is stored.
 
-    The state "g" is -g_i / α here, the sum of all changes of the client's model.
+    The state "g" is -g_i / α here, the sum of all changes of the client's model, and h their mean.
     """
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -31,7 +31,8 @@ class ScaledFedDyn(FedDyn):
         return v
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        self.global_model.copy_(mean["w"] + self.mean_state("g"))
+        self.h += (mean["w"] - self.global_model) * (self.participants / self.num_clients)
+        self.global_model.copy_(mean["w"] + self.h)
 
 
 class ScaledSCAFFOLD(SCAFFOLD):
@@ -46,9 +47,10 @@ class ScaledSCAFFOLD(SCAFFOLD):
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         c_i, lr, size = clients.state["c_i"], self.lr, relative_sizes(self, clients)
+        c = clients.received["c"]
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
-        y = self.local_sgd(clients, w, linear=self.c / size - c_i)
-        received = self.c / size if self.divided else self.c
+        y = self.local_sgd(clients, w, linear=c / size - c_i)
+        received = c / size if self.divided else c
         clients.state["c_i"] = new = c_i - received + (w - y) / (steps * lr)
         return {"y": dense(y - w), "c": dense((new - c_i) * size)}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,6 +34,10 @@ class CarriedpFedMe(by_samples(pFedMe)):  # type: ignore[misc]
 
     decay = 0.001  # μ
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_client_state("known", lambda: self.global_model.new_zeros(1))
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         v, theta = w.repeat(len(clients), 1), w.repeat(len(clients), 1)
         for batch in clients.batches(self.local_schedule):
@@ -45,27 +48,36 @@ class CarriedpFedMe(by_samples(pFedMe)):  # type: ignore[misc]
                 theta[rows] -= self.personal_lr * g[rows]
             v[rows] -= self.learning_rate(clients.round) * self.penalty * (v - theta)[rows]
         clients.state["theta"] = theta
+        clients.state["known"] = torch.ones_like(clients.state["known"])
         return v
 
     def personalized(self, clients: Clients) -> Tensor:
-        trained = torch.from_numpy(np.isin(clients.ids, self.seen_clients("theta")))
-        return torch.where(trained[:, None], self.global_model, clients.state["theta"])
+        known = clients.state["known"] > 0
+        return torch.where(known, clients.received["w"], clients.state["theta"])
 
 
 def with_averaged_heads(kind: type[PartlyPersonal]) -> type[PartlyPersonal]:
     """The personal parts are averaged, too, and a client begins with their mean."""
 
     class AveragedHeads(kind):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.add_client_state("known", lambda: self.global_model.new_zeros(1))
+
+        def download(self) -> Message:
+            return dense(self.global_model)
+
         def keep_and_send(self, clients: Clients, v: Tensor) -> Message:
-            clients.state["head"] = v[:, self.personal_part]
+            super().keep_and_send(clients, v)
+            clients.state["known"] = torch.ones_like(clients.state["known"])
             return dense(v)
 
         def server_update(self, mean: dict[str, Tensor]) -> None:
             self.global_model.copy_(mean["w"])
 
         def personalized(self, clients: Clients) -> Tensor:
-            own = torch.from_numpy(np.isin(clients.ids, self.seen_clients("head")))
-            return torch.where(own[:, None], super().personalized(clients), self.global_model)
+            known = clients.state["known"] > 0
+            return torch.where(known, super().personalized(clients), clients.received["w"])
 
     return AveragedHeads
 

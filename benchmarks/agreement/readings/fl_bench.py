@@ -32,25 +32,21 @@ class SampledFedDyn(FedDyn):
         super().__init__(*args, **kwargs)
         self.weighting, self.pulled = "samples", pulled
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         g, alpha = clients.state["g"], self.alpha
         if self.pulled:
             v = self.local_sgd(clients, w, linear=-g, prox_weight=alpha, prox_center=w)
         else:
             v = self.local_sgd(clients, w, linear=-g - alpha * w)
-        clients.state["g"] = g - alpha * (v - w)
-        return v
-
-    def server_update(self, mean: dict[str, Tensor]) -> None:
-        self.h.copy_(self.mean_state("g"))
-        self.global_model.copy_(mean["w"] - self.h / self.alpha)
+        clients.state["g"] = new = g - alpha * (v - w)
+        return {"w": dense(v), "g": Message(new - g, 0, weighting="uniform")}
 
 
 class DecayingHeadFedBABU(FedBABU):
     """Weight decay moves the head, which is sent and averaged as well."""
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        lr, v = self.learning_rate(clients.round), self.global_model.repeat(len(clients), 1)
+        lr, v = self.learning_rate(clients.round), w.repeat(len(clients), 1)
         for batch in clients.batches(self.local_schedule):
             _, g = self.oracle.gradient(v, batch, clients.buffers)
             step = torch.where(self.head, 0.0, g) + self.weight_decay * v

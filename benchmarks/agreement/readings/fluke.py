@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.agreement.problem import SIZES
 from benchmarks.agreement.readings.common import from_zero, relative_sizes
 from pfl.algorithms import APFL, FedAMP, FedDyn, PerFedAvg, pFedMe
-from pfl.method import Clients, FederatedAlgorithm
+from pfl.method import Clients, FederatedAlgorithm, Message, dense
 
 
 class OtherSignFedDyn(FedDyn):
@@ -27,20 +29,23 @@ class OtherSignFedDyn(FedDyn):
 
     cloud: Tensor
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+    def download(self) -> dict[str, Message]:
+        return {"w": dense(self.global_model), "cloud": dense(self.cloud)}
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         alpha, g = self.alpha / relative_sizes(self, clients), clients.state["g"]
-        start = torch.where(clients.state["known"] > 0, self.cloud, w)
+        start = torch.where(clients.state["known"] > 0, clients.received["cloud"], w)
         v, lr = start.clone(), self.learning_rate(clients.round)
         for batch in clients.batches(self.local_schedule):
             _, gradient = self.oracle.gradient(v, batch, clients.buffers)
             v[: batch.clients] -= lr * (gradient + alpha * (v - start + g))[: batch.clients]
-        clients.state["g"] = g - alpha * (v - start)
+        clients.state["g"] = g = g - alpha * (v - start)
         clients.state["known"] = torch.ones_like(clients.state["known"])
-        return v
+        return {"w": dense(v), "g": Message(g, 0, weighting="uniform")}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.global_model.copy_(mean["w"])
-        self.cloud.copy_(mean["w"] + self.client_rows("g", self.cohort(self.rounds)).mean(0))
+        self.cloud.copy_(mean["w"] + mean["g"])
 
 
 class MixingAPFL(APFL):
@@ -89,21 +94,25 @@ class LateFedAMP(FedAMP):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.add_client_state("coming", lambda: self.global_model)
+        self.add_server_state("coming", self.global_model.repeat(len(SIZES), 1))
         self.add_client_state("u", lambda: self.global_model)
+
+    coming: Tensor
 
     def begin_round(self, round_index: int) -> None: ...
 
+    def download_for(self, ids: np.ndarray) -> Tensor:
+        return self.coming[ids]
+
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        u, weight = clients.state["coming"], self.penalty / self.lr
-        v = self.local_sgd(clients, clients.state["w"], prox_weight=weight, prox_center=u)
-        clients.state["w"], clients.state["u"] = v, u.clone()
+        start, weight = clients.state["w"], self.penalty / self.lr
+        clients.state["w"] = v = self.local_sgd(clients, start, prox_weight=weight, prox_center=w)
+        clients.state["u"] = w.clone()
         return v
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        cohort = self.cohort(self.rounds)
-        models = self.client_rows("w", cohort)
-        self.store.write("coming", cohort, self.weights(models, self.alpha) @ models)
+        models = self.kept_rows("w", self.participant_ids)
+        self.coming[self.participant_ids] = self.weights(models, self.alpha) @ models
 
     def personalized(self, clients: Clients) -> Tensor:
         return clients.state["u"]

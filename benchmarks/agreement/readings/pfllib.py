@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.agreement.readings.common import by_samples
 from pfl.algorithms import APFL, FedBABU, FedDyn, FedGH
-from pfl.method import Clients, Message
+from pfl.method import Clients, Message, dense
 
 
 class NormFedDyn(FedDyn):
@@ -78,20 +78,31 @@ class OwnBodyFedBABU(FedBABU):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.add_client_state("last", lambda: self.global_model)
+        self.add_client_state("rounds", lambda: self.global_model.new_zeros(1))
+        self.add_server_state("old", self.global_model.clone())
+
+    old: Tensor
+
+    def download(self) -> dict[str, Message]:  # type: ignore[override]
+        return {"w": super().download(), "old": dense(self.old)}
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        self.received = self.global_model.clone()
         sent = super().client_update(clients, w)
-        clients.state["last"] = torch.where(self.head, self.global_model, sent.values)
+        clients.state["last"] = torch.where(self.head, w, sent.values)
+        clients.state["rounds"] = torch.full_like(clients.state["rounds"], clients.round + 1)
         return sent
 
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        self.old.copy_(self.global_model)
+        super().server_update(mean)
+
     def personalized(self, clients: Clients) -> Tensor:
-        last = torch.from_numpy(clients.ids[:, None] == self.cohort(self.rounds - 1)).any(1)
-        return torch.where(last[:, None], clients.state["last"], self.received)
+        in_last_round = clients.state["rounds"] == clients.round
+        return torch.where(in_last_round, clients.state["last"], clients.received["old"])
 
 
 class GlobalStart(FedBABU):
     """FedBABU whose personalized models are those before fine-tuning."""
 
     def personalized(self, clients: Clients) -> Tensor:
-        return self.global_model.repeat(len(clients), 1)
+        return clients.received["w"].repeat(len(clients), 1)

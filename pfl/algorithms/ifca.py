@@ -1,0 +1,147 @@
+"""IFCA.
+
+Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
+NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
+
+
+class IFCA(FederatedAlgorithm):
+    """k models, of which each client trains the one that suits it best (Algorithm 1, averaging).
+
+    j_i = argmin_j f_i(θ_j), over all of the client's training samples;
+    θ_i <- θ_{j_i};  θ_i <- θ_i - η g_i(θ_i), local steps;
+    θ_j <- mean of the θ_i of the cohort's clients with j_i = j, or θ_j where there are none.
+
+    Evaluated: θ_{j_i}, chosen anew by the client's training samples; there is no global model. A
+    newcomer chooses in the same way. Cost: k P values down, P + 1 up (θ_i and j_i), and a forward
+    pass of k models over the client's samples. No client state. Server state: the k models.
+
+    Args:
+        clusters: k.
+        perturbation: How the k models begin. The first one is the network's own. The others are,
+            null: the network's values with those of each parameter in a random order, which is a
+            new random initialisation; a number σ: the network's values + σ N(0, 1).
+        weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
+
+    Attributes:
+        models: θ_1 to θ_k, one after the other, [k P].
+
+    Note:
+        With one cluster this is FedAvg with the same weighting. A client without samples belongs to
+        no cluster; it is scored with the first model. The losses that decide are those of the
+        network in evaluation mode. Running statistics of BatchNorm are averaged over all clusters;
+        `buffers: local` keeps those of each client.
+        Differences from the paper: option I, gradient averaging, is left out; it takes one step of
+        all samples and moves θ_j by the cluster's share of the cohort. The paper prints any k
+        first models, and draws them independently in its experiments with neural networks; the
+        layers that the two share there (Section 6.3) are not shared here.
+
+    Example:
+        >>> from models import MLP
+        >>> method = IFCA(MLP(64, (8,)), clusters=3)
+        >>> method.download()["models"].nbytes  # 3 models of 610 float32 values
+        7320
+    """
+
+    has_global = False
+    has_personalized = True
+    tables = ("clusters",)
+    models: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        clusters: int = 2,
+        perturbation: float | None = None,
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, weighting=weighting, server_optimizer=None, **kwargs)
+        require("clusters", clusters, clusters >= 1, "at least 1")
+        if perturbation is None:
+            layers = [self.global_model[layer.span] for layer in self.space.layers]
+            differ = clusters == 1 or any(values.min() < values.max() for values in layers)
+            require("perturbation", None, differ, "a number, as the network's values are all alike")
+        else:
+            require("perturbation", perturbation, perturbation > 0, "positive")
+        self.clusters, self.perturbation = clusters, perturbation
+        self.add_server_state("models", self.global_model.repeat(clusters))
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: IFCA solves another problem."""
+        return None
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, with a forward pass as a third of one."""
+        return super().cost(sizes) + sizes * (self.clusters / 3)
+
+    def begin_round(self, round_index: int) -> None:
+        """Draws the first models before the first round."""
+        if round_index == 0:
+            for number, model in enumerate(self.models.view(self.clusters, -1)[1:], start=1):
+                self._draw(model, generator(self.seed, "clusters", number))
+
+    def _draw(self, model: Tensor, rng: np.random.Generator) -> None:
+        """Changes the network's values [P] to those of another first model."""
+        if self.perturbation is not None:
+            model += self.perturbation * torch.from_numpy(rng.normal(size=len(model))).to(model)
+            return
+        for layer in self.space.layers:
+            order = torch.from_numpy(rng.permutation(layer.size)).to(model.device)
+            model[layer.span] = model[layer.span][order]
+
+    def download(self) -> dict[str, Message]:
+        """Returns all models."""
+        return {"models": dense(self.models)}
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """Trains the best model, and sends it in its cluster's place, with that place."""
+        models = clients.received["models"].view(self.clusters, -1)
+        choice = self._choose(clients, models)
+        v = self.local_sgd(clients, models[choice])
+        member = one_hot(choice, self.clusters).to(v)
+        member[clients.empty] = 0
+        self.log_table("clusters", client=clients.ids, cluster=choice)
+        placed = (member[:, :, None] * v[:, None]).flatten(1)  # the rest is zero and not sent
+        size = v.element_size()
+        return {"w": Message(placed, v.shape[1] * size), "member": Message(member, size)}
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Sets the models of the clusters that somebody chose."""
+        share = mean["member"][:, None]  # of the cohort's weight, [k, 1]
+        models, sums = (x.view(self.clusters, -1) for x in (self.models, mean["w"]))
+        models.copy_(torch.where(share > 0, sums / share, models))
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns the best model for the client's training samples."""
+        models = clients.received["models"].view(self.clusters, -1)
+        return models[self._choose(clients, models)]
+
+    def _choose(self, clients: Clients, models: Tensor) -> Tensor:
+        """Returns j_i, int64 [C]: the model [k, P] with the least loss, the first of equals.
+
+        In an evaluation `clients` has the samples of the split; here only training samples count.
+        """
+        order = np.argsort(-clients.data.sizes("train", clients.ids), kind="stable")
+        own = Clients(clients.ids[order], clients.round, clients.data, dtype=clients.dtype)
+        at = torch.from_numpy(order).to(models.device)
+        losses = models.new_zeros(len(clients), len(models))
+        for rows, batch in own.samples():
+            buffers = None if clients.buffers is None else clients.buffers[at[rows]]
+            for j, model in enumerate(models):
+                each = model.expand(batch.clients, -1)
+                losses[at[rows], j] += self.oracle.evaluate(each, batch, buffers)[0].sum(1)
+        return losses.argmin(1)

@@ -1,0 +1,219 @@
+"""IFCA against a slow NumPy loop, planted groups, FedAvg with one cluster; how models begin."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
+from models import HalfSquaredError
+from pfl.algorithms import IFCA, FedAvg
+from pfl.randomness import generator
+from tests.algorithms.closed_forms_baselines import groups
+from tests.algorithms.methods import METHODS
+from tests.algorithms.traced import (
+    ALL,
+    BATCHES,
+    FULL,
+    LOSS,
+    SIZES,
+    START,
+    TRACE,
+    furthest,
+    in_cohorts,
+    unlike,
+)
+from tests.problems import History, Steps, batches_of_clients, least_squares
+from tests.refusal import refused
+
+CLUSTERS = dict(clusters=3, perturbation=0.3)
+
+
+@pytest.fixture
+def problem():
+    return unlike()
+
+
+def first_models(seed, clusters=3, perturbation=0.3):
+    """The network's own values, and normal numbers on top of them."""
+    noise = [generator(seed, "clusters", j).normal(size=len(START)) for j in range(1, clusters)]
+    return np.stack([START, *(START + perturbation * n for n in noise)])
+
+
+def loss(problem, i, w):
+    """f_i(w) = mean over the samples of 1/2 |W x + b - y|^2, with 2 outputs and 3 features."""
+    x, y = problem.features[i], problem.targets[i]
+    return 0.5 * ((x @ w[:6].reshape(2, 3).T + w[6:] - y) ** 2).sum(1).mean()
+
+
+def ifca(problem, models, batches, weighting="uniform", slip=None):
+    """The models after each round as "models" [k P], and the choices as a dict "chosen".
+
+    `batches[t][i]` has the samples of each local step. Slips: "worst", the largest loss; "first",
+    the losses of the first round decide in all; "cohort", the sum is divided by the whole cohort's
+    weight; "empty", a cluster that nobody chose gets the mean of all; "common", all train the first
+    model.
+    """
+    history, first = [], {}
+    for cohort in batches:
+        sent, chosen = [], {}
+        for i, steps in cohort.items():
+            losses = [loss(problem, i, w) for w in models]
+            best = int(np.argmax(losses) if slip == "worst" else np.argmin(losses))
+            first.setdefault(i, best)
+            j = chosen[i] = first[i] if slip == "first" else best
+            v, rate = models[0 if slip == "common" else j].copy(), 0.1 * 0.8 ** len(history)
+            for samples in steps:
+                v = v - rate * (problem.gradient(i, v, samples) + 0.1 * v)
+            sent.append((j, problem.sizes[i] if weighting == "samples" else 1, v))
+        models = models.copy()
+        for j in range(len(models)):
+            own = [(n, v) for k, n, v in sent if k == j]
+            if slip == "empty" and not own:
+                own = [(n, v) for _, n, v in sent]
+            if own:
+                total = sum(n for _, n, _ in sent) if slip == "cohort" else sum(n for n, _ in own)
+                models[j] = sum(n * v for n, v in own) / total
+        history.append({"models": models.ravel(), "chosen": chosen})
+    return history
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("engine", ["sequential", "vmap"])
+def test_rounds_equal_the_numpy_loop(fit, problem, tmp_path, weighting, engine):
+    """Mini-batches, unequal clients, partial participation; and the table of choices."""
+    history, steps = History(), Steps()
+    algorithm = IFCA(
+        problem.network(START), **CLUSTERS, weighting=weighting, engine=engine, **BATCHES
+    )
+    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE, seed=3)
+    batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
+    expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
+    assert furthest(history.rounds, expected, "models") < 1e-12
+    chosen = [row["chosen"] for row in expected]
+    assert len({j for row in chosen for j in row.values()}) > 1  # the choice matters
+    (table,) = Path(tmp_path).rglob("clusters.csv")
+    rows = [tuple(map(int, row)) for row in list(csv.reader(table.read_text().splitlines()))[1:]]
+    assert rows == [(t + 1, i, j) for t, row in enumerate(chosen) for i, j in row.items()]
+
+
+@pytest.mark.parametrize("slip", ["worst", "first", "cohort", "empty", "common"])
+def test_a_wrong_formula_would_show(problem, slip):
+    batches = [{i: [None] * 4 for i in cohort} for cohort in TRACE]
+    models = first_models(seed=3)
+    right, wrong = (ifca(problem, models, batches, slip=s) for s in (None, slip))
+    assert furthest(right, wrong, "models") > 0.01
+
+
+# ---- identities ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_one_cluster_is_fedavg(fit, problem, weighting):
+    ours, plain = History(), History()
+    settings = dict(weighting=weighting, **BATCHES)
+    for kind, history in (
+        (IFCA(problem.network(START), clusters=1, **settings), ours),
+        (FedAvg(problem.network(START), **settings), plain),
+    ):
+        fit(kind, problem, len(TRACE), callbacks=[history], trace=TRACE, seed=3)
+    np.testing.assert_allclose(ours["models"], plain["w"], rtol=0, atol=1e-14)
+
+
+def test_planted_groups_are_recovered(fit):
+    """Those with even ids, and the others; a newcomer joins its group."""
+    problem = groups(4).problem
+    method = METHODS["IFCA"]
+    algorithm = method.make(problem.network(0.3), lr=0.4, batch_size=None, loss=HalfSquaredError())
+    fit(algorithm, problem, 6, unseen=[3])
+    table = algorithm.recorded["clusters"]
+    even, odd = table["cluster"][table["client"] % 2 == 0], table["cluster"][1]
+    assert table["client"].tolist() == [0, 1, 2]
+    assert even.tolist() == [1 - odd, 1 - odd]
+    (newcomers,) = algorithm.states.chunks(np.array([3]), "test")
+    algorithm.load_state(newcomers)
+    mine = algorithm.models.view(2, -1)[odd]
+    torch.testing.assert_close(algorithm.newcomer(newcomers)[0], mine, rtol=0, atol=0)
+
+
+# ---- first models, who chooses by what, clients without samples, bytes, arguments ---------------
+
+
+def test_first_models_have_the_values_of_each_parameter_in_another_order(fit, problem):
+    """An empty round changes nothing."""
+    algorithm = IFCA(problem.network(START), clusters=3, **FULL)
+    fit(algorithm, problem, 1, trace=[[]])
+    models = algorithm.models.view(3, -1).numpy()
+    np.testing.assert_array_equal(models[0], START)
+    for model in models[1:]:
+        np.testing.assert_array_equal(np.sort(model[:6]), START[:6])  # the weights
+        np.testing.assert_array_equal(np.sort(model[6:]), START[6:])  # the biases
+    assert len(np.unique(models, axis=0)) == 3
+
+
+def test_the_training_samples_decide_in_every_split(fit):
+    """The first model fits all training samples, and the second one the test samples."""
+    first, second = first_models(seed=0, clusters=2)
+    x = np.random.default_rng(2).normal(size=(20, 3))
+    outputs = (x @ w[:6].reshape(2, 3).T + w[6:] for w in (first, second))
+    x, y, other = map(torch.from_numpy, (x, *outputs))
+    data = TensorDataModule(
+        x, y, x, other, num_clients=2, partition=Owners(np.arange(20) % 2), protocol=SharedTest(0.0)
+    )
+    network = least_squares([1], bias=True).network(START)
+    algorithm = IFCA(network, clusters=2, perturbation=0.3, loss=LOSS)
+    fit(algorithm, data, 1, trace=[[]], seed=0)
+    np.testing.assert_allclose(algorithm.models.view(2, -1)[1], second, atol=1e-14)
+    for split in ("train", "test"):
+        for clients in algorithm.iter_clients(split):
+            np.testing.assert_array_equal(algorithm.personalized(clients), [first] * len(clients))
+    assert algorithm.row["test/personalized/loss"] > 0.1
+
+
+class Owners(Partitioner):
+    """Clients who own what is given."""
+
+    def __init__(self, given):
+        self.given = given
+
+    def owners(self, targets, num_clients, rng):
+        return self.given
+
+    def describe(self):
+        return "given"
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_a_client_without_samples_is_in_no_cluster(fit, weighting):
+    problem = least_squares((7, 2, 3), bias=True)
+    x, y = (torch.from_numpy(np.concatenate(rows)) for rows in (problem.features, problem.targets))
+    data = TensorDataModule(
+        x,
+        y,
+        num_clients=4,
+        partition=Owners(np.repeat([0, 1, 3], (7, 2, 3))),
+        protocol=SplitOwn(0.0, 0.0),
+    )
+    history = History()
+    algorithm = IFCA(problem.network(START), **CLUSTERS, weighting=weighting, local_steps=3, **FULL)
+    fit(algorithm, data, 3, callbacks=[history], trace=[ALL, [2], [1, 2]])
+    batches = [{i: [None] * 3 for i in cohort} for cohort in ([0, 1, 2], [], [1])]
+    expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
+    assert furthest(history.rounds, expected, "models") < 1e-12
+
+
+def test_all_models_go_down_and_one_comes_up(fit, problem):
+    algorithm = fit(IFCA(problem.network(START), clusters=3, **BATCHES), problem, 1)
+    assert algorithm.bytes_down == 8 * 3 * len(START) * len(SIZES)
+    assert algorithm.bytes_up == 8 * (len(START) + 1) * len(SIZES)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("clusters", 0), ("perturbation", 0.0), ("perturbation", None)]
+)
+def test_values_that_cannot_be_are_refused(problem, key, value):
+    """All values of the network are 0, so that another order of them is the same model."""
+    with refused(f"model.{key}"):
+        IFCA(problem.network(), **{key: value})

@@ -1,0 +1,204 @@
+"""A comparison of methods on equal terms: the same partitions, cohorts, seeds and budgets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pfl.errors import ConfigError
+from pfl.experiments.grid import Config, Grid, Job
+from pfl.experiments.jobs import finished_outcome, outcome_text, run_all
+from pfl.experiments.results import Results, Run, read_run
+from pfl.experiments.workers import side_by_side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """What cuts all runs; one of the numbers.
+
+    Args:
+        rounds: A number of rounds.
+        bytes: A number of bytes, up and down.
+        gradients: A number of gradients of samples.
+
+    Raises:
+        ConfigError: There is not one positive number.
+    """
+
+    rounds: float | None = None
+    bytes: float | None = None
+    gradients: float | None = None
+
+    def __post_init__(self) -> None:
+        values = [value for value in asdict(self).values() if value is not None]
+        if len(values) != 1 or not 0 < values[0] < math.inf:
+            names = ", ".join(asdict(self))
+            raise ConfigError(f"budget: {values}; it must be one positive number of {names}")
+
+    @property
+    def limit(self) -> tuple[str, float]:
+        """The name of the number, and the number."""
+        ((name, value),) = ((k, v) for k, v in asdict(self).items() if v is not None)
+        return name, value
+
+
+def parse_budget(text: str) -> Budget:
+    """Returns the budget of the option `--budget`, such as bytes=2e6.
+
+    Raises:
+        ConfigError: The text is not a budget.
+    """
+    name, _, limit = text.partition("=")
+    try:
+        return Budget(**{name: float(limit)})
+    except (TypeError, ValueError):
+        names = ", ".join(f.name for f in fields(Budget))
+        raise ConfigError(
+            f"compare: --budget: {text}; it must be one of {names} and a positive number, such as "
+            f"bytes=2e6"
+        ) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What the tuning of a run took.
+
+    Args:
+        trials: Number of trials.
+        rounds: Number of rounds of all trials.
+        gradients: Number of gradients of samples.
+        seconds: The time.
+    """
+
+    trials: float = 0
+    rounds: float = 0
+    gradients: float = 0
+    seconds: float = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Grid):
+    """Runs of several methods with several seeds.
+
+    Besides the keys of a `Grid`, its file may have
+
+        baseline: FedAvg           # with which the others are compared; the first run by default
+        metric: f1_score           # one of loop.metrics that counts in place of the accuracy
+        budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
+        bandwidth: 1.0e+8          # bits a second of a client, for a figure of communication's time
+        tuning:                    # what each run's tuning took, as `pfl tune` writes it
+          FedAvg: {trials: 20, rounds: 800, gradients: 400000, seconds: 60}
+
+    Args:
+        baseline: The run with which the others are compared; the first one by default.
+        metric: The score that counts, such as `f1_score`; None: accuracy, or loss for regression.
+        budget: What cuts all runs; None: whole runs.
+        bandwidth: Bits a second of each client; None: no figure of the time of communication.
+        tuning: What each run's tuning took.
+
+    Example:
+        >>> network = {"class_path": "MLP", "init_args": {"in_features": 64}}
+        >>> comparison = Comparison(
+        ...     common={
+        ...         "model.init_args.network": network,
+        ...         "data": {"class_path": "DigitsDataModule", "init_args": {"num_clients": 20}},
+        ...     },
+        ...     runs={name: {"model.class_path": name} for name in ("FedAvg", "Ditto")},
+        ...     seeds=3,
+        ... )
+        >>> [str(job) for job in comparison.jobs()][2:4]
+        ['FedAvg, seed=2', 'Ditto, seed=0']
+    """
+
+    baseline: str | None = None
+    metric: str | None = None
+    budget: Budget | None = None
+    bandwidth: float | None = None
+    tuning: dict[str, Spent] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        baseline = next(iter(self.jobs())).run if self.baseline is None else self.baseline
+        object.__setattr__(self, "baseline", baseline)
+        known = ", ".join(self.runs)
+        if baseline not in self.runs:
+            raise ConfigError(f"baseline: {baseline!r}; it must be one of {known}")
+        if unknown := [run for run in self.tuning if run not in self.runs]:
+            raise ConfigError(f"tuning: there is no run {unknown[0]!r}; known are {known}")
+        if self.metric is not None and "/" in self.metric:
+            raise ConfigError(f"metric: {self.metric}; it must be the name of a score: f1_score")
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            raise ConfigError(
+                f"bandwidth: {self.bandwidth}; it must be a number of bits a second, such as 1e8"
+            )
+
+    @property
+    def limit(self) -> tuple[str, float] | None:
+        """The name and the number of the budget; None: whole runs."""
+        return self.budget.limit if self.budget else None
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        jobs: int | None = 1,
+        share: tuple[int, int] = (1, 1),
+        keep: bool = False,
+    ) -> Results:
+        """Makes the runs that have not been made, and returns the results of all.
+
+        Args:
+            out: The folder of the runs; `runs/compare/<name>` by default.
+            jobs: Number of processes; None: as many as fit. With more than one, a script needs
+                `if __name__ == "__main__"`.
+            share: (k, n): makes the k-th of n shares of the runs, for n machines with one file
+                system.
+            keep: Keeps checkpoints: of each run the last one, and that of the best round on
+                validation data.
+
+        Raises:
+            ConfigError: A configuration has a mistake, or a run failed by one.
+            Missing: Other machines have not finished their shares.
+        """
+        root = self.folder("compare", None if out is None else Path(out))
+        all_jobs, outcomes = self.jobs(), dict[Path, Config]()
+        mine = all_jobs[share[0] - 1 :: share[1]]
+        workers = side_by_side(len(mine)) if jobs is None else jobs
+        with tqdm(total=len(mine), unit="run", disable=None) as bar:
+            for job, outcome in run_all(mine, root, workers=workers, keep=keep, metric=self.metric):
+                outcomes[job.folder] = outcome
+                bar.write(f"{job}: {outcome_text(outcome)}")
+                bar.update()
+        for job in all_jobs:
+            if job.folder not in outcomes:
+                outcomes[job.folder] = finished_outcome(job, root)
+        if missing := [str(job) for job in all_jobs if not outcomes[job.folder]]:
+            raise Missing(
+                f"{len(missing)} runs of other machines are missing, or have another "
+                f"configuration, code or data, such as {missing[0]}"
+            )
+        return self.results([_read(job, root, outcomes[job.folder]) for job in all_jobs])
+
+    def results(self, runs: list[Run]) -> Results:
+        """Returns the results of runs that have ended."""
+        return Results.of(
+            runs,
+            baseline=self.baseline,
+            budget=self.limit,
+            metric=self.metric,
+            title=str(self.title),
+            tuning={run: asdict(spent) for run, spent in self.tuning.items()},
+            bandwidth=self.bandwidth,
+        )
+
+
+class Missing(Exception):
+    """Runs of other machines have not ended; the message is one line."""
+
+
+def _read(job: Job, root: Path, outcome: Config) -> Run:
+    diverged = outcome["status"] == "diverged"
+    return read_run(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)

@@ -1,7 +1,6 @@
 """The commands beside `fit`, `validate`, `test` and `predict`: their options, and what they do.
 
-A command is two functions: `<name>_options` describes its options, and `<name>` runs it. Everything
-that takes long to import is imported when a command runs.
+Everything that takes long to import is imported when a command runs.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import argparse
 import math
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pfl.errors import ConfigError
 
+BUDGETS = ("rounds", "bytes", "gradients")
 FORMATS = ("safetensors", "onnx")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
@@ -48,6 +47,19 @@ def _share(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _budget(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    try:
+        value = float(limit)
+    except ValueError:
+        value = 0.0
+    if name not in BUDGETS or not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text}; it must be one of {', '.join(BUDGETS)} and a positive number: bytes=2e6"
+        )
+    return name, value
+
+
 def _positive(text: str) -> float:
     try:
         value = float(text)
@@ -75,51 +87,25 @@ def _add_runs(parser: CommandParser, what: str) -> None:
     )
 
 
-# ---- compare -------------------------------------------------------------------------------------
-
-
-def compare_options(parser: CommandParser) -> None:
-    """Adds the options of `compare`."""
-    parser.description = (
-        "Run several methods with several seeds on the same partitions and cohorts, and write "
-        "tables, paired statistics and figures. Runs that were finished with the same "
-        "configuration, code and data are not repeated, and a killed run continues where it was."
-    )
-    parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
-    _add_runs(parser, "runs")
-    parser.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
-    parser.add_argument(
-        "--keep", action="store_true", help="keeps checkpoints, for `pfl export` of the models"
-    )
-    parser.add_argument("--baseline", help="the method with which the others are compared")
-    parser.add_argument("--metric", help="the score that counts, such as f1_score")
-    parser.add_argument("--budget", help="such as bytes=2e6: cuts all runs there")
-    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
-    parser.add_argument(
-        "--bandwidth", type=_positive, help="bits a second of a client, such as 1e8: a figure"
-    )
-
-
 def compare(given: argparse.Namespace) -> None:
     """Compares the runs of a file, or of folders."""
     from dataclasses import replace
 
     from pfl.configuration import files
     from pfl.experiments import Results, comparison_of
-    from pfl.experiments.comparison import Missing, parse_budget
+    from pfl.experiments.comparison import Missing
     from pfl.experiments.grid import parse_changes
 
     begun = time.monotonic()
-    budget = None if given.budget is None else parse_budget(given.budget)
-    settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth")}
-    settings = {k: v for k, v in {**settings, "budget": budget}.items() if v is not None}
+    settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth", "budget")}
+    settings = {key: value for key, value in settings.items() if value is not None}
     folders = [Path(word) for word in given.what]
     if all(folder.is_dir() for folder in folders):
         for option in ("jobs", "share", "change", "keep"):
             if getattr(given, option):
                 raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
         out = given.out or Path("runs/comparison")
-        results = Results.from_folders(folders, **settings | {"budget": budget and budget.limit})
+        results = Results.from_folders(folders, **settings)
     else:
         if len(folders) > 1 or files.find(given.what[0]) is None:
             raise ConfigError(
@@ -128,7 +114,8 @@ def compare(given: argparse.Namespace) -> None:
             )
         file = comparison_of(given.what[0], parse_changes("compare", given.change))
         try:
-            file = replace(file, **settings)
+            budget = {"budget": dict([given.budget])} if given.budget else {}
+            file = replace(file, **settings | budget)
         except ConfigError as error:
             raise ConfigError(f"compare: --{error}") from error
         out = file.folder("compare", given.out)
@@ -144,20 +131,6 @@ def compare(given: argparse.Namespace) -> None:
     print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
-# ---- tune ----------------------------------------------------------------------------------------
-
-
-def tune_options(parser: CommandParser) -> None:
-    """Adds the options of `tune`."""
-    parser.description = (
-        "Try values for several methods, the same number of trials for each of them, select the "
-        "best on validation data, and write a file for `pfl compare` with these values. Trials "
-        "that have ended are not repeated, and a killed search continues where it was."
-    )
-    parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
-    _add_runs(parser, "methods")
-
-
 def tune(given: argparse.Namespace) -> None:
     """Tunes the runs of a file."""
     from pfl.configuration import files
@@ -171,22 +144,6 @@ def tune(given: argparse.Namespace) -> None:
     tuned = tuning.search(out, jobs=given.jobs)
     print(f"\n{tuned}")
     print(", ".join(map(str, tuned.write(out))))
-
-
-# ---- reproduce -----------------------------------------------------------------------------------
-
-
-def reproduce_options(parser: CommandParser) -> None:
-    """Adds the options of `reproduce`."""
-    parser.description = (
-        "Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF). "
-        "Runs of the same configuration, code and data are not repeated, and a killed run "
-        "continues where it was."
-    )
-    parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
-    parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
-    _add_runs(parser, "runs")
-    parser.add_argument("--list", action="store_true", help="the figures there are")
 
 
 def reproduce(given: argparse.Namespace) -> None:
@@ -208,25 +165,6 @@ def reproduce(given: argparse.Namespace) -> None:
         print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
-# ---- partition -----------------------------------------------------------------------------------
-
-
-def partition_options(parser: CommandParser) -> None:
-    """Adds the options of `partition`."""
-    parser.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
-    parser.description = (
-        "Show who has which samples: sizes, labels, distances, overlap, hash. All other words are "
-        "those of `pfl fit`; what does not concern the data has no effect."
-    )
-    parser.allow_abbrev = False
-    parser.add_argument(
-        "--out", type=Path, help="writes partition.npz, .csv, .png and clients.parquet there"
-    )
-    parser.add_argument(
-        "--pfllib", type=Path, help="writes the clients' samples there, as PFLlib reads them"
-    )
-
-
 def partition(given: argparse.Namespace) -> None:
     """Shows the partition of a configuration."""
     from datamodules.exports import write_pfllib
@@ -246,22 +184,6 @@ def partition(given: argparse.Namespace) -> None:
         print(f"{given.pfllib}: {data.num_clients} clients, as PFLlib reads them")
 
 
-# ---- report --------------------------------------------------------------------------------------
-
-
-def report_options(parser: CommandParser) -> None:
-    """Adds the options of `report`."""
-    parser.description = (
-        "Write one HTML page about runs: curves, clients, maps, tables, configurations and "
-        "versions. The page opens in any browser, without a network."
-    )
-    parser.add_argument(
-        "folder", nargs="+", type=Path, help="folders of runs, or folders that hold such folders"
-    )
-    parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
-    parser.add_argument("--title", help="the title of the page")
-
-
 def report(given: argparse.Namespace) -> None:
     """Writes the page of runs."""
     import pfl
@@ -277,25 +199,6 @@ def report(given: argparse.Namespace) -> None:
     with files.replaced(out) as file:
         file.write(page(runs, title, pfl.__version__).encode())
     print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
-
-
-# ---- export --------------------------------------------------------------------------------------
-
-
-def export_options(parser: CommandParser) -> None:
-    """Adds the options of `export`."""
-    parser.description = (
-        "Write models of a finished or stopped run as files that other programs load without pfl: "
-        "safetensors, and a card that says where the model comes from."
-    )
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
-    parser.add_argument(
-        "--global", action="store_true", dest="with_global", help="the global model"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
-    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
 
 
 def export(given: argparse.Namespace) -> None:
@@ -326,16 +229,103 @@ def export(given: argparse.Namespace) -> None:
         ) from error
 
 
-Command = tuple[str, Callable[[CommandParser], None], Callable[[argparse.Namespace], Any]]
-COMMANDS: dict[str, Command] = {
-    "partition": ("show who has which samples", partition_options, partition),
-    "compare": (
-        "run several methods, and say which differ by more than noise",
-        compare_options,
-        compare,
-    ),
-    "tune": ("search hyperparameters, with as many trials for each method", tune_options, tune),
-    "report": ("make a page of runs for the browser", report_options, report),
-    "export": ("write models of a checkpoint for other programs", export_options, export),
-    "reproduce": ("run and draw a figure or a table of a paper", reproduce_options, reproduce),
-}
+# ---- options -------------------------------------------------------------------------------------
+
+
+def add_parsers(commands: Any) -> None:
+    """Adds the parsers of all commands; `run` of what they return runs the command.
+
+    Args:
+        commands: What `add_subparsers` has returned.
+    """
+    parser = commands.add_parser("partition", help="show who has which samples")
+    parser.set_defaults(run=partition)
+    parser.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
+    parser.description = (
+        "Show who has which samples: sizes, labels, distances, overlap, hash. All other words are "
+        "those of `pfl fit`; what does not concern the data has no effect."
+    )
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--out", type=Path, help="writes partition.npz, .csv, .png and clients.parquet there"
+    )
+    parser.add_argument(
+        "--pfllib", type=Path, help="writes the clients' samples there, as PFLlib reads them"
+    )
+
+    parser = commands.add_parser(
+        "compare", help="run several methods, and say which differ by more than noise"
+    )
+    parser.set_defaults(run=compare)
+    parser.description = (
+        "Run several methods with several seeds on the same partitions and cohorts, and write "
+        "tables, paired statistics and figures. Runs that were finished with the same "
+        "configuration, code and data are not repeated, and a killed run continues where it was."
+    )
+    parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
+    _add_runs(parser, "runs")
+    parser.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
+    parser.add_argument(
+        "--keep", action="store_true", help="keeps checkpoints, for `pfl export` of the models"
+    )
+    parser.add_argument("--baseline", help="the method with which the others are compared")
+    parser.add_argument("--metric", help="the score that counts, such as f1_score")
+    parser.add_argument("--budget", type=_budget, help="such as bytes=2e6: cuts all runs there")
+    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
+    parser.add_argument(
+        "--bandwidth", type=_positive, help="bits a second of a client, such as 1e8: a figure"
+    )
+
+    parser = commands.add_parser(
+        "tune", help="search hyperparameters, with as many trials for each method"
+    )
+    parser.set_defaults(run=tune)
+    parser.description = (
+        "Try values for several methods, the same number of trials for each of them, select the "
+        "best on validation data, and write a file for `pfl compare` with these values. Trials "
+        "that have ended are not repeated, and a killed search continues where it was."
+    )
+    parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
+    _add_runs(parser, "methods")
+
+    parser = commands.add_parser("report", help="make a page of runs for the browser")
+    parser.set_defaults(run=report)
+    parser.description = (
+        "Write one HTML page about runs: curves, clients, maps, tables, configurations and "
+        "versions. The page opens in any browser, without a network."
+    )
+    parser.add_argument(
+        "folder", nargs="+", type=Path, help="folders of runs, or folders that hold such folders"
+    )
+    parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
+    parser.add_argument("--title", help="the title of the page")
+
+    parser = commands.add_parser("export", help="write models of a checkpoint for other programs")
+    parser.set_defaults(run=export)
+    parser.description = (
+        "Write models of a finished or stopped run as files that other programs load without pfl: "
+        "safetensors, and a card that says where the model comes from."
+    )
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
+    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    parser.add_argument(
+        "--global", action="store_true", dest="with_global", help="the global model"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
+    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
+
+    parser = commands.add_parser("reproduce", help="run and draw a figure or a table of a paper")
+    parser.set_defaults(run=reproduce)
+    parser.description = (
+        "Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF). "
+        "Runs of the same configuration, code and data are not repeated, and a killed run "
+        "continues where it was."
+    )
+    parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
+    parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
+    _add_runs(parser, "runs")
+    parser.add_argument("--list", action="store_true", help="the figures there are")
+
+
+COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce")

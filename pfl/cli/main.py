@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from errno import EDQUOT, ENOSPC, EROFS
 
 import pfl
-from pfl.cli.commands import COMMANDS, CommandParser
+from pfl.cli.commands import COMMANDS, CommandParser, add_parsers
 from pfl.errors import ConfigError
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
@@ -43,8 +43,7 @@ def parser(options: Mapping[str, Sequence[str] | None] | None = None) -> Command
         command = commands.add_parser(name, help=words, add_help=False)
         for option, choices in (options or {}).items():
             command.add_argument(f"--{option}", choices=choices)
-    for name, (words, add_options, _) in COMMANDS.items():
-        add_options(commands.add_parser(name, help=words))
+    add_parsers(commands)
     return top
 
 
@@ -119,7 +118,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
             if given.command in RUNS:
                 FederatedCLI(args)
             else:
-                COMMANDS[given.command][2](given)
+                given.run(given)
     except Ended as error:
         return int(error.code or 1)
     except ProcessLost:  # the launcher has said why

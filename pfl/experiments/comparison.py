@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tqdm import tqdm
@@ -11,72 +11,10 @@ from tqdm import tqdm
 from pfl.errors import ConfigError
 from pfl.experiments.grid import Config, Grid, Job
 from pfl.experiments.jobs import finished_outcome, outcome_text, run_all
-from pfl.experiments.results import Results, Run, read_run
+from pfl.experiments.results import BUDGETS, Results, Run, read_run
 from pfl.experiments.workers import side_by_side
 
-
-@dataclass(frozen=True, kw_only=True)
-class Budget:
-    """What cuts all runs; one of the numbers.
-
-    Args:
-        rounds: A number of rounds.
-        bytes: A number of bytes, up and down.
-        gradients: A number of gradients of samples.
-
-    Raises:
-        ConfigError: There is not one positive number.
-    """
-
-    rounds: float | None = None
-    bytes: float | None = None
-    gradients: float | None = None
-
-    def __post_init__(self) -> None:
-        values = [value for value in asdict(self).values() if value is not None]
-        if len(values) != 1 or not 0 < values[0] < math.inf:
-            names = ", ".join(asdict(self))
-            raise ConfigError(f"budget: {values}; it must be one positive number of {names}")
-
-    @property
-    def limit(self) -> tuple[str, float]:
-        """The name of the number, and the number."""
-        ((name, value),) = ((k, v) for k, v in asdict(self).items() if v is not None)
-        return name, value
-
-
-def parse_budget(text: str) -> Budget:
-    """Returns the budget of the option `--budget`, such as bytes=2e6.
-
-    Raises:
-        ConfigError: The text is not a budget.
-    """
-    name, _, limit = text.partition("=")
-    try:
-        return Budget(**{name: float(limit)})
-    except (TypeError, ValueError):
-        names = ", ".join(f.name for f in fields(Budget))
-        raise ConfigError(
-            f"compare: --budget: {text}; it must be one of {names} and a positive number, such as "
-            f"bytes=2e6"
-        ) from None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What the tuning of a run took.
-
-    Args:
-        trials: Number of trials.
-        rounds: Number of rounds of all trials.
-        gradients: Number of gradients of samples.
-        seconds: The time.
-    """
-
-    trials: float = 0
-    rounds: float = 0
-    gradients: float = 0
-    seconds: float = 0
+SPENT = ("trials", "rounds", "gradients", "seconds")  # what tuning takes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +53,9 @@ class Comparison(Grid):
 
     baseline: str | None = None
     metric: str | None = None
-    budget: Budget | None = None
+    budget: dict[str, float] | None = None
     bandwidth: float | None = None
-    tuning: dict[str, Spent] = field(default_factory=dict)
+    tuning: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,6 +66,17 @@ class Comparison(Grid):
             raise ConfigError(f"baseline: {baseline!r}; it must be one of {known}")
         if unknown := [run for run in self.tuning if run not in self.runs]:
             raise ConfigError(f"tuning: there is no run {unknown[0]!r}; known are {known}")
+        for run, spent in self.tuning.items():
+            if not spent.keys() <= {*SPENT}:
+                raise ConfigError(
+                    f"tuning.{run}: {spent}; it must be numbers of {', '.join(SPENT)}"
+                )
+        limits = [*(self.budget or {"rounds": 1.0}).items()]
+        if len(limits) != 1 or limits[0][0] not in BUDGETS or not 0 < limits[0][1] < math.inf:
+            raise ConfigError(
+                f"budget: {self.budget}; it must be one of {', '.join(BUDGETS)} and a positive "
+                f"number"
+            )
         if self.metric is not None and "/" in self.metric:
             raise ConfigError(f"metric: {self.metric}; it must be the name of a score: f1_score")
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
@@ -138,7 +87,7 @@ class Comparison(Grid):
     @property
     def limit(self) -> tuple[str, float] | None:
         """The name and the number of the budget; None: whole runs."""
-        return self.budget.limit if self.budget else None
+        return next(iter(self.budget.items())) if self.budget else None
 
     def run(
         self,
@@ -190,7 +139,7 @@ class Comparison(Grid):
             budget=self.limit,
             metric=self.metric,
             title=str(self.title),
-            tuning={run: asdict(spent) for run, spent in self.tuning.items()},
+            tuning=self.tuning,
             bandwidth=self.bandwidth,
         )
 

@@ -8,13 +8,11 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
-import platform
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -104,13 +102,10 @@ def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
     """
     folder = root / job.folder
     outcome = outcome_of(folder)
-    if not outcome or (keep and outcome.get("status") != "diverged" and not _kept(folder)):
+    lacks = keep and not (folder / "checkpoints" / "last.ckpt").is_file()
+    if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}
     return outcome if _identity(job).items() <= outcome.items() else {}
-
-
-def _kept(folder: Path) -> bool:
-    return (folder / "checkpoints" / "last.ckpt").is_file()
 
 
 def outcome_text(outcome: Config) -> str:
@@ -118,21 +113,6 @@ def outcome_text(outcome: Config) -> str:
     again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
     done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
     return done if outcome["status"] == "finished" else f"{done}, {outcome['status']}"
-
-
-def provenance(command: str, outcomes: Collection[Config]) -> str:
-    """Returns in words how results were made: the command, its cost, versions and the machine.
-
-    Args:
-        command: The words after `pfl`.
-        outcomes: What `execute` has returned for each run.
-    """
-    used = ", ".join(f"{name} {version}" for name, version in versions().items())
-    minutes = sum(outcome["seconds"] for outcome in outcomes) / 60
-    return (
-        f"Made by `pfl {command}`: {len(outcomes)} runs that took {minutes:.1f} minutes in all, "
-        f"with {used}, on {platform.system()} {platform.machine()} with {os.cpu_count()} cores.\n"
-    )
 
 
 def _fit(config: Path, checkpoint: Path | None = None) -> str:

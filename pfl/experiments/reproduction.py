@@ -17,6 +17,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import os
+import platform
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +31,7 @@ from pfl.configuration import files
 from pfl.errors import ConfigError
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
-from pfl.experiments.jobs import outcome_text, provenance, run_all
+from pfl.experiments.jobs import outcome_text, run_all
 from pfl.experiments.results import (
     Panel,
     Table,
@@ -37,6 +39,7 @@ from pfl.experiments.results import (
     read_panel,
     read_table,
     save_figure,
+    versions,
     write_text,
 )
 from pfl.experiments.workers import side_by_side
@@ -153,8 +156,14 @@ class Reproduction(Comparison):
         if self.written:
             paths.append(out / f"{self.name}.md")
             parts = [f"# {self.title}\n", *(entry.markdown(rows) for entry in self.written)]
-            about = provenance(command or f"reproduce {self.name}", outcomes.values())
-            write_text(paths[-1], "\n".join([*parts, about]))
+            packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+            minutes = sum(outcome["seconds"] for outcome in outcomes.values()) / 60
+            parts.append(
+                f"Made by `pfl {command or f'reproduce {self.name}'}`: {len(outcomes)} runs that "
+                f"took {minutes:.1f} minutes in all, with {packages}, on {platform.system()} "
+                f"{platform.machine()} with {os.cpu_count()} cores.\n"
+            )
+            write_text(paths[-1], "\n".join(parts))
         return paths
 
 

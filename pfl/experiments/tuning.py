@@ -7,11 +7,12 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from jsonargparse import ArgumentError, ArgumentParser
 
 from pfl import files
 from pfl.errors import ConfigError
@@ -22,7 +23,7 @@ from pfl.experiments.callbacks import (
     open_study,
     trial_of,
 )
-from pfl.experiments.comparison import Comparison, Spent
+from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
 from pfl.experiments.jobs import check, code_version, data_version, execute
 from pfl.experiments.results import (
@@ -57,6 +58,10 @@ class Range:
     high: int | float
     log: bool = False
 
+    def __post_init__(self) -> None:
+        if not (self.low < self.high and (self.low > 0 or not self.log)):
+            raise ValueError("low must be below high, and above 0 with log")
+
 
 Space = dict[str, list[Any] | Range]  # by dotted key: all values, or a range
 
@@ -66,47 +71,25 @@ def read_space(where: str, content: Any) -> Space:
 
     Args:
         where: The place of the space, for errors.
-        content: For each key a `Range`, or its `low`, `high` and perhaps `log`, or a list of
-            values.
+        content: For each key a `Range`, or its arguments, or a list of values.
 
     Raises:
         ConfigError: A key has no such values.
     """
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: {content!r}; it must be keys and the values to try")
-    space: Space = {}
+    parser, space = ArgumentParser(exit_on_error=False), Space()
+    parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
     for key, values in content.items():
-        known = _range(values)
-        plain = isinstance(known, list) and known
-        if not (known if isinstance(known, Range) else plain and all(map(_is_plain, known))):
+        try:
+            given = asdict(values) if isinstance(values, Range) else values
+            space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
+        except (ArgumentError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"{where}.{key}: {values!r}; it must be like {{low: 0.001, high: 1.0, log: true}}, "
                 f"or a list of values"
-            )
-        space[str(key)] = known
+            ) from error
     return space
-
-
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _range(values: Any) -> Any:
-    """Returns a mapping as a range, if it is one; YAML reads 1e-3 as text."""
-    if isinstance(values, Range):
-        values = asdict(values)
-    if not (
-        isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}
-    ):
-        return values
-    try:
-        ends = [float(v) if isinstance(v, str) else v for v in (values["low"], values["high"])]
-    except ValueError:
-        return None
-    log = values.get("log", False)
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in ends)
-    fits = numbers and isinstance(log, bool) and ends[0] < ends[1] and (ends[0] > 0 or not log)
-    return Range(low=ends[0], high=ends[1], log=log) if fits else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -373,13 +356,6 @@ class Tuned:
     tuning: Tuning
     found: Sequence[Found]
 
-    def comparison(self) -> Comparison:
-        """Returns the comparison of the runs with their best values, all with as many trials."""
-        content = self._content()
-        content["tuning"] = {run: Spent(**spent) for run, spent in content["tuning"].items()}
-        own = {f.name for f in fields(Comparison)} - {"changes"}
-        return Comparison(**{k: v for k, v in content.items() if k in own}, name="tuned")
-
     def table(self) -> Cells:
         """Returns a header and a row for each run: the best values, their score, and the costs."""
         axes = list(self.tuning.grid)
@@ -434,10 +410,7 @@ class Tuned:
             f"read.\n\n{markdown(self.table())}",
         )
         files.write_records(paths[1], [record for one in self.found for record in one.records])
-        content = self._content()
-        if "budget" in content:
-            content["budget"] = dict([content["budget"].limit])
-        yaml_text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        yaml_text = yaml.safe_dump(self._content(), sort_keys=False, allow_unicode=True)
         head = f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n"
         write_text(paths[2], head + yaml_text)
         return paths

@@ -179,11 +179,11 @@ def test_reports_have_the_names_of_the_file(tmp_path):
 COMMAND = """
 import sys
 from pfl.cli import main
-from pfl.cli.commands import COMMANDS
+from pfl.cli import commands
 from pfl.experiments.workers import spread
 from tests.experiments.test_faults import sleep
 
-COMMANDS["report"] = ("", COMMANDS["report"][1], lambda _: list(spread(sleep, {tasks}, 2)))
+commands.report = lambda _: list(spread(sleep, {tasks}, 2))
 if __name__ == "__main__":
     sys.exit(main(["report", "x"]))
 """

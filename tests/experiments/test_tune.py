@@ -119,8 +119,8 @@ def test_the_tuned_file_can_be_compared(found, tmp_path):
     """Two rounds of three trials each; every client trains one or two epochs a round."""
     file = comparison_of(found / "tuned.yaml")
     assert [job.seed for job in file.jobs()] == [0, 1, 0, 1]
-    assert [file.tuning[name].trials for name in SCORE] == [3, 3]
-    assert [file.tuning[name].rounds for name in SCORE] == [6, 6]
+    assert [file.tuning[name]["trials"] for name in SCORE] == [3, 3]
+    assert [file.tuning[name]["rounds"] for name in SCORE] == [6, 6]
     status, out, error = call("compare", found / "tuned.yaml", "--out", tmp_path, "--jobs", "1")
     assert status == 0, error
     assert "tuning trials" in out
@@ -158,7 +158,7 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
         assert job.config["model"]["init_args"]["lr"] == float(best[point][1])
         assert (job.config["data"]["init_args"]["num_clients"] == 3) == (point == "few")
     # Two trials of one round at each point.
-    assert file.tuning["FedAvg"].trials == file.tuning["FedAvg"].rounds == 2
+    assert file.tuning["FedAvg"]["trials"] == file.tuning["FedAvg"]["rounds"] == 2
 
 
 def test_each_method_has_values_of_its_own(found):

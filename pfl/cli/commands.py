@@ -124,8 +124,8 @@ def compare(given: argparse.Namespace) -> None:
         except Missing as missing:
             print(missing)
             return
-    paths = results.write(out)
     print(f"\n{results}")
+    paths = results.write(out)
     if given.wandb is not None:
         results.send(given.wandb, paths)
     print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")

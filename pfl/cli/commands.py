@@ -47,29 +47,23 @@ def _share(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _budget(text: str) -> tuple[str, float]:
-    name, _, limit = text.partition("=")
-    try:
-        value = float(limit)
-    except ValueError:
-        value = 0.0
-    if name not in BUDGETS or not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text}; it must be one of {', '.join(BUDGETS)} and a positive number: bytes=2e6"
-        )
-    return name, value
-
-
 def _positive(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(
-            f"{text}; it must be a number of bits a second, such as 1e8"
-        )
+        raise argparse.ArgumentTypeError(f"{text!r}; it must be a positive number, such as 1e8")
     return value
+
+
+def _budget(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    if name not in BUDGETS or not limit:
+        raise argparse.ArgumentTypeError(
+            f"{text}; it must be one of {', '.join(BUDGETS)} and a number: bytes=2e6"
+        )
+    return name, _positive(limit)
 
 
 def _add_runs(parser: CommandParser, what: str) -> None:

@@ -21,14 +21,7 @@ SPENT = ("trials", "rounds", "gradients", "seconds")  # what tuning takes
 class Comparison(Grid):
     """Runs of several methods with several seeds.
 
-    Besides the keys of a `Grid`, its file may have
-
-        baseline: FedAvg           # with which the others are compared; the first run by default
-        metric: f1_score           # one of loop.metrics that counts in place of the accuracy
-        budget: {bytes: 2.0e+6}    # cuts all runs after so many rounds, bytes or gradients
-        bandwidth: 1.0e+8          # bits a second of a client, for a figure of communication's time
-        tuning:                    # what each run's tuning took, as `pfl tune` writes it
-          FedAvg: {trials: 20, rounds: 800, gradients: 400000, seconds: 60}
+    docs/compare.md explains its file.
 
     Args:
         baseline: The run with which the others are compared; the first one by default.

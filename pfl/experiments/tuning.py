@@ -133,17 +133,7 @@ class Tune:
 class Tuning(Comparison):
     """A comparison whose runs are tuned first.
 
-    Its file is that of a comparison with the key `tune`, and `space` in runs:
-
-        tune:
-          trials: 20             # of each run
-          space:                 # of all runs; a run's own `space` adds to it
-            model.init_args.lr: {low: 0.001, high: 1.0, log: true}
-            model.init_args.local_epochs: [1, 2, 5]
-          seed: 0                # of every trial, and of what is tried
-          prune_after: 10        # rounds before which no trial is ended early; by default none is
-          metric: val/global/accuracy    # by default the comparison's
-
+    Its file is that of a comparison with the key `tune`, and `space` in runs (docs/tune.md).
     Every run is tuned at each value of the grid by itself; the grid has one axis at most.
 
     Args:

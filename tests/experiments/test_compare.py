@@ -278,7 +278,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),
-        (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "bits a second"]),
+        (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "positive number"]),
         (["FOLDER"], ["metrics.csv"]),
     ],
 )

@@ -1,14 +1,32 @@
 """Personalized federated learning on PyTorch Lightning."""
 
-from pfl import _path  # noqa: F401 (first: the imports below find `models` by it)
-from pfl.distributed import orphan  # torch, which the next import needs, takes seconds
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from pfl import _path  # noqa: F401 (first: imports of `models` find it by this)
+from pfl.distributed import orphan  # torch, which the names below need, takes seconds
 
 orphan.die_with_parent()
 
-from pfl.distributed.strategy import ClientParallelStrategy  # noqa: E402
-from pfl.errors import ConfigError  # noqa: E402
-from pfl.rounds.loop import FederatedLoop  # noqa: E402
-from pfl.trainer import Trainer  # noqa: E402
+if TYPE_CHECKING:
+    from pfl.distributed.strategy import ClientParallelStrategy
+    from pfl.errors import ConfigError
+    from pfl.rounds.loop import FederatedLoop
+    from pfl.trainer import Trainer
 
 __version__ = "0.1.0"
 __all__ = ["ClientParallelStrategy", "ConfigError", "FederatedLoop", "Trainer", "__version__"]
+_MODULES = {  # by public name; imported when it is first used, so that `pfl --help` is quick
+    "ClientParallelStrategy": "pfl.distributed.strategy",
+    "ConfigError": "pfl.errors",
+    "FederatedLoop": "pfl.rounds.loop",
+    "Trainer": "pfl.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return globals()[name]

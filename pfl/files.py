@@ -138,7 +138,8 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Writes records as CSV, a column for each name that some record has; empty for None."""
     names = list(dict.fromkeys(name for record in records for name in record))
     rows = ([record.get(name) for name in names] for record in records)
-    path.write_bytes(csv_lines([names, *rows]))
+    with replaced(path) as file:
+        file.write(csv_lines([names, *rows]))
 
 
 def append_csv(path: Path, columns: dict[str, np.ndarray]) -> None:

@@ -19,7 +19,7 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
 from pfl.method import FederatedAlgorithm
-from tests.commands import QUICKSTART, finish
+from tests.commands import QUICKSTART, finish, table
 from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
@@ -113,17 +113,30 @@ def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["pfl"])
     text = (ROOT / "docs" / "tutorial.md").read_text()
     for name, block in re.findall(r"```(?:python|yaml)\n# (\S+)\n(.*?)```", text, re.S):
+        block = block.replace('("compare.yaml")', '("compare.yaml", [{"trainer.max_epochs": 1}])')
         Path(name).write_text(block.replace("seeds: 5", "seeds: 1"))
     commands = re.findall(r"```sh\n(.*?)```", text, re.S)
     rounds = {"fit": ["--trainer.max_epochs", "2"], "compare": ["--change", "trainer.max_epochs=1"]}
     for words in map(str.split, commands):
         if words[0] == "python":
-            runpy.run_path(words[1])
+            made = runpy.run_path(words[1])
         else:
             assert main([*words[1:], *rounds[words[1]]]) == 0
-    assert [words.split()[1] for words in commands] == ["make_data.py", "fit", "fit", "compare"]
+    assert [words.split()[1] for words in commands] == [
+        "make_data.py",
+        "fit",
+        "fit",
+        "compare",
+        "compare.py",
+    ]
     assert len(list(Path("runs").rglob("summary.json"))) == 2 + 3
     assert Path("runs/compare/compare/comparison.md").is_file()
+    shown = table(Path("runs/compare/compare/comparison.csv"))
+    scores = {
+        row["method"]: row["personalized"] for row in made["results"].table().to_dict("records")
+    }
+    assert [row["method"] for row in shown] == [*scores]
+    assert float(shown[1]["personalized"]) == scores["FedRep"]
 
 
 @pytest.mark.slow

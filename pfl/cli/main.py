@@ -2,18 +2,49 @@
 
 from __future__ import annotations
 
-import importlib
+import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from errno import EDQUOT, ENOSPC, EROFS
 
-from pfl.cli.app import FederatedCLI
-from pfl.cli.messages import explain, quiet
-from pfl.cli.user_code import cause, where
-from pfl.distributed.launch import Ended, ProcessLost, report_signals
+import pfl
+from pfl.cli.commands import COMMANDS, CommandParser, add_parsers
+from pfl.errors import ConfigError
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
-# Commands with a module of their own, which has a function `command`.
-OTHERS = ("compare", "export", "partition", "report", "reproduce", "tune")
+RUNS = {  # commands of LightningCLI, whose options take seconds to collect
+    "fit": "train a method on clients' data, round by round",
+    "validate": "evaluate a checkpoint on validation and test data",
+    "test": "evaluate a checkpoint on test data",
+    "predict": "write the predictions of a checkpoint",
+}
+
+
+def parser(options: Mapping[str, Sequence[str] | None] | None = None) -> CommandParser:
+    """Returns the parser of all commands.
+
+    Args:
+        options: The options of the commands of `RUNS`, by name, with their choices where there are
+            some; by default these commands have none here, since LightningCLI parses them.
+    """
+    top = CommandParser(
+        prog="pfl",
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
+        description="Personalized federated learning.",
+        epilog="`pfl COMMAND --help` lists the options of a command; `pfl fit --model.help FedSLR` "
+        "those of a method.",
+    )
+    top.add_argument("--version", action="version", version=f"pfl {pfl.__version__}")
+    top.add_argument("--completion", choices=("bash", "zsh"), help="print a script of completions")
+    commands = top.add_subparsers(dest="command", title="commands", metavar="COMMAND")
+    for name, words in RUNS.items():
+        command = commands.add_parser(name, help=words, add_help=False)
+        for option, choices in (options or {}).items():
+            command.add_argument(f"--{option}", choices=choices)
+    add_parsers(commands)
+    return top
 
 
 def main(args: list[str] | None = None) -> int:
@@ -27,7 +58,6 @@ def main(args: list[str] | None = None) -> int:
         The exit status: 2 for a mistake of the user, told in one line, 1 for a lost process, and
         128 plus its number for a signal.
     """
-    quiet()
     if args is None:
         args = sys.argv[1:]
         # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
@@ -35,21 +65,91 @@ def main(args: list[str] | None = None) -> int:
     everything = bool(os.environ.get(TRACEBACK)) or "--traceback" in args
     args = [arg for arg in args if arg != "--traceback"]
     try:
+        given = _parse(args)
+    except ConfigError as error:
+        return _refuse(str(error))
+    if given is None:
+        return 0
+    return _run(given, args, everything)
+
+
+def _parse(args: list[str]) -> argparse.Namespace | None:
+    """Returns the options of a command, or what `LightningCLI` will parse; None for no command."""
+    top, known = parser(), [*RUNS, *COMMANDS]
+    if not args:
+        top.print_help()
+        return None
+    command, rest = args[0], args[1:]
+    if command.partition("=")[0] in ("--config", "-c"):
+        raise ConfigError(f"config: give it after a command: {', '.join(RUNS)}")
+    if command in RUNS:
+        if not rest:
+            raise ConfigError(f"{command}: give a configuration, such as --config quickstart")
+        if not rest[0].startswith("-"):
+            raise ConfigError(f"{command}: {rest[0]}; give the configuration as --config {rest[0]}")
+        return argparse.Namespace(command=command)
+    if command not in known and not command.startswith("-"):
+        close = get_close_matches(command, known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        raise ConfigError(
+            f"{command}: there is no such command{hint} the commands are {', '.join(known)}"
+        )
+    given, others = top.parse_known_args(args)
+    if given.completion:
+        print(_completion(given.completion))
+        return None
+    if others and command != "partition":
+        raise ConfigError(f"{command}: unrecognized arguments: {' '.join(others)}")
+    given.others = others
+    return given
+
+
+def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
+    """Runs a command and returns the exit status; its imports take seconds."""
+    from pfl.configuration.app import FederatedCLI
+    from pfl.configuration.messages import explain, quiet
+    from pfl.configuration.user_code import cause, where
+    from pfl.distributed.launch import Ended, ProcessLost, report_signals
+    from pfl.experiments.workers import WorkerLost
+
+    quiet()
+    try:
         with report_signals():
-            if args and args[0] in OTHERS:
-                module = importlib.import_module(f"pfl.cli.{args[0]}")
-                module.command(args[1:])
-            else:
+            if given.command in RUNS:
                 FederatedCLI(args)
+            else:
+                given.run(given)
     except Ended as error:
         return int(error.code or 1)
     except ProcessLost:  # the launcher has said why
         return 1
+    except WorkerLost as error:
+        _refuse(str(error))
+        return 1
     except Exception as error:
         told = explain(error)
         line = told + cause(error) if told else where(error)
+        if line is None and isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
+            line = f"{error.filename}: the file cannot be written ({error.strerror})"
         if line is None or everything:
             raise
-        print(f"error: {line}", file=sys.stderr)
-        return 2
+        return _refuse(line)
     return 0
+
+
+def _refuse(line: str) -> int:
+    print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+def _completion(shell: str) -> str:
+    """Returns a script with which a shell completes commands, options and names of classes."""
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError(
+            "completion: shtab is missing; pip install 'lightning-pfl[completion]'"
+        ) from None
+    from pfl.configuration.messages import option_keys
+
+    return shtab.complete(parser(option_keys()), shell)

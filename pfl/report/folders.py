@@ -72,7 +72,7 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     ]
     configs = [config_of(folder) for folder in folders]
     keys = [
-        (_method(run, yaml.safe_load(config) or {}), OF_A_RUN.sub("", config) or str(run.folder))
+        (_label(run, yaml.safe_load(config) or {}), OF_A_RUN.sub("", config) or str(run.folder))
         for run, config in zip(runs, configs, strict=True)
     ]
     first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
@@ -104,7 +104,10 @@ def _short_names(folders: Sequence[Path]) -> list[str]:
     return [path.name if path == common else str(path.relative_to(common)) for path in paths]
 
 
-def _method(run: Run, config: dict[str, Any]) -> str:
+def _label(run: Run, config: dict[str, Any]) -> str:
+    """Returns the name that an experiment has given a run, or else that of its method."""
+    if label := outcome_of(run.folder).get("label"):
+        return str(label)
     model = config.get("model") or {}
     name = run.summary.get("algorithm") or model.get("class_path") or run.folder.name
     return str(name).rpartition(".")[2]

@@ -12,7 +12,7 @@ import wandb
 import yaml
 
 from pfl.cli import main
-from pfl.cli.messages import explain
+from pfl.configuration.messages import explain
 from pfl.report.client_scores import ClientScoresByRound
 from tests.cli.configurations import SMALL, changed
 from tests.commands import ROOT, table

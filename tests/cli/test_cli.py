@@ -10,7 +10,7 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from pfl.algorithms import FedAvg
-from pfl.cli.app import FederatedCLI
+from pfl.configuration.app import FederatedCLI
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
 from tests.commands import QUICKSTART, ROOT, call, python
 

@@ -6,8 +6,8 @@ import pytest
 
 from models import MLP
 from pfl import algorithms
-from pfl.cli.app import FederatedCLI
-from pfl.cli.configs import read
+from pfl.configuration.app import FederatedCLI
+from pfl.configuration.files import read
 from tests.cli.configurations import NETWORK, PARTITION, SMALL, assert_refused, changed, write
 from tests.commands import call
 from tests.refusal import refused
@@ -121,7 +121,7 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
 def test_a_config_file_before_the_subcommand_is_refused(tmp_path):
     path = write(tmp_path / "a.yaml", SMALL)
     for option in (["--config", path], [f"--config={path}"], ["-c", path]):
-        assert_refused(tmp_path, ["config: ", "behind", "fit, val"], *option, "fit")
+        assert_refused(tmp_path, ["config: ", "after", "fit, val"], *option, "fit")
 
 
 def test_null_is_accepted_where_the_type_includes_it(monkeypatch, tmp_path):

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from pfl.cli.app import FederatedCLI
-from pfl.cli.configs import find, names, shipped
-from pfl.cli.figure_file import known, read_figure
+from pfl.configuration.app import FederatedCLI
+from pfl.configuration.files import find, names, shipped
+from pfl.experiments import Reproduction
+from pfl.experiments.reproduction import known
 from tests.commands import ROOT, call
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
@@ -53,7 +54,7 @@ def test_a_name_that_fit_cannot_use(name, parts):
 
 @pytest.mark.parametrize("name", ["papers/fedpd/figure2", "configs/papers/fedpd/figure2.yaml"])
 def test_reproduce_takes_the_names_of_files_too(name):
-    assert read_figure(name) == read_figure("fedpd-figure2")
+    assert Reproduction.from_file(name) == Reproduction.from_file("fedpd-figure2")
 
 
 def test_reproduce_lists_every_figure_and_table():

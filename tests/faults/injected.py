@@ -20,8 +20,8 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer, files
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
-from pfl.cli.messages import quiet
 from pfl.clients.state_rows import unpacked
+from pfl.configuration.messages import quiet
 from pfl.errors import ConfigError
 from pfl.report import figures  # noqa: F401 (matplotlib, before processes are forked)
 from tests.algorithms.methods import METHODS

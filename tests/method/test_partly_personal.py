@@ -11,7 +11,7 @@ from torch import nn
 
 from models import MLP
 from pfl.algorithms import FedBABU, FedBN, FedPer, FedRep, LGFedAvg
-from pfl.cli.app import FederatedCLI
+from pfl.configuration.app import FederatedCLI
 from pfl.method import head_name, select_part
 from pfl.parameters import ParameterSpace
 from tests.algorithms import two_layers

@@ -7,7 +7,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
 
 from jsonargparse import ArgumentParser, Namespace
@@ -15,9 +15,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 import datamodules
 import models
-from pfl import algorithms, callbacks
+from pfl import algorithms, callbacks, method
 from pfl._path import PACKAGES, hidden_by
 from pfl.errors import ConfigError
+from pfl.rounds.loop import FederatedLoop
+from pfl.trainer import Trainer
 
 # Lines of jsonargparse that hold no complaint, and complaints that count only if there is no other:
 # another member of the same union says more.
@@ -31,7 +33,9 @@ _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
 }
 # Before the complaint about a class that a function is expected to make, such as an optimizer.
 _FACTORY = r"^Type \S*Callable\[.*?\] expects a function or a callable class: "
-_UNKNOWN_KEY = r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
+_UNKNOWN_KEY = (
+    r"(?:Group '([^']+)' )?does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)"
+)
 # How jsonargparse shows values that it has parsed.
 _INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
 _FEW = 30  # names that a line has room for
@@ -85,7 +89,7 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
             complaint = line
     complaint = complaint or weak
     if match := re.search(_UNKNOWN_KEY, complaint):
-        return _unknown_key(match[1] or match[2], known)
+        return _unknown_key(".".join(filter(None, match.groups())), known)
     if not complaint:
         return " ".join(str(error).split())
     if match := re.match(r"(.*?)\. Got value: (.*)", complaint):
@@ -99,9 +103,15 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
 
 def closest(name: str, known: Sequence[str]) -> str:
     """Returns the end of a message: the known name most like `name`, or all if they are few."""
-    close = get_close_matches(name, known, n=1)
-    if close:
-        return f"; did you mean {close[0]!r}?"
+
+    def likeness(key: str) -> tuple[float, int, int]:
+        # The first of equals, so that `epochs` is max_epochs and not min_epochs.
+        match = SequenceMatcher(a=key, b=name)
+        return match.ratio(), match.find_longest_match().size, -known.index(key)
+
+    if close := get_close_matches(name, known, n=5):
+        best = max(close, key=likeness)
+        return f"; did you mean {best!r}?"
     return f"; known are {', '.join(known)}" if 0 < len(known) <= _FEW else ""
 
 
@@ -111,7 +121,7 @@ def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> 
     Args:
         parser: The parser of `config`.
         config: Parsed arguments, of a command or of a class.
-        within: The path of `config`, with a dot behind it.
+        within: The path of `config`, with a dot after it.
 
     Raises:
         ConfigError: An argument is null whose type does not include None.
@@ -163,9 +173,32 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
     group, _, rest = key.partition(".")
     groups = sorted({name.partition(".")[0] for name in known})
     if group not in groups:  # what stands under it is not looked at
-        return f"{group}: there is no such key{closest(group, groups)}"
+        homes = [name for name in option_keys() if name.rpartition(".")[2] == key]
+        hint = f"; did you mean {homes[0]!r}?" if homes else closest(group, groups)
+        return f"{group}: there is no such key{hint}"
     inside = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")]
     return f"{key}: there is no such key{closest(rest, inside)}"
+
+
+def option_keys() -> dict[str, list[str] | None]:
+    """Returns the keys of `fit`, those of all methods and data modules included, with choices."""
+    methods, data = (
+        [cls for _, cls in inspect.getmembers(package, inspect.isclass) if issubclass(cls, base)]
+        for package, base in (
+            (algorithms, method.FederatedAlgorithm),
+            (datamodules, datamodules.FederatedDataModule),
+        )
+    )
+    groups: dict[str, list[type]] = {"model": [method.FederatedAlgorithm, *methods], "data": data}
+    groups |= {"trainer": [Trainer], "loop": [FederatedLoop]}
+    keys = {f"{g}.{n}" for g, classes in groups.items() for c in classes for n in _parameters(c)}
+    choices = {g: [cls.__name__ for cls in groups[g]] for g in ("model", "data")}
+    return dict.fromkeys([*sorted(keys), "config", "ckpt_path", "seed_everything"]) | choices
+
+
+def _parameters(cls: type) -> list[str]:
+    parameters = inspect.signature(cls).parameters.values()
+    return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
 
 
 def _classes(types: str) -> list[str]:

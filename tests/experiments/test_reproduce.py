@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from pfl.cli.figure_file import known, read_figure
-from pfl.cli.grid import Job, merge, nest
-from pfl.cli.jobs import execute, rows_of
+from pfl.experiments import Reproduction
+from pfl.experiments.grid import Job, merge, nest
+from pfl.experiments.jobs import execute
+from pfl.experiments.reproduction import known, rows_of
 from tests import commands
 from tests.commands import ROOT, table
 
@@ -84,14 +85,16 @@ def test_arguments_of_another_class_are_not_kept():
 
 
 def test_every_run_meets_every_value_and_every_seed():
-    grid = {"loop.seed": [5, 6], "size": {"small": {"data.n": 1}, "large": {"data.n": 9}}}
-    figure = read_figure(write(changed(TINY, grid=grid, seeds=[3, 4], panels=[{"y": "a/b"}])))
+    grid = {"loop.rounds": [5, 6], "size": {"small": {"data.n": 1}, "large": {"data.n": 9}}}
+    figure = Reproduction.from_file(
+        write(changed(TINY, grid=grid, seeds=[3, 4], panels=[{"y": "a/b"}]))
+    )
     jobs = figure.jobs()
     assert len(jobs) == len({job.folder for job in jobs}) == 3 * 2 * 2 * 2
     assert len({str(job) for job in jobs}) == len(jobs)
     last = jobs[-1]
-    assert (last.run, last.axes, last.seed) == ("alone", {"seed": 6, "size": "large"}, 4)
-    assert last.config["loop"]["seed"] == 6 and last.config["data"]["n"] == 9
+    assert (last.run, last.axes, last.seed) == ("alone", {"rounds": 6, "size": "large"}, 4)
+    assert last.config["loop"]["rounds"] == 6 and last.config["data"]["n"] == 9
     assert last.config["seed_everything"] == 4
     assert last.config["data"]["class_path"] == "DigitsDataModule"
 
@@ -99,7 +102,7 @@ def test_every_run_meets_every_value_and_every_seed():
 def test_a_value_of_the_grid_can_change_one_run_in_its_own_way():
     steps = {"alone": {"model.init_args.local_steps": 5}}
     grid = {"size": {"small": {"data.n": 1, "runs": steps}, "large": {"data.n": 9}}}
-    figure = read_figure(write(changed(TINY, grid=grid, panels=[{"y": "a/b"}])))
+    figure = Reproduction.from_file(write(changed(TINY, grid=grid, panels=[{"y": "a/b"}])))
     actual = {
         (job.run, job.axes["size"]): job.config["model"]["init_args"].get("local_steps")
         for job in figure.jobs()
@@ -119,14 +122,12 @@ def test_full_and_base_change_a_figure():
     write(derived, "configs/papers/paper/figure2.yaml")
     assert {"paper-figure1", "paper-figure2"} <= set(known())
 
-    first, second, full = (
-        read_figure(*args)
-        for args in [("paper-figure1",), ("paper-figure2",), ("paper-figure2", True)]
-    )
-    assert first.jobs() == second.jobs() and first.folder == second.folder
-    assert [panel.y for panel in second.panels] == [["train/loss"]]
+    first, second = (Reproduction.from_file(f"paper-figure{k}") for k in (1, 2))
+    full = Reproduction.from_file("paper-figure2", full=True)
+    assert first.jobs() == second.jobs() and first.runs_of == second.runs_of
+    assert [panel.y for panel in second.drawn] == [["train/loss"]]
     assert {job.config["trainer"]["max_epochs"] for job in full.jobs()} == {7}
-    assert full.folder not in (first.folder, second.folder)
+    assert full.runs_of not in (first.runs_of, second.runs_of)
 
 
 BAD = {
@@ -134,13 +135,23 @@ BAD = {
     "runs": ({"runs": {}}, ["runs"]),
     "seeds": ({"seeds": "many"}, ["seeds", "many"]),
     "grid": ({"grid": {"data.n": 3}}, ["data.n", "3", "list"]),
-    "no grid": ({"grid": [1]}, ["grid: [1]", "mapping"]),
+    "no grid": ({"grid": [1]}, ["grid: [1]", "dict"]),
     "grid of lists": ({"grid": {"hidden": [[8], [8, 8]]}}, ["grid.hidden: [[8], [8, 8]]", "name"]),
     "grid change": ({"grid": {"size": {"small": 3}}}, ["grid.size.small: 3", "keys"]),
     "grid run change": ({"grid": {"size": {"small": {"runs": 3}}}}, ["grid.size.small.runs: 3"]),
     "run": ({"runs": {"FedAvg": 3}}, ["runs.FedAvg: 3", "keys and their values"]),
     "no panels": ({"panels": 3}, ["panels: 3", "list"]),
-    "no full": ({"full": 3}, ["full: 3", "mapping"]),
+    "axis": ({"grid": {"model.seed": [1]}}, ["grid", "'seed'", "column"]),
+    "seed": (
+        {"common": {**TINY["common"], "seed_everything": 3}},
+        ["common.seed_everything", "seeds"],
+    ),
+    "outside": ({"runs": {"..": {"model.class_path": "FedAvg"}}}, ["runs: '..'", "folder"]),
+    "nothing left": (
+        {"grid": {"n": {1: {"without": ["FedAvg"]}}}},
+        ["grid: `without` leaves no run"],
+    ),
+    "no full": ({"full": 3}, ["full: 3", "keys"]),
     "no base": ({"base": 3}, ["base: 3", "name"]),
     "grid runs": ({"grid": {"n": {1: {"runs": {"FedAgv": {}}}}}}, ["FedAgv", "FedAvg"]),
     "panel key": ({"panels": [{"y": "a", "colour": 1}]}, ["colour", "xlabel"]),
@@ -268,6 +279,7 @@ def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
 
 
 # ---- the papers' figures ------------------------------------------------------------------------
+ALL = [Reproduction.from_file(name) for name in known()]
 TINY_RUN = nest({"trainer.max_epochs": 1, "data.init_args.num_clients": 3})
 # In place of images that would have to be downloaded.
 ON_DIGITS = nest(
@@ -293,11 +305,7 @@ def drawn(job):
 
 
 # The figures that have a page with results.
-FIGURES = [
-    name
-    for name in known()
-    if read_figure(name).panels and all(map(drawn, read_figure(name).jobs()))
-]
+FIGURES = [figure.name for figure in ALL if figure.panels and all(map(drawn, figure.jobs()))]
 
 
 def test_every_figure_of_the_papers_is_listed():
@@ -330,21 +338,21 @@ def test_a_broken_file_does_not_hide_the_others(tmp_path, monkeypatch):
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("name", sorted(known()))
 def test_every_figure_can_be_read(name, full):
-    figure = read_figure(name, full)
+    figure = Reproduction.from_file(name, full=full)
     jobs = figure.jobs()
     assert len({job.folder for job in jobs}) == len(jobs)
-    small = read_figure(name)
+    small = Reproduction.from_file(name)
     rounds = [job.config["trainer"]["max_epochs"] for job in jobs]
     before = {str(job): job.config["trainer"]["max_epochs"] for job in small.jobs()}
     assert all(r >= before.get(str(job), 0) for r, job in zip(rounds, jobs, strict=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", sorted({read_figure(name).folder for name in known()}))
+@pytest.mark.parametrize("folder", sorted({figure.runs_of for figure in ALL}))
 def test_every_run_of_a_figure_runs_and_has_what_it_shows(folder, here):
     """Every run trains three clients for a round, at one point of the grid, on digits if its own
     data would have to be downloaded."""
-    figures = [figure for figure in map(read_figure, known()) if figure.folder == folder]
+    figures = [figure for figure in ALL if figure.runs_of == folder]
     first: dict[Any, Job] = {}
     for figure in figures:
         for job in figure.jobs():
@@ -387,7 +395,7 @@ RESULTS = [f"results/{path.stem}" for path in (ROOT / "configs/results").glob("*
 )
 def test_data_of_the_pages_are_those_of_the_figures_file(name):
     """The data have every run at every point of the grid, and no other."""
-    figure = read_figure(name)
+    figure = Reproduction.from_file(name)
     data = table(ROOT / "docs" / "data" / f"{name}.csv")
     assert {"run", *figure.grid, "seed"} <= set(data[0])
 

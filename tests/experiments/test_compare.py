@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 
-from pfl.cli import jobs
-from pfl.cli.compare import command, read_comparison
-from pfl.cli.main import main
+from pfl.cli.commands import compare as compare_command
+from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
+from pfl.experiments import comparison_of, jobs
 from tests.cli.configurations import SMALL
 
 RUNS = {
@@ -43,6 +43,10 @@ def comparison(tmp_path, **changes):
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(content))
     return path
+
+
+def command(words):
+    compare_command(parser().parse_args(["compare", *words]))
 
 
 def compare(path, out, *words):
@@ -98,7 +102,7 @@ def test_finished_runs_are_not_repeated(finished, tmp_path, capsys):
 def test_other_code_runs_again_and_says_so(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "code_version", lambda config="": "other")
     compare(comparison(tmp_path, seeds=1), copy(finished, tmp_path))
-    assert capsys.readouterr().out.count("the code has changed") == 2
+    assert capsys.readouterr().out.count("the code changed") == 2
 
 
 @pytest.mark.parametrize("wrong", [{"lrr": 0.1}, {"lr": -1.0}])
@@ -240,14 +244,15 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"runs": {}}, ["runs"]),
         ({"panels": []}, ["panels", "baseline"]),
         ({"common": "nothing.yaml"}, ["common", "nothing.yaml", "no such file"]),
-        ({"bandwidth": "fast"}, ["bandwidth", "fast", "1e8"]),
+        ({"bandwidth": "fast"}, ["bandwidth", "fast", "float"]),
+        ({"bandwidth": 0}, ["bandwidth", "0", "1e8"]),
         ({"tuning": {"FedPrix": {"trials": 2}}}, ["tuning", "FedPrix", "FedAvg"]),
-        ({"tuning": {"FedAvg": {"hours": 2}}}, ["tuning.FedAvg", "hours", "trials"]),
-        ({"tuning": {"FedAvg": 20}}, ["tuning.FedAvg", "20"]),
+        ({"tuning": {"FedAvg": {"hours": 2}}}, ["tuning", "hours", "trials"]),
+        ({"tuning": {"FedAvg": 20}}, ["tuning", "20"]),
         ({"metric": "val/global/loss"}, ["metric", "val/global/loss", "f1_score"]),
         ({"seeds": 0}, ["seeds", "0", "at least 1"]),
         ({"seeds": [1, 1]}, ["seeds", "[1, 1]", "different"]),
-        ({"seeds": "12"}, ["seeds", "'12'"]),
+        ({"seeds": "many"}, ["seeds", "many"]),
         ({"seeds": True}, ["seeds", "True"]),
         ({"grid": {"data.a.alpha": [1], "model.b.alpha": [2]}}, ["grid", "'alpha'"]),
         ({"grid": {"alpha": []}}, ["grid.alpha", "list of values"]),
@@ -273,7 +278,7 @@ def test_a_mistake_in_the_file_gets_one_line(tmp_path, capsys, changes, words):
         (["FILE", "--baseline", "FedPrix"], ["--baseline", "FedPrix", "FedAvg"]),
         (["FILE", "--metric", "val/global/loss"], ["--metric", "val/global/loss"]),
         (["FOLDER", "--share", "1/2"], ["--share", "folders"]),
-        (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "bits a second"]),
+        (["FILE", "--bandwidth", "0"], ["--bandwidth", "0", "positive number"]),
         (["FOLDER"], ["metrics.csv"]),
     ],
 )
@@ -298,7 +303,7 @@ def test_runs_with_other_partitions_are_refused(finished, tmp_path, capsys):
 def test_common_may_be_the_file_of_a_run_whose_method_is_left_out(tmp_path):
     (tmp_path / "small-run.yaml").write_text(yaml.safe_dump(SMALL))
     written_out, by_name = (
-        read_comparison(comparison(tmp_path, **change)).jobs()
+        comparison_of(comparison(tmp_path, **change)).jobs()
         for change in ({}, {"common": "small-run.yaml"})
     )
     for one, other in zip(written_out, by_name, strict=True):
@@ -307,7 +312,7 @@ def test_common_may_be_the_file_of_a_run_whose_method_is_left_out(tmp_path):
 
 
 def test_the_shipped_comparison_can_be_read():
-    from pfl.cli import configs
+    from pfl.configuration import files
 
-    file = read_comparison(configs.find("compare/digits"))
+    file = comparison_of(files.find("compare/digits"))
     assert len(file.jobs()) == 12 and file.baseline == "FedAvg"

@@ -9,16 +9,11 @@ from typing import Any
 import yaml
 
 import pfl
-from pfl.cli.messages import closest
+from pfl.configuration.messages import closest
 from pfl.errors import ConfigError
 
-OTHERS = (
-    "papers/",
-    "compare/",
-    "tune/",
-    "sweep/",
-    "results/",
-)  # files of other commands than `fit`
+# Files of other commands than `fit`.
+OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")
 
 
 def shipped() -> Path:
@@ -36,7 +31,7 @@ def names(folder: Path) -> dict[str, Path]:
 def find(name: str) -> Path | None:
     """Returns the file `name`, else the one that comes with pfl under this name, else None.
 
-    The name may have a folder `configs/` before it and `.yaml` behind it.
+    The name may have a folder `configs/` before it and `.yaml` after it.
     """
     if Path(name).is_file():
         return Path(name)
@@ -62,7 +57,7 @@ def read(path: Path) -> Any:
     """Returns the content of a YAML file.
 
     Raises:
-        ConfigError: The file is no YAML, has a key twice, a NUL, or an alias of what it stands in.
+        ConfigError: The file is not YAML, has a key twice, a NUL, or an alias of what it stands in.
     """
     try:
         loader = yaml.SafeLoader(path.read_text())

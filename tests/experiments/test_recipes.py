@@ -14,8 +14,8 @@ from torchvision.transforms.functional import to_pil_image
 import datamodules
 from datamodules import IID, Dirichlet, LeafDataModule
 from datamodules.vision import ImageDataModule
-from pfl.cli.app import FederatedCLI
-from pfl.cli.figure_file import read_figure
+from pfl.configuration.app import FederatedCLI
+from pfl.experiments import Reproduction
 from tests.leaf_files import images, write
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,9 @@ METRICS = {
 def configurations(name):
     """Returns the different configurations of `fit` in a recipe, with and without `--full`."""
     configs = {}
-    for job in (job for full in (False, True) for job in read_figure(name, full).jobs()):
+    for job in (
+        job for full in (False, True) for job in Reproduction.from_file(name, full=full).jobs()
+    ):
         config = {k: v for k, v in job.config.items() if k != "seed_everything"}
         configs.setdefault(json.dumps(config), (job, config))
     return configs
@@ -223,7 +225,7 @@ def check_partition(name, data):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_shows_metrics_that_runs_have(name):
-    tables = read_figure(name).tables  # it checks that each run has a place
+    tables = Reproduction.from_file(name).written  # it checks that each run has a place
     shown = {metric for table in tables for y in table.panel.y for metric in y.split(" + ")}
     assert shown <= METRICS
     assert len({table.panel.title for table in tables}) == len(tables)

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pfl.cli.compare import read_comparison
-from pfl.cli.configs import find
-from pfl.cli.figure_file import read_figure
+from pfl.configuration.files import find
+from pfl.experiments import Reproduction, comparison_of
 from tests.commands import call
 
 pytestmark = pytest.mark.cli
@@ -39,12 +38,12 @@ def test_a_table_runs_in_a_tiny_version_on_digits():
 
 def test_compare_takes_a_recipe():
     """The runs that the recipe shows, without those that its base has beside them."""
-    file = read_comparison(find("papers/fedslr/figure3"), [{"trainer": {"max_epochs": 3}}])
-    figure = read_figure("fedslr-figure3")
+    file = comparison_of(find("papers/fedslr/figure3"), [{"trainer": {"max_epochs": 3}}])
+    figure = Reproduction.from_file("fedslr-figure3")
     assert (file.name, file.baseline, file.title) == (figure.name, "FedAvg", figure.title)
     assert [str(job) for job in file.jobs()] == [str(job) for job in figure.jobs()]
     assert {job.config["trainer"]["max_epochs"] for job in file.jobs()} == {3}
-    table = read_comparison(find("papers/fedslr/table3"))
+    table = comparison_of(find("papers/fedslr/table3"))
     assert {job.run for job in table.jobs()} == {table.baseline} == {"FedSLR"}
 
 

@@ -7,11 +7,8 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-import datamodules
-import models
-import pfl
-
-OURS = tuple(str(Path(str(m.__file__)).parent) for m in (pfl, models, datamodules))
+ROOT = Path(__file__).parents[2]
+OURS = tuple(str(ROOT / name) for name in ("pfl", "models", "datamodules"))
 INSTALLED = tuple({sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -18,24 +19,31 @@ import models  # noqa: F401
 from datamodules import FederatedDataModule
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
-from pfl.cli.configs import find_run, read
-from pfl.cli.messages import check_nulls, one_line
+from pfl.configuration.files import find_run, read
+from pfl.configuration.messages import check_nulls, one_line
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.rounds.checkpoint_io import damaged
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
-DESCRIPTION = (
-    "Personalized federated learning. More subcommands: `partition` shows who has which samples; "
-    "`compare` runs several methods and tells which of them differ by more than noise; `tune` "
-    "tries values for them, each method as often; `report` makes a page of runs for the browser; "
-    "`export` writes models of a checkpoint for other programs; `reproduce` runs and draws a "
-    "figure of a paper (`reproduce --list` names them)."
-)
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
+# Lists of classes in a help, of which one has all 300 of torch.nn, and lines about more help.
+LISTS = re.compile(r",\s+known\s+subclasses:[^)]*\)")
+MORE_HELP = re.compile(r"(?m)^  --\S+\.help \[?CLASS_PATH_OR_NAME\]?\n(?: {20,}.*\n)+")
 BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargparse calls them
+
+
+class Parser(LightningArgumentParser):
+    """A parser whose help leaves out lists of classes with those of torch.nn."""
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Returns the help; that of a class is its options alone."""
+        text = super().format_help(*args, **kwargs)
+        if str(self.description).startswith("Help for "):
+            text = MORE_HELP.sub("", text.partition("\n\n")[2])
+        return LISTS.sub(lambda match: ")" if "torch.nn" in match[0] else match[0], text)
 
 
 class FederatedCLI(CommandLine):
@@ -60,7 +68,8 @@ class FederatedCLI(CommandLine):
             save_config_callback=None,  # RunRecorder writes it into the run's folder
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            parser_kwargs={"exit_on_error": False, "description": DESCRIPTION, "prog": "pfl"},
+            parser_class=Parser,
+            parser_kwargs={"exit_on_error": False, "prog": "pfl"},
             args=args,
         )
 
@@ -93,9 +102,6 @@ class FederatedCLI(CommandLine):
         try:
             self.config = parser.parse_args(words)
         except ArgumentError as error:
-            if words[:1] and words[0] in CONFIG:
-                names = ", ".join(self.subcommands())
-                raise ConfigError(f"config: give it behind one of {names}") from error
             defaults = (parser.get_defaults(skip_validation=True) for parser in self.parsers)
             known = {key for namespace in defaults for key in vars(namespace.as_flat())}
             raise ConfigError(one_line(error, sorted(known))) from error
@@ -198,6 +204,35 @@ class CheckCLI(FederatedCLI):
 
     def run_subcommand(self, subcommand: str) -> None:
         """Does nothing."""
+
+
+class DataCLI(FederatedCLI):
+    """The command line of `fit` that builds the data module only.
+
+    Attributes:
+        datamodule: The data module, with the seed of the run.
+    """
+
+    datamodule: FederatedDataModule
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Adds the arguments of `fit`; a configuration of the data alone is enough."""
+        parser.add_lightning_class_args(self.trainer_class, "trainer")
+        parser.add_lightning_class_args(
+            FederatedAlgorithm, "model", subclass_mode=True, required=False
+        )
+        parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
+
+    def instantiate_classes(self) -> None:
+        """Instantiates the data module with the seed of the run."""
+        config = self.config[self.subcommand]
+        data = config.data.init_args
+        if data.get("seed") is None:
+            data.seed = int(config.seed_everything)
+        self.datamodule = self.subcommand_parser.instantiate(Namespace(data=config.data)).data
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Runs nothing."""
 
 
 def _find_configs(args: list[str]) -> list[str]:

@@ -6,9 +6,11 @@ import pytest
 import wandb
 import yaml
 
-from pfl.report.comparison_tables import markdown
+from pfl.experiments import Results
+from pfl.experiments.results import markdown
 from tests.cli.configurations import SMALL, changed
 from tests.commands import call
+from tests.refusal import refused
 from tests.wandb_records import offline, read_records, rows_of
 
 pytestmark = [pytest.mark.cli, pytest.mark.slow]
@@ -16,6 +18,7 @@ pytestmark = [pytest.mark.cli, pytest.mark.slow]
 
 def test_a_comparison_is_a_run_of_its_own(tmp_path, tmp_path_factory):
     common = changed(SMALL, "loop.metrics", [{"class_path": "torchmetrics.AUROC"}])
+    del common["seed_everything"]
     settings = {"task": "multiclass", "num_classes": 10, "average": "weighted"}
     common["loop"]["metrics"][0]["init_args"] = settings
     runs = {"slow": {"model": {"init_args": {"lr": 0.01}}}, "fast": {}}
@@ -39,12 +42,9 @@ def test_a_comparison_is_a_run_of_its_own(tmp_path, tmp_path_factory):
 
 
 def test_without_a_login_one_line_says_what_to_do(tmp_path, monkeypatch):
-    from pfl.cli import compare_wandb
-    from tests.refusal import refused
-
     def init(**kwargs):
         raise wandb.errors.UsageError("No API key configured.\nUse `wandb login` to log in.")
 
     monkeypatch.setattr(wandb, "init", init)
     with refused("compare: --wandb: No API key configured.", "WANDB_MODE=offline"):
-        compare_wandb.send("mine", "title", [], [tmp_path / "comparison.md"])
+        Results([]).send("mine", [tmp_path / "comparison.md"])

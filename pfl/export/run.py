@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.cli.app import FederatedCLI
-from pfl.cli.export_files import BATCH, factored_network, measured, save, save_onnx
-from pfl.cli.model_card import card, readme, sizes
-from pfl.cli.parser import CommandParser
+from pfl.configuration.app import FederatedCLI
 from pfl.errors import ConfigError
+from pfl.export.card import card, readme, sizes
+from pfl.export.files import BATCH, factored_network, measured, save, save_onnx
 from pfl.files import replaced, run_folder_errors, write_json
 from pfl.method.exported import client_network, global_network
 
@@ -158,51 +157,3 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
     if factored:
         print(sizes(content["factored"]))
     return folder
-
-
-# ---- the command ---------------------------------------------------------------------------------
-
-
-def command(words: list[str]) -> None:
-    """Runs `export --ckpt_path FILE [--client ID ... | all] [--global] [...] --out FOLDER`.
-
-    Args:
-        words: The words behind `export`.
-    """
-    parser = CommandParser(
-        prog="pfl export",
-        description="Write models of a finished or stopped run as files that other programs load "
-        "without pfl: safetensors, and a card that says where the model comes from.",
-    )
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
-    parser.add_argument(
-        "--global", action="store_true", dest="with_global", help="the global model"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
-    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
-    given = parser.parse_args(words)
-    if not (given.client or given.with_global):
-        raise ConfigError("export: give --client with ids or all, --global, or both")
-    clients = None if given.client == ["all"] else [_client_id(text) for text in given.client]
-    try:
-        export(
-            given.ckpt_path,
-            given.out,
-            clients,
-            with_global=given.with_global,
-            form=given.format,
-            factored=given.factored,
-        )
-    except ImportError as error:
-        extra = "onnx" if given.format == "onnx" else "export"
-        raise ConfigError(
-            f"export: {error.name} is missing; pip install 'lightning-pfl[{extra}]'"
-        ) from error
-
-
-def _client_id(text: str) -> int:
-    if not text.isdecimal():
-        raise ConfigError(f"export: --client: {text}; it must be the number of a client, or all")
-    return int(text)

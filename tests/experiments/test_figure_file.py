@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pfl.cli.figure_file import read_figure
-from pfl.cli.grid import changes_of
+from pfl.experiments import Reproduction
+from pfl.experiments.grid import parse_changes
 from pfl.report.crosstab import read_table
 from pfl.report.curves import read_panel
 from tests.commands import call
@@ -35,7 +35,7 @@ def read(content, path="configs/papers/paper/figure1.yaml"):
     """The figure of a file with this content."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(yaml.safe_dump(content, sort_keys=False))
-    return read_figure(path)
+    return Reproduction.from_file(path)
 
 
 def places(figure):
@@ -74,12 +74,12 @@ def test_a_grid_and_what_is_shown_replace_those_of_the_base():
     table = {"y": "a", "rows": ["run"], "runs": ["alone"]}
     third = {"base": "paper-figure2", "title": "Alone", "tables": [table]}
     figure = read(third, "configs/papers/paper/figure3.yaml")
-    assert (places(figure), figure.folder, figure.title) == (
+    assert (places(figure), figure.runs_of, figure.title) == (
         [("alone", 3)],
         "paper-figure1",
         "Alone",
     )
-    assert figure.panels == [] and len(figure.tables) == 1
+    assert figure.drawn == [] and len(figure.written) == 1
 
 
 def test_a_sum_of_metrics():
@@ -121,7 +121,7 @@ def test_panels_that_cannot_be_are_refused(content, parts):
 
 def test_changes_come_after_all_others():
     job = read(FILE).jobs()[0]
-    changes = changes_of("reproduce", ["trainer.max_epochs=5", "data={m: 4}", "loop.seed=null"])
+    changes = parse_changes("reproduce", ["trainer.max_epochs=5", "data={m: 4}", "loop.seed=null"])
     config = job.changed(changes).config
     assert config["trainer"] == {"max_epochs": 5} and config["data"] == {"n": 1, "m": 4}
     assert config["loop"] == {"seed": None}

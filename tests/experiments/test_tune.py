@@ -1,7 +1,6 @@
 """`pfl tune`: what is tried, what is selected, what an interrupted search does, what comes out."""
 
 import functools
-import math
 import pickle
 import statistics
 
@@ -9,12 +8,10 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 
-from pfl.cli import jobs
-from pfl.cli.compare import read_comparison
 from pfl.cli.main import main
-from pfl.cli.spaces import read_space, spread_evenly
-from pfl.cli.tune import command, read_tune, tune_run
 from pfl.errors import ConfigError
+from pfl.experiments import comparison_of, jobs
+from pfl.experiments.tuning import Range, Tuning, read_space, tune_run
 from tests.cli.configurations import SMALL
 from tests.commands import call, table
 
@@ -114,13 +111,13 @@ def test_a_metric_whose_small_values_are_good_selects(tmp_path, metric, name):
     assert [float(row["score"]) for row in rows] == best
     text = (tmp_path / "out" / "tune.md").read_text()
     assert f"{min(best):.4f} ({name})" in text
-    assert read_comparison(tmp_path / "out" / "tuned.yaml").metric == more.get("metric")
+    assert comparison_of(tmp_path / "out" / "tuned.yaml").metric == more.get("metric")
 
 
 @pytest.mark.slow
 def test_the_tuned_file_can_be_compared(found, tmp_path):
     """Two rounds of three trials each; every client trains one or two epochs a round."""
-    file = read_comparison(found / "tuned.yaml")
+    file = comparison_of(found / "tuned.yaml")
     assert [job.seed for job in file.jobs()] == [0, 1, 0, 1]
     assert [file.tuning[name]["trials"] for name in SCORE] == [3, 3]
     assert [file.tuning[name]["rounds"] for name in SCORE] == [6, 6]
@@ -155,7 +152,7 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
     best = {}
     for row in rows:
         best[row["clients"]] = max(best.get(row["clients"], ("",)), (row["score"], row[LR]))
-    file = read_comparison(out / "tuned.yaml")
+    file = comparison_of(out / "tuned.yaml")
     for job in file.jobs():
         point = job.axes["clients"]
         assert job.config["model"]["init_args"]["lr"] == float(best[point][1])
@@ -164,18 +161,11 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
     assert file.tuning["FedAvg"]["trials"] == file.tuning["FedAvg"]["rounds"] == 2
 
 
-def test_the_first_trials_cover_the_space_evenly():
-    """Of four points each quarter has one; what lies behind a space does not change its values."""
-    rate = {"low": 0.01, "high": 100.0, "log": True}
-    one = spread_evenly({"lr": rate}, 4, seed=3)
-    assert sorted(math.floor(math.log10(point["lr"])) for point in one) == [-2, -1, 0, 1]
-    two = spread_evenly(
-        {"lr": rate, "k": {"low": 1, "high": 3, "log": False}, "how": ["a", "b"]}, 9, seed=3
-    )
-    assert [point["lr"] for point in two[:4]] == [point["lr"] for point in one]
-    # The second and third coordinates are in bases 3 and 5: nine points have each third thrice.
-    assert sorted(point["k"] for point in two) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert {point["how"] for point in two} == {"a", "b"}
+def test_each_method_has_values_of_its_own(found):
+    """The space of the rate is the same one; the draws of the two methods are not."""
+    rows = table(found / "trials.csv")
+    rates = [row[LR] for row in rows]
+    assert not set(rates[:3]) & set(rates[3:])
 
 
 @pytest.mark.slow
@@ -191,7 +181,7 @@ def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
     fits, fit = [], jobs._fit
     monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args) or fit(*args))
     with pytest.raises(RuntimeError, match="killed"):
-        command([str(path), "--out", str(tmp_path / "out"), "--jobs", "1"])
+        Tuning.from_file(path).search(tmp_path / "out")
     assert not (tmp_path / "out" / "trials.csv").exists()
     actual = tune(path, tmp_path / "out")
     names = [path.parent.name for path, *_ in fits]
@@ -229,17 +219,18 @@ def test_trials_below_the_median_end_early(tmp_path):
 
 
 def test_the_work_of_a_process_can_be_sent_to_it(tmp_path):
-    file = read_tune(write(tmp_path))
-    assert pickle.loads(pickle.dumps(functools.partial(tune_run, file=file))).keywords == {
-        "file": file
-    }
+    tuning = Tuning.from_file(write(tmp_path))
+    work = functools.partial(tune_run, tuning=tuning)
+    assert pickle.loads(pickle.dumps(work)).keywords == {"tuning": tuning}
 
 
 def test_values_that_diverge_are_not_chosen(tmp_path):
     """With a rate of 1e30 the first step leaves no finite model."""
     runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     space = {"model.init_args.lr": [0.01, 1e30]}
-    rows = tune(write(tmp_path, runs=runs, tune={"trials": 4, "space": space}), tmp_path / "out")
+    rows = tune(
+        write(tmp_path, runs=runs, tune={"trials": 4, "space": space, "seed": 1}), tmp_path / "out"
+    )
     states = {float(row["model.init_args.lr"]): row["state"] for row in rows}
     assert states == {0.01: "finished", 1e30: "diverged"}
     assert "| 0.01 " in (tmp_path / "out" / "tune.md").read_text().replace("lr ", "")
@@ -261,7 +252,7 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
     runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     rows = tune(write(tmp_path, runs=runs), tmp_path / "out", *words)
     assert [row["rounds"] for row in rows] == ["1.0"] * 3
-    (job, _) = read_comparison(tmp_path / "out" / "tuned.yaml").jobs()
+    (job, _) = comparison_of(tmp_path / "out" / "tuned.yaml").jobs()
     assert job.config["trainer"]["max_epochs"] == 1
 
 
@@ -299,17 +290,15 @@ def test_spaces_are_read():
     space = read_space(
         "x", {"a": {"low": "1e-3", "high": 1}, "b": {"low": 1, "high": 5}, "c": [None]}
     )
-    assert space["a"] == {"low": 0.001, "high": 1, "log": False} and space["c"] == [None]
+    assert space["a"] == Range(low=0.001, high=1) and space["c"] == [None]
     with pytest.raises(ConfigError, match=r"x\.a: .*True"):
         read_space("x", {"a": {"low": True, "high": 3}})
 
 
 def test_the_shipped_file_can_be_read():
-    from pfl.cli import configs
-
-    file = read_tune(configs.find("tune/digits"))
+    file = Tuning.from_file("tune/digits")
     assert set(file.spaces["FedProx"]) == {"model.init_args.lr", "model.init_args.proximal_weight"}
-    (job,) = (job for job in file.jobs() if job.run == "FedProx")
+    job = next(job for job in file.jobs() if job.run == "FedProx")
     assert job.config["model"]["class_path"] == "FedProx"
 
 

@@ -1,0 +1,325 @@
+"""The commands beside `fit`, `validate`, `test` and `predict`: their options, and what they do.
+
+Everything that takes long to import is imported when a command runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pfl.errors import ConfigError
+
+BUDGETS = ("rounds", "bytes", "gradients")
+FORMATS = ("safetensors", "onnx")
+SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
+
+
+class CommandParser(argparse.ArgumentParser):
+    """An argument parser that raises its complaints, with the name of the command before them.
+
+    Example:
+        >>> parser = CommandParser("pfl compare")
+        >>> parser.error("there are no runs")
+        Traceback (most recent call last):
+        datamodules.errors.ConfigError: compare: there are no runs
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """Raises a ConfigError."""
+        raise ConfigError(f"{self.prog.removeprefix('pfl ')}: {message}")
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}; it must be a whole number, at least 1")
+    return int(text)
+
+
+def _share(text: str) -> tuple[int, int]:
+    match = SHARE.match(text)
+    if match is None or int(match[1]) > int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text}; it must be like 1/3, the first of three")
+    return int(match[1]), int(match[2])
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}; it must be a positive number, such as 1e8")
+    return value
+
+
+def _budget(text: str) -> tuple[str, float]:
+    name, _, limit = text.partition("=")
+    if name not in BUDGETS or not limit:
+        raise argparse.ArgumentTypeError(
+            f"{text}; it must be one of {', '.join(BUDGETS)} and a number: bytes=2e6"
+        )
+    return name, _positive(limit)
+
+
+def _add_runs(parser: CommandParser, what: str) -> None:
+    """Adds the options of all commands that make runs."""
+    parser.add_argument("--out", type=Path, help="the folder of runs and results")
+    parser.add_argument(
+        "--jobs", type=_at_least_one, help=f"{what} at a time; default: as many as fit"
+    )
+    parser.add_argument(
+        "--change",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="changes every run, such as trainer.max_epochs=2; can be repeated",
+    )
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Compares the runs of a file, or of folders."""
+    from dataclasses import replace
+
+    from pfl.configuration import files
+    from pfl.experiments import Results, comparison_of
+    from pfl.experiments.comparison import Missing
+    from pfl.experiments.grid import parse_changes
+
+    begun = time.monotonic()
+    settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth", "budget")}
+    settings = {key: value for key, value in settings.items() if value is not None}
+    folders = [Path(word) for word in given.what]
+    if all(folder.is_dir() for folder in folders):
+        for option in ("jobs", "share", "change", "keep"):
+            if getattr(given, option):
+                raise ConfigError(f"compare: --{option}: folders of finished runs do not take it")
+        out = given.out or Path("runs/comparison")
+        results = Results.from_folders(folders, **settings)
+    else:
+        if len(folders) > 1 or files.find(given.what[0]) is None:
+            raise ConfigError(
+                f"compare: {' '.join(given.what)}; it must be a YAML file, or folders of finished "
+                f"runs"
+            )
+        file = comparison_of(given.what[0], parse_changes("compare", given.change))
+        try:
+            budget = {"budget": dict([given.budget])} if given.budget else {}
+            file = replace(file, **settings | budget)
+        except ConfigError as error:
+            raise ConfigError(f"compare: --{error}") from error
+        out = file.folder("compare", given.out)
+        try:
+            results = file.run(out, jobs=given.jobs, share=given.share or (1, 1), keep=given.keep)
+        except Missing as missing:
+            print(missing)
+            return
+    print(f"\n{results}")
+    paths = results.write(out)
+    if given.wandb is not None:
+        results.send(given.wandb, paths)
+    print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
+
+
+def tune(given: argparse.Namespace) -> None:
+    """Tunes the runs of a file."""
+    from pfl.configuration import files
+    from pfl.experiments import Tuning
+    from pfl.experiments.grid import parse_changes
+
+    if files.find(given.file) is None:
+        raise ConfigError(f"tune: {given.file}: there is no such file")
+    tuning = Tuning.from_file(given.file, parse_changes("tune", given.change))
+    out = tuning.folder("tune", given.out)
+    tuned = tuning.search(out, jobs=given.jobs)
+    print(f"\n{tuned}")
+    print(", ".join(map(str, tuned.write(out))))
+
+
+def reproduce(given: argparse.Namespace) -> None:
+    """Reproduces figures, or lists them."""
+    from pfl.experiments import Reproduction
+    from pfl.experiments.grid import parse_changes
+    from pfl.experiments.reproduction import figure_title, known
+
+    if given.list or not given.figure:
+        for name in known():
+            print(f"{name:<18} {figure_title(name)}")
+        return
+    changes = parse_changes("reproduce", given.change)
+    for name in given.figure:
+        begun = time.monotonic()
+        figure = Reproduction.from_file(name, changes, full=given.full)
+        out = given.out or Path("runs/reproduce")
+        paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs)
+        print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
+
+
+def partition(given: argparse.Namespace) -> None:
+    """Shows the partition of a configuration."""
+    from datamodules.exports import write_pfllib
+    from pfl.configuration.app import DataCLI
+    from pfl.files import run_folder_errors
+    from pfl.report.partition import partition_columns, partition_text, write_files
+
+    data = DataCLI(["fit", *given.others]).datamodule
+    columns = partition_columns(data)
+    print(partition_text(data, columns))
+    if given.out is not None:
+        with run_folder_errors(given.out, "partition: --out"):
+            given.out.mkdir(parents=True, exist_ok=True)
+        print(", ".join(map(str, write_files(data, columns, given.out))))
+    if given.pfllib is not None:
+        write_pfllib(data, given.pfllib)
+        print(f"{given.pfllib}: {data.num_clients} clients, as PFLlib reads them")
+
+
+def report(given: argparse.Namespace) -> None:
+    """Writes the page of runs."""
+    import pfl
+    from pfl import files
+    from pfl.report.folders import find_runs, read_runs
+    from pfl.report.html import page
+
+    runs = read_runs(find_runs(given.folder, "report"), unfinished=True)
+    out = given.out or (given.folder[0] if len(given.folder) == 1 else Path()) / "report.html"
+    title = given.title or ", ".join(folder.resolve().name for folder in given.folder)
+    with files.run_folder_errors(out.parent, "report: --out"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    with files.replaced(out) as file:
+        file.write(page(runs, title, pfl.__version__).encode())
+    print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
+
+
+def export(given: argparse.Namespace) -> None:
+    """Exports models of a checkpoint."""
+    if not (given.client or given.with_global):
+        raise ConfigError("export: give --client with ids or all, --global, or both")
+    everyone = given.client == ["all"]
+    for text in [] if everyone else given.client:
+        if not text.isdecimal():
+            raise ConfigError(
+                f"export: --client: {text}; it must be the number of a client, or all"
+            )
+    from pfl.export import export as write
+
+    try:
+        write(
+            given.ckpt_path,
+            given.out,
+            None if everyone else [int(text) for text in given.client],
+            with_global=given.with_global,
+            form=given.format,
+            factored=given.factored,
+        )
+    except ImportError as error:
+        extra = "onnx" if given.format == "onnx" else "export"
+        raise ConfigError(
+            f"export: {error.name} is missing; pip install 'lightning-pfl[{extra}]'"
+        ) from error
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def add_parsers(commands: Any) -> None:
+    """Adds the parsers of all commands; `run` of what they return runs the command.
+
+    Args:
+        commands: What `add_subparsers` has returned.
+    """
+    parser = commands.add_parser("partition", help="show who has which samples")
+    parser.set_defaults(run=partition)
+    parser.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
+    parser.description = (
+        "Show who has which samples: sizes, labels, distances, overlap, hash. All other words are "
+        "those of `pfl fit`; what does not concern the data has no effect."
+    )
+    parser.allow_abbrev = False
+    parser.add_argument(
+        "--out", type=Path, help="writes partition.npz, .csv, .png and clients.parquet there"
+    )
+    parser.add_argument(
+        "--pfllib", type=Path, help="writes the clients' samples there, as PFLlib reads them"
+    )
+
+    parser = commands.add_parser(
+        "compare", help="run several methods, and say which differ by more than noise"
+    )
+    parser.set_defaults(run=compare)
+    parser.description = (
+        "Run several methods with several seeds on the same partitions and cohorts, and write "
+        "tables, paired statistics and figures. Runs that were finished with the same "
+        "configuration, code and data are not repeated, and a killed run continues where it was."
+    )
+    parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
+    _add_runs(parser, "runs")
+    parser.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
+    parser.add_argument(
+        "--keep", action="store_true", help="keeps checkpoints, for `pfl export` of the models"
+    )
+    parser.add_argument("--baseline", help="the method with which the others are compared")
+    parser.add_argument("--metric", help="the score that counts, such as f1_score")
+    parser.add_argument("--budget", type=_budget, help="such as bytes=2e6: cuts all runs there")
+    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
+    parser.add_argument(
+        "--bandwidth", type=_positive, help="bits a second of a client, such as 1e8: a figure"
+    )
+
+    parser = commands.add_parser(
+        "tune", help="search hyperparameters, with as many trials for each method"
+    )
+    parser.set_defaults(run=tune)
+    parser.description = (
+        "Try values for several methods, the same number of trials for each of them, select the "
+        "best on validation data, and write a file for `pfl compare` with these values. Trials "
+        "that have ended are not repeated, and a killed search continues where it was."
+    )
+    parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
+    _add_runs(parser, "methods")
+
+    parser = commands.add_parser("report", help="make a page of runs for the browser")
+    parser.set_defaults(run=report)
+    parser.description = (
+        "Write one HTML page about runs: curves, clients, maps, tables, configurations and "
+        "versions. The page opens in any browser, without a network."
+    )
+    parser.add_argument(
+        "folder", nargs="+", type=Path, help="folders of runs, or folders that hold such folders"
+    )
+    parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
+    parser.add_argument("--title", help="the title of the page")
+
+    parser = commands.add_parser("export", help="write models of a checkpoint for other programs")
+    parser.set_defaults(run=export)
+    parser.description = (
+        "Write models of a finished or stopped run as files that other programs load without pfl: "
+        "safetensors, and a card that says where the model comes from."
+    )
+    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
+    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    parser.add_argument(
+        "--global", action="store_true", dest="with_global", help="the global model"
+    )
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
+    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
+
+    parser = commands.add_parser("reproduce", help="run and draw a figure or a table of a paper")
+    parser.set_defaults(run=reproduce)
+    parser.description = (
+        "Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF). "
+        "Runs of the same configuration, code and data are not repeated, and a killed run "
+        "continues where it was."
+    )
+    parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
+    parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
+    _add_runs(parser, "runs")
+    parser.add_argument("--list", action="store_true", help="the figures there are")
+
+
+COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce")

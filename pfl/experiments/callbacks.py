@@ -1,0 +1,203 @@
+"""Callbacks of an experiment's runs: trials that end early, and checkpoints of the best round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import lightning.pytorch as pl
+from filelock import FileLock
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from pfl.errors import ConfigError
+from pfl.experiments.results import best_round, signed, spent
+from pfl.method.algorithm import FederatedAlgorithm
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+    from optuna.storages import JournalStorage
+
+PRUNED = "pruned_in_round"  # the attribute of a trial that was ended early
+
+
+class BestRound(Callback):
+    """Saves `checkpoints/best.ckpt` in each round with the best validation score so far.
+
+    `pfl compare --keep` adds this callback. A run without validation data has no such file: its
+    last round counts.
+
+    Args:
+        metric: The score, as in `pfl.report.results.best_round`.
+    """
+
+    def __init__(self, metric: str | None = None) -> None:
+        self.metric = metric
+        self.best: float | None = None
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        score = _score(trainer, pl_module, self.metric)
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt")
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict["best"]
+
+
+class Pruning(Callback):
+    """Reports a run's validation score to Optuna in every evaluation, and stops the run if told.
+
+    It also stops the run once a budget is spent, and does not report the round that exceeds it.
+
+    `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
+    in `pfl.report.results.best_round`; one whose small values are good is reported with a minus.
+    Test scores are not read.
+
+    Args:
+        storage: The file of Optuna's journal.
+        study: The name of the study.
+        trial: The number of the trial.
+        after: The number of rounds before which no run is stopped; None: no run is stopped.
+        metric: The score, as in `best_round`, such as `val/global/accuracy`.
+        budget: One of `pfl.report.results.BUDGETS` and its limit; None: no budget.
+
+    Example:
+        >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
+        >>> callback.after
+        10
+    """
+
+    def __init__(
+        self,
+        storage: str,
+        study: str,
+        trial: int,
+        after: int | None = None,
+        metric: str | None = None,
+        budget: tuple[str, float] | None = None,
+    ) -> None:
+        self.storage = storage
+        self.study = study
+        self.number = trial
+        self.after = after
+        self.metric = metric
+        self.budget = budget
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        row = {"round": pl_module.rounds, **pl_module.row}
+        if self.budget is not None and spent(row, self.budget[0]) > self.budget[1]:
+            trainer.should_stop = True
+            return
+        score = _score(trainer, pl_module, self.metric)
+        if score is None:
+            if any(name.startswith("test/") for name in row):
+                check_validated(row, self.metric)
+            return
+        stop = trainer.is_global_zero and self._report(pl_module.rounds, score)
+        if trainer.strategy.broadcast(stop):
+            trainer.should_stop = True
+
+    def _report(self, rounds: int, score: float) -> bool:
+        """Returns whether the run is to be stopped."""
+        study, storage = open_study(self.storage, self.study, self.after)
+        trial = trial_of(study, storage, self.number)
+        if rounds not in study.get_trials(deepcopy=False)[self.number].intermediate_values:
+            trial.report(score, rounds)  # else the run continues from an earlier checkpoint
+        if self.after is None or not trial.should_prune():
+            return False
+        trial.set_user_attr(PRUNED, rounds)
+        return True
+
+
+def _score(trainer: pl.Trainer, algorithm: Any, metric: str | None) -> float | None:
+    """Returns a round's validation score, larger for better; None if the round has none."""
+    metrics = trainer.datamodule.metrics.higher_is_better  # type: ignore[attr-defined]
+    best = best_round([{"round": algorithm.rounds, **algorithm.row}], metric, metrics)
+    return None if best is None else signed(best["selected_by"], best[best["selected_by"]], metrics)
+
+
+def check_validated(row: dict, metric: str | None) -> None:
+    """Checks that a round with an evaluation has a validation score, though it may be NaN.
+
+    Raises:
+        ConfigError: The round has none.
+    """
+    have = [name for name in row if name.startswith("val/") and name.count("/") == 2]
+    if metric is not None and not any(name.endswith(metric) for name in have):
+        raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
+    if not have:
+        raise ConfigError(
+            "data.init_args.protocol: the clients have no validation samples, by which `pfl tune` "
+            "selects; give the protocol some, such as SplitOwn with validation: 0.1"
+        )
+
+
+# ---- Optuna --------------------------------------------------------------------------------------
+
+
+def import_optuna() -> Any:
+    """Returns the package.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise ConfigError(
+            "tune: it needs Optuna; install it with: pip install 'lightning-pfl[tune]'"
+        ) from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalStorage]:
+    """Opens, or creates, an Optuna study that maximizes its objective, and its storage.
+
+    Args:
+        path: The file of the journal.
+        name: The name of the study.
+        after: The number of rounds before which no run is stopped; None: no run is stopped.
+
+    Raises:
+        ConfigError: Optuna is not installed.
+    """
+    optuna, journal = import_optuna(), Path(path)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    # Optuna's own lock is a file that outlives a killed process; the system releases this one.
+    lock = FileLock(f"{path}.flock")
+    with lock:
+        _remove_broken_line(journal)
+    backend = optuna.storages.journal.JournalFileBackend(path, lock_obj=lock)
+    storage = optuna.storages.JournalStorage(backend)
+    pruners = optuna.pruners
+    pruner = pruners.NopPruner() if after is None else pruners.MedianPruner(n_warmup_steps=after)
+    study = optuna.create_study(
+        storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True
+    )
+    return study, storage
+
+
+def _remove_broken_line(path: Path) -> None:
+    """Removes the end of a journal that a killed process has left without its line break."""
+    content = path.read_bytes() if path.is_file() else b""
+    if content and not content.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(content.rfind(b"\n") + 1)
+
+
+def trial_of(study: Study, storage: JournalStorage, number: int) -> Trial:
+    """Returns the trial of a number, which may have begun in another process."""
+    from optuna.trial import Trial
+
+    study_id = storage.get_study_id_from_name(study.study_name)
+    return Trial(study, storage.get_trial_id_from_study_id_trial_number(study_id, number))

@@ -1,0 +1,146 @@
+"""A comparison of methods on equal terms: the same partitions, cohorts, seeds and budgets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from pfl.errors import ConfigError
+from pfl.experiments.grid import Config, Grid, Job
+from pfl.experiments.jobs import finished_outcome, outcome_text, run_all
+from pfl.experiments.results import BUDGETS, Results, Run, read_run
+from pfl.experiments.workers import side_by_side
+
+SPENT = ("trials", "rounds", "gradients", "seconds")  # what tuning takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison(Grid):
+    """Runs of several methods with several seeds.
+
+    docs/compare.md explains its file.
+
+    Args:
+        baseline: The run with which the others are compared; the first one by default.
+        metric: The score that counts, such as `f1_score`; None: accuracy, or loss for regression.
+        budget: What cuts all runs; None: whole runs.
+        bandwidth: Bits a second of each client; None: no figure of the time of communication.
+        tuning: What each run's tuning took.
+
+    Example:
+        >>> network = {"class_path": "MLP", "init_args": {"in_features": 64}}
+        >>> comparison = Comparison(
+        ...     common={
+        ...         "model.init_args.network": network,
+        ...         "data": {"class_path": "DigitsDataModule", "init_args": {"num_clients": 20}},
+        ...     },
+        ...     runs={name: {"model.class_path": name} for name in ("FedAvg", "Ditto")},
+        ...     seeds=3,
+        ... )
+        >>> [str(job) for job in comparison.jobs()][2:4]
+        ['FedAvg, seed=2', 'Ditto, seed=0']
+    """
+
+    baseline: str | None = None
+    metric: str | None = None
+    budget: dict[str, float] | None = None
+    bandwidth: float | None = None
+    tuning: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        baseline = next(iter(self.jobs())).run if self.baseline is None else self.baseline
+        object.__setattr__(self, "baseline", baseline)
+        known = ", ".join(self.runs)
+        if baseline not in self.runs:
+            raise ConfigError(f"baseline: {baseline!r}; it must be one of {known}")
+        if unknown := [run for run in self.tuning if run not in self.runs]:
+            raise ConfigError(f"tuning: there is no run {unknown[0]!r}; known are {known}")
+        for run, spent in self.tuning.items():
+            if not spent.keys() <= {*SPENT}:
+                raise ConfigError(
+                    f"tuning.{run}: {spent}; it must be numbers of {', '.join(SPENT)}"
+                )
+        limits = [*(self.budget or {"rounds": 1.0}).items()]
+        if len(limits) != 1 or limits[0][0] not in BUDGETS or not 0 < limits[0][1] < math.inf:
+            raise ConfigError(
+                f"budget: {self.budget}; it must be one of {', '.join(BUDGETS)} and a positive "
+                f"number"
+            )
+        if self.metric is not None and "/" in self.metric:
+            raise ConfigError(f"metric: {self.metric}; it must be the name of a score: f1_score")
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            raise ConfigError(
+                f"bandwidth: {self.bandwidth}; it must be a number of bits a second, such as 1e8"
+            )
+
+    @property
+    def limit(self) -> tuple[str, float] | None:
+        """The name and the number of the budget; None: whole runs."""
+        return next(iter(self.budget.items())) if self.budget else None
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        jobs: int | None = 1,
+        share: tuple[int, int] = (1, 1),
+        keep: bool = False,
+    ) -> Results:
+        """Makes the runs that have not been made, and returns the results of all.
+
+        Args:
+            out: The folder of the runs; `runs/compare/<name>` by default.
+            jobs: Number of processes; None: as many as fit. With more than one, a script needs
+                `if __name__ == "__main__"`.
+            share: (k, n): makes the k-th of n shares of the runs, for n machines with one file
+                system.
+            keep: Keeps checkpoints: of each run the last one, and that of the best round on
+                validation data.
+
+        Raises:
+            ConfigError: A configuration has a mistake, or a run failed by one.
+            Missing: Other machines have not finished their shares.
+        """
+        root = self.folder("compare", None if out is None else Path(out))
+        all_jobs, outcomes = self.jobs(), dict[Path, Config]()
+        mine = all_jobs[share[0] - 1 :: share[1]]
+        workers = side_by_side(len(mine)) if jobs is None else jobs
+        with tqdm(total=len(mine), unit="run", disable=None) as bar:
+            for job, outcome in run_all(mine, root, workers=workers, keep=keep, metric=self.metric):
+                outcomes[job.folder] = outcome
+                bar.write(f"{job}: {outcome_text(outcome)}")
+                bar.update()
+        for job in all_jobs:
+            if job.folder not in outcomes:
+                outcomes[job.folder] = finished_outcome(job, root)
+        if missing := [str(job) for job in all_jobs if not outcomes[job.folder]]:
+            raise Missing(
+                f"{len(missing)} runs of other machines are missing, or have another "
+                f"configuration, code or data, such as {missing[0]}"
+            )
+        return self.results([_read(job, root, outcomes[job.folder]) for job in all_jobs])
+
+    def results(self, runs: list[Run]) -> Results:
+        """Returns the results of runs that have ended."""
+        return Results.of(
+            runs,
+            baseline=self.baseline,
+            budget=self.limit,
+            metric=self.metric,
+            title=str(self.title),
+            tuning=self.tuning,
+            bandwidth=self.bandwidth,
+        )
+
+
+class Missing(Exception):
+    """Runs of other machines have not ended; the message is one line."""
+
+
+def _read(job: Job, root: Path, outcome: Config) -> Run:
+    diverged = outcome["status"] == "diverged"
+    return read_run(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)

@@ -1,0 +1,368 @@
+"""Many runs described by one file: a configuration x runs x a grid x seeds.
+
+    seeds: 3                  # repeats every run with the seeds 0, 1, 2; or a list of seeds
+    common: {...}             # a configuration of `fit`; or its file, without that file's method
+    runs:                     # by name, what a run changes in `common`
+      FedAvg: {model: {class_path: FedAvg}}
+      FedProx: {model: {class_path: FedProx, init_args: {proximal_weight: 1.0}}}
+    grid:                     # repeats every run with each of these values
+      data.init_args.heterogeneity: [0.5, 2.0]        # the axis `heterogeneity`
+      size: {small: {...}, large: {...}}              # named changes; under `runs` of a change,
+                                                      # by run, changes of that run only; under
+                                                      # `without`, a list of runs to leave out
+
+A change replaces single values; a change to another class replaces the class and all of its
+arguments. A key may be a dotted path.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
+
+from pfl.configuration import files
+from pfl.configuration.messages import closest, one_line
+from pfl.errors import ConfigError
+from pfl.files import run_folder_errors
+
+Config = dict[str, Any]
+G = TypeVar("G", bound="Grid")
+OF_FIT = ("trainer", "model", "data", "loop")  # keys of a configuration of `fit`, beside the seed
+OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not of a configuration
+# Columns of the tables, which an axis of the same name would overwrite.
+COLUMNS = ("run", "method", "model", "seed", "folder", "status", "round", "diverged", "trial")
+OPEN = ("common", "runs", "grid", "panels", "tables", "full")  # keys that hold configurations
+INNER = {"inner": True}  # of a field that no file has
+OWNER = ".source"  # in a folder of results: the file that they belong to
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run: its name, its place in the grid, its seed and its configuration."""
+
+    run: str
+    axes: dict[str, Any]
+    seed: int
+    config: Config
+
+    def __str__(self) -> str:
+        return ", ".join([*self._place(), f"seed={self.seed}"])
+
+    @property
+    def label(self) -> str:
+        """The run and its place in the grid, without the seed."""
+        return ", ".join([self.run, *(f"{k} {v}" for k, v in self.axes.items())])
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, relative to that of the experiment."""
+        return Path(*map(_folder_name, self._place()), f"seed{self.seed}")
+
+    def changed(self, changes: Sequence[Config]) -> Job:
+        """Returns the job with further changes of its configuration."""
+        return replace(self, config=functools.reduce(merge, changes, self.config))
+
+    def _place(self) -> list[str]:
+        return [self.run, *(f"{k}={v}" for k, v in self.axes.items())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The runs of an experiment.
+
+    Keys of configurations may be dotted paths; the attributes hold them taken apart.
+
+    Args:
+        common: The configuration of `fit` that all runs change.
+        runs: What each run changes in it, by name.
+        seeds: The seeds of every run, or their number.
+        grid: For each axis of the grid a list of values, or by name what each value changes.
+        title: What is shown; the name by default.
+        name: The name of the experiment.
+        source: What the results belong to: the name of a file that comes with pfl, or a path.
+        changes: Changes of the configuration of every run, after all others.
+
+    Raises:
+        ConfigError: A value does not fit.
+    """
+
+    common: Config
+    runs: dict[str, Any]
+    seeds: int | list[int] = 1
+    grid: dict[str, Any] = field(default_factory=dict)
+    title: str | None = None
+    name: str = field(default="experiment", metadata=INNER)
+    source: Path | str | None = field(default=None, metadata=INNER)
+    changes: Sequence[Config] = field(default=(), metadata=INNER)
+
+    def __post_init__(self) -> None:
+        for key in ("common", "runs"):
+            if not getattr(self, key):
+                raise ConfigError(f"{key}: {getattr(self, key)!r}; it must not be empty")
+        runs = {str(run): change or {} for run, change in self.runs.items()}
+        axes = [_axis(*item) for item in self.grid.items()]
+        points = dict(axes)
+        _check_names("grid", [axis for axis, _ in axes])
+        for where, names in {"runs": runs, **{f"grid.{k}": v for k, v in axes}}.items():
+            _check_names(where, [_folder_name(str(name)) for name in names])
+        named = {
+            run
+            for change in (change for values in points.values() for change in values.values())
+            for run in (*change["runs"], *change["without"])
+        }
+        if unknown := sorted(named - runs.keys()):
+            raise ConfigError(
+                f"grid: there is no run {unknown[0]!r}; known are {', '.join(self.runs)}"
+            )
+        values = {
+            "common": _change("common", self.common),
+            "runs": {run: _change(f"runs.{run}", change) for run, change in runs.items()},
+            "grid": points,
+            "seeds": _seeds(self.seeds),
+            "title": self.title or self.name,
+            "changes": [nest(change) for change in self.changes],
+        }
+        for key, value in values.items():
+            object.__setattr__(self, key, value)
+        if not self.jobs():
+            raise ConfigError("grid: `without` leaves no run")
+
+    def jobs(self) -> list[Job]:
+        """Returns all runs, in the order of the file."""
+        points = list(itertools.product(*(values.items() for values in self.grid.values())))
+        seeds = cast(list[int], self.seeds)
+        return [
+            self._job(run, point, seed)
+            for run, point, seed in itertools.product(self.runs, points, seeds)
+            if not any(run in change["without"] for _, change in point)
+        ]
+
+    def _job(self, run: str, point: tuple[tuple[Any, Config], ...], seed: int) -> Job:
+        config = merge(self.common, self.runs[run])
+        for _, change in point:
+            config = merge(config, {k: v for k, v in change.items() if k not in OF_A_CHANGE})
+            config = merge(config, change["runs"].get(run, {}))
+        axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
+        job = Job(run, axes, seed, {**config, "seed_everything": seed})
+        return job.changed(self.changes)
+
+    @classmethod
+    def from_file(cls: type[G], name: str | Path, changes: Sequence[Config] = ()) -> G:
+        """Reads an experiment.
+
+        Args:
+            name: The path of a file, or the name of one that comes with pfl.
+            changes: Changes of the configuration of every run, such as `trainer.max_epochs: 2`.
+
+        Raises:
+            ConfigError: There is no such file, or it has a mistake.
+        """
+        path = files.find(str(name))
+        if path is None:
+            raise ConfigError(f"{name}: there is no such file")
+        return cls.from_content(path, read(path, cls), changes=changes)
+
+    @classmethod
+    def from_content(cls: type[G], path: Path, content: Config, **inner: Any) -> G:
+        """Returns the experiment that the content of a file describes.
+
+        Args:
+            path: The file.
+            content: Its content, with known keys only; see `read`.
+            inner: The values of fields that no file has, in place of those that follow from `path`.
+        """
+        inner = {"name": path.stem, "source": path, **inner}
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(cls, skip={f.name for f in fields(cls) if f.metadata})
+        if missing := [key for key in ("common", "runs") if content.get(key) is None]:
+            raise ConfigError(f"{path}: {missing[0]}: null; the file needs it")
+        given = {key: value for key, value in content.items() if value is not None}
+        try:
+            parsed = parser.parse_object(given)
+            # What the classes in configurations stand for is built when a run begins.
+            closed = {key: value for key, value in vars(parsed).items() if key not in OPEN}
+            values = vars(parser.instantiate(Namespace(closed)))
+            opened = {key: given[key] for key in OPEN if key in given}
+            return cls(**values, **opened, **inner)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from error
+        except (ArgumentError, ValueError, TypeError) as error:
+            known = sorted(vars(parser.get_defaults(skip_validation=True).as_flat()))
+            raise ConfigError(f"{path}: {one_line(error, known)}") from error
+
+    def folder(self, command: str, out: Path | None) -> Path:
+        """Returns the folder of the runs and results, which is created.
+
+        Args:
+            command: The command whose folder it is, for the default `runs/<command>/<name>`.
+            out: The folder, if the user has named one.
+
+        Raises:
+            ConfigError: The folder cannot be created, or by default holds another file's results.
+        """
+        place = out or Path("runs") / command / self.name
+        with run_folder_errors(place, f"{command}: --out"):
+            place.mkdir(parents=True, exist_ok=True)
+        if out is None and self.source is not None:
+            _claim(place, self.source, command)
+        return place
+
+
+def _claim(folder: Path, source: Path | str, command: str) -> None:
+    """Refuses a folder that holds the results of another file of the same name."""
+    shipped = {path.resolve(): name for name, path in files.names(files.shipped()).items()}
+    owner = shipped.get(Path(source).resolve()) or os.path.relpath(source, folder)
+    path = folder / OWNER
+    before = path.read_text() if path.is_file() else owner
+    if before != owner:
+        known = before if before in shipped.values() else os.path.normpath(folder / before)
+        raise ConfigError(
+            f"{command}: {folder} holds the results of {known}; give another folder as --out"
+        )
+    path.write_text(owner)
+
+
+def read(path: Path, experiment: type[Grid]) -> Config:
+    """Returns the content of a file, of which the keys are checked, without dotted keys in `full`.
+
+    Raises:
+        ConfigError: The file is not YAML, or has keys that the experiment does not have.
+    """
+    content = files.read(path)
+    keys = [f.name for f in fields(experiment) if not f.metadata]
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: it must have the keys {', '.join(keys)}")
+    if "runs" not in content and content.keys() & set(OF_FIT):
+        raise ConfigError(
+            f"{path} is a configuration of `pfl fit`; a comparison has `common`, which can name "
+            f"this file, and `runs`"
+        )
+    if unknown := [key for key in content if key not in keys]:
+        raise ConfigError(f"{path}: there is no key {unknown[0]!r}{closest(str(unknown[0]), keys)}")
+    if isinstance(content.get("common"), str):
+        content["common"] = _without_method(path.parent / content["common"], f"{path}: common")
+    return content
+
+
+def _without_method(path: Path, key: str) -> Config:
+    """Returns a configuration of `fit` without its seed, and without its method's class.
+
+    Each run names the class of its method.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{key}: {path}: there is no such file")
+    config = files.read(path)
+    if not (isinstance(config, dict) and config.keys() <= {"seed_everything", *OF_FIT}):
+        raise ConfigError(f"{key}: {path} must be a configuration of `pfl fit`")
+    config.pop("seed_everything", None)
+    if isinstance(config.get("model"), dict):
+        config["model"].pop("class_path", None)
+    return config
+
+
+def _folder_name(name: str) -> str:
+    """Returns a name with what file systems take; runs with equal ones would share a folder."""
+    return re.sub(r"[^\w.=+-]+", "-", name)
+
+
+def _check_names(where: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"{where}: two are called {name!r}; they need names that differ in letters, digits "
+                f"or _ . = + - (an axis of the grid is called as the last part of its key)"
+            )
+        if not name.strip("."):
+            raise ConfigError(f"{where}: {name!r} cannot be the name of a folder")
+        if where == "grid" and name in COLUMNS:
+            raise ConfigError(
+                f"grid: an axis called {name!r} would overwrite that column of the tables; give "
+                f"its changes by name, under another name"
+            )
+
+
+def _seeds(given: int | list[int]) -> list[int]:
+    seeds = list(range(given)) if isinstance(given, int) else given
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ConfigError(
+            f"seeds: {given!r}; it must be their number, at least 1, or a list of different whole "
+            f"numbers"
+        )
+    return seeds
+
+
+def _change(where: str, change: Any) -> Config:
+    """Returns a change of a configuration without dotted keys."""
+    if not isinstance(change, dict):
+        raise ConfigError(f"{where}: {change!r}; it must be keys and their values")
+    if "seed_everything" in change:
+        raise ConfigError(f"{where}.seed_everything: the seeds of all runs stand under seeds")
+    return nest(change)
+
+
+def _axis(key: str, values: Any) -> tuple[str, dict[Any, Config]]:
+    """Returns the name of an axis of the grid, and what each of its values changes."""
+    where = f"grid.{key}"
+    if isinstance(values, list) and values:
+        if any(isinstance(value, list | dict) for value in values):
+            raise ConfigError(f"{where}: {values!r}; such values need names: give changes by name")
+        return key.rpartition(".")[2], {v: _point(where, {key: v}) for v in values}
+    if isinstance(values, dict) and values:
+        return key, {v: _point(f"{where}.{v}", change or {}) for v, change in values.items()}
+    raise ConfigError(f"{where}: {values!r}; it must be a list of values, or changes by name")
+
+
+def _point(where: str, change: Any) -> Config:
+    """Returns a change of the grid without dotted keys, with `runs` and `without`."""
+    content = _change(where, change)
+    runs, without = change.get("runs") or {}, change.get("without", [])
+    if not isinstance(runs, dict):
+        raise ConfigError(f"{where}.runs: {runs!r}; it must be keys and their values")
+    if not isinstance(without, list):
+        raise ConfigError(f"{where}.without: {without!r}; it must be a list of runs")
+    runs = {str(run): _change(f"{where}.runs.{run}", more or {}) for run, more in runs.items()}
+    return {**content, "runs": runs, "without": without}
+
+
+def parse_changes(command: str, options: Sequence[str]) -> list[Config]:
+    """Returns what the options `--change KEY=VALUE` of a command change."""
+    changes = []
+    for option in options:
+        key, equals, value = option.partition("=")
+        try:
+            changes.append(nest({key: yaml.safe_load(value)}))
+        except yaml.YAMLError:
+            equals = ""
+        if not (key and equals):
+            raise ConfigError(
+                f"{command}: --change: {option}; it must be like trainer.max_epochs=2"
+            )
+    return changes
+
+
+def nest(content: Config) -> Config:
+    """Returns the content with dotted keys taken apart: {"a.b": 1} becomes {"a": {"b": 1}}."""
+    result: Config = {}
+    for key, value in content.items():
+        head, _, rest = str(key).partition(".")
+        value = nest({rest: value} if rest else value) if rest or isinstance(value, dict) else value
+        result[head] = merge(result[head], value) if head in result else value
+    return result
+
+
+def merge(base: Any, change: Any) -> Any:
+    """Returns `base` with the values of `change`; another class drops the arguments of `base`."""
+    if not (isinstance(base, dict) and isinstance(change, dict)):
+        return change
+    if "class_path" in base and change.get("class_path", base["class_path"]) != base["class_path"]:
+        return change
+    return {**base, **{k: merge(base[k], v) if k in base else v for k, v in change.items()}}

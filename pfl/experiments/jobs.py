@@ -1,0 +1,302 @@
+"""A run of an experiment, made once: its configuration, code and data are what it is known by."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import yaml
+from tqdm import tqdm
+
+from pfl.configuration.app import CheckCLI, FederatedCLI
+from pfl.configuration.messages import explain
+from pfl.errors import ConfigError, Diverged
+from pfl.experiments.grid import Config, Job, merge
+from pfl.experiments.results import OUTCOME, outcome_of, versions
+from pfl.experiments.workers import spread
+from pfl.files import run_folder_errors, write_json
+
+QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
+PACKAGES = ("pfl", "models", "datamodules")
+DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
+DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
+DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets
+BEST = "pfl.experiments.callbacks.BestRound"
+
+
+# ---- one run -------------------------------------------------------------------------------------
+
+
+def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = None) -> Config:
+    """Runs a job in `root`, unless a run of the same configuration, code and data has ended there.
+
+    The run saves checkpoints, so that one that was killed continues where it was.
+
+    Args:
+        job: The run.
+        root: The folder of all runs.
+        keep: Keeps the last checkpoint, and that of the best round on validation data. By default
+            they are removed once the run has ended.
+        metric: The score that decides which round is the best, as in `best_round`.
+
+    Returns:
+        `status` ("finished", or "diverged" if the models were no longer finite), `seconds` of the
+        run, `reused`, which is True for an earlier run, and else `again`, which says in words what
+        has changed since an earlier run of the same configuration, if there is one.
+    """
+    if known := finished_outcome(job, root, keep):
+        return {**known, "reused": True}
+    folder = root / job.folder
+    identity, before = _identity(job), outcome_of(folder)
+    with run_folder_errors(folder.parent, "--out"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    settings: Config = {**QUIET, "name": folder.name, "default_root_dir": str(folder.parent)}
+    if keep:
+        callbacks = job.config.get("trainer", {}).get("callbacks") or []
+        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+        best = {"class_path": BEST, "init_args": {"metric": metric}}
+        settings["callbacks"] = [*callbacks, best]
+    text = yaml.safe_dump(
+        merge(job.config, {"trainer": settings}), sort_keys=False, allow_unicode=True
+    )
+    made_of = ", ".join(f"{key} {identity[key]}" for key in ("code", "data"))
+    path, text = folder.with_name(f"{folder.name}.yaml"), f"# {made_of}\n{text}"
+    last = folder / "checkpoints" / "last.ckpt"
+    interrupted = path.is_file() and path.read_text() == text and last.is_file()
+    begun = time.monotonic()
+    status = _fit(path, last) if interrupted else None
+    if status is None or not (folder / "summary.json").is_file():
+        shutil.rmtree(folder, ignore_errors=True)  # of another configuration, code or data
+        path.write_text(text)
+        status = _fit(path)
+    folder.mkdir(exist_ok=True)  # there is none if the first round failed
+    if not keep:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    # `label` is the name that a report shows.
+    outcome = {**identity, "status": status, "seconds": time.monotonic() - begun}
+    write_json(folder / OUTCOME, {**outcome, "label": job.label})
+    changed = [key for key in ("code", "data") if before.get(key) not in (None, identity[key])]
+    same = before.get("config") == identity["config"]
+    return {**outcome, "reused": False, "again": " and ".join(changed) if same else ""}
+
+
+def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
+    """Returns the outcome of a run of the same configuration, code and data; empty if none ended.
+
+    Args:
+        job: The run.
+        root: The folder of all runs.
+        keep: Asks for a run that has kept its checkpoint, unless it diverged.
+    """
+    folder = root / job.folder
+    outcome = outcome_of(folder)
+    lacks = keep and not (folder / "checkpoints" / "last.ckpt").is_file()
+    if not outcome or (lacks and outcome.get("status") != "diverged"):
+        return {}
+    return outcome if _identity(job).items() <= outcome.items() else {}
+
+
+def outcome_text(outcome: Config) -> str:
+    """Returns in words what `execute` has done."""
+    again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
+    done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
+    return done if outcome["status"] == "finished" else f"{done}, {outcome['status']}"
+
+
+def _fit(config: Path, checkpoint: Path | None = None) -> str:
+    """Returns the status of a run of `fit`, whose output is dropped."""
+    words = ["fit", "--config", str(config)]
+    try:
+        with redirect_stdout(io.StringIO()):
+            FederatedCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
+    except Diverged:
+        return "diverged"
+    except Exception as error:
+        if line := explain(error):
+            raise ConfigError(f"{config}: {line}") from error
+        raise
+    return "finished"
+
+
+# ---- what a run is recognised by -----------------------------------------------------------------
+
+
+def _identity(job: Job) -> Config:
+    """Returns what a run is recognised by: its configuration, its code and its data."""
+    config = json.dumps(job.config, default=str)
+    return {"config": config, "code": code_version(config), "data": data_version(job.config)}
+
+
+@functools.cache
+def code_version(config: str = "") -> str:
+    """Returns a hash of the code that a run executes, 16 hexadecimal digits.
+
+    It covers the source files of this framework, the versions of the packages that could change a
+    result, the files of the user's own classes, and what these import from the current folder.
+
+    Args:
+        config: The configuration as JSON; the modules in the current folder that it names are the
+            user's own.
+    """
+    digest, files = hashlib.sha256(_framework()), dict[Path, None]()
+    modules = sorted({match[1] for match in DOTTED.finditer(config)} - {*PACKAGES})
+    known = {*modules, *PACKAGES}
+    for module in modules:  # which grows by what the modules import
+        for path in _sources(module):
+            files[path] = None
+            names = {name.partition(".")[0] for name in _imports(path)} - known
+            modules += sorted(names)
+            known |= names
+    for path in sorted(files):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+@functools.cache
+def _framework() -> bytes:
+    """Returns a hash of this framework's source files and of versions."""
+    digest = hashlib.sha256(json.dumps(versions()).encode())
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in sorted(Path(folder).rglob("*.py")):
+                digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _sources(module: str) -> list[Path]:
+    """Returns the files of a module or package of the user, in the current folder."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):  # such as __main__
+        spec = None
+    if spec is None:
+        return []
+    places = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
+    own = [Path(place) for place in places if Path.cwd() in Path(place).parents]
+    own = [path for path in own if "site-packages" not in path.parts]  # of a .venv that is here
+    return sorted({p for path in own for p in (path.rglob("*.py") if path.is_dir() else [path])})
+
+
+def _imports(path: Path) -> Iterator[str]:
+    """Yields the modules that a source file imports, without relative imports.
+
+    A relative import stays within the package, whose files all count.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # a data file, or code that fails when it is imported
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def data_version(config: Config) -> str:
+    """Returns a hash of the files and folders that a configuration names, 16 hexadecimal digits.
+
+    Of a file the content counts; of a folder the names, sizes and times of all files in it. Folders
+    for downloads do not count: the data sets in them are published ones.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(set(_paths({key: config.get(key) for key in DATA_KEYS}))):
+        entries = sorted(path.rglob("*")) if path.is_dir() else [path]
+        for entry in (entry for entry in entries if entry.is_file()):
+            about = entry.stat()
+            stamp = (str(entry), about.st_size, about.st_mtime_ns)
+            digest.update(json.dumps(stamp).encode() if path.is_dir() else _content(*stamp))
+    return digest.hexdigest()[:16]
+
+
+def _paths(value: Any, key: str = "") -> Iterator[Path]:
+    """Yields the files and folders that a part of a configuration names."""
+    if isinstance(value, dict | list):
+        items = value.items() if isinstance(value, dict) else ((key, entry) for entry in value)
+        for name, entry in items:
+            yield from _paths(entry, str(name))
+    elif isinstance(value, str) and key not in (*DOWNLOADS, "class_path"):
+        try:
+            if value and Path(value).exists():
+                yield Path(value)
+        except (OSError, ValueError):  # a text that is too long, or has a NUL
+            return
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _content(path: str, size: int, changed: int) -> bytes:
+    """Returns a hash of a file of this size and time."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.digest()
+
+
+# ---- all runs ------------------------------------------------------------------------------------
+
+
+def run_all(
+    jobs: Sequence[Job],
+    root: Path,
+    *,
+    workers: int = 1,
+    keep: bool = False,
+    metric: str | None = None,
+) -> Iterator[tuple[Job, Config]]:
+    """Runs jobs in `root` and yields each with its outcome when the job has ended.
+
+    Args:
+        jobs: The runs.
+        root: The folder of all runs.
+        workers: Number of processes. With 1, the runs take place in this process.
+        keep: As in `execute`.
+        metric: A score that all runs must compute.
+    """
+    check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
+    work = functools.partial(execute, root=root, keep=keep, metric=metric)
+    yield from spread(work, jobs, workers)
+
+
+def check(jobs: Iterable[Job], metric: str | None = None) -> None:
+    """Builds the method and the data module of each run at each point of the grid, and no run.
+
+    A mistake in the last run is so found before the first begins.
+
+    Args:
+        jobs: The runs.
+        metric: A score that all runs must compute, such as `f1_score` or `val/global/f1_score`.
+
+    Raises:
+        ConfigError: A configuration has a mistake.
+    """
+    checker: CheckCLI | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "config.yaml"
+        points = {job.folder.parent: job for job in jobs}.values()  # of each, one of its seeds
+        for job in tqdm(points, "configurations checked", leave=False, disable=None):
+            path.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True))
+            words = ["fit", "--config", str(path)]
+            try:
+                if checker is None:
+                    checker = CheckCLI(words)
+                else:
+                    checker.check(words)
+                checker.loop.metrics.check_score("metric", metric)
+            except Exception as error:
+                if line := explain(error):
+                    raise ConfigError(f"{job}: {line}") from error
+                raise

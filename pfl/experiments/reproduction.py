@@ -1,0 +1,260 @@
+"""A figure or a table of a paper: its runs, its data, and how they are drawn.
+
+One figure or table is one file, `configs/papers/<paper>/figure<k>.yaml`; its name is
+`<paper>-figure<k>`. It is the file of a comparison with
+
+    panels: [...]             # what to draw; see pfl/report/curves.py
+    tables: [...]             # what to write as a table; see pfl/report/crosstab.py
+    full: {...}               # what --full changes in all of the above
+    base: paper-figure1       # start from the file of that figure, and share its runs; a grid
+                              # replaces that of the base, and panels or tables replace both of its
+
+Runs and points of the grid that no panel and no table shows are left out.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import platform
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from pfl.configuration import files
+from pfl.errors import ConfigError
+from pfl.experiments.comparison import Comparison
+from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
+from pfl.experiments.jobs import outcome_text, run_all
+from pfl.experiments.results import (
+    Panel,
+    Table,
+    damage,
+    read_panel,
+    read_table,
+    save_figure,
+    versions,
+    write_text,
+)
+from pfl.experiments.workers import side_by_side
+from pfl.files import csv_lines, replaced, run_folder_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reproduction(Comparison):
+    """The runs of a figure or a table, and what it shows.
+
+    Args:
+        panels: What to draw, as in `pfl.report.curves`.
+        tables: What to write as tables, as in `pfl.report.crosstab`.
+        full: What `full` has changed in all of the above.
+        base: The name of the figure from which this one starts.
+        runs_of: The name of the folder of the runs; figures that share runs share it.
+    """
+
+    panels: list[Any] = field(default_factory=list)
+    tables: list[Any] = field(default_factory=list)
+    full: dict[str, Any] = field(default_factory=dict)
+    base: str | None = None
+    runs_of: str = field(default="", metadata=INNER)
+
+    drawn: list[Panel] = field(init=False, repr=False, compare=False, metadata=INNER)
+    written: list[Table] = field(init=False, repr=False, compare=False, metadata=INNER)
+    shown: list[Panel] = field(init=False, repr=False, compare=False, metadata=INNER)
+
+    @override
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shown", [])
+        baseline = self.baseline
+        super().__post_init__()
+        if not (self.panels or self.tables):
+            raise ConfigError("panels: null; a figure needs panels, or tables")
+        runs, axes = list(self.runs), self.grid
+        panels = [read_panel(self.name, panel, runs, axes) for panel in self.panels]
+        tables = [read_table(self.name, entry, runs, axes) for entry in self.tables]
+        shown = [*panels, *(entry.panel for entry in tables)]
+        for key, value in {"drawn": panels, "written": tables, "shown": shown}.items():
+            object.__setattr__(self, key, value)
+        if baseline is None:
+            object.__setattr__(self, "baseline", self.jobs()[0].run)
+
+    @override
+    def jobs(self) -> list[Job]:
+        jobs = super().jobs()
+        return [
+            job
+            for job in jobs
+            if not self.shown or any(panel.shows(job.run, job.axes) for panel in self.shown)
+        ]
+
+    @classmethod
+    @override
+    def from_file(
+        cls, name: str | Path, changes: Sequence[Config] = (), *, full: bool = False
+    ) -> Reproduction:
+        """Reads a figure.
+
+        Args:
+            name: The name of the figure, with or without its folder, or the path of its file.
+            changes: Changes of the configuration of every run.
+            full: Applies the changes under `full`.
+
+        Raises:
+            ConfigError: There is no such figure, or its file has a mistake.
+        """
+        path, name, runs_of, content = _resolve(str(name))
+        if full:
+            content = merge(content, content.get("full") or {})
+            name, runs_of = f"{name}-full", f"{runs_of}-full"
+        return cls.from_content(path, content, name=name, runs_of=runs_of, changes=changes)
+
+    def reproduce(self, out: str | Path, command: str = "", *, jobs: int | None = 1) -> list[Path]:
+        """Makes the runs that have not been made, writes their data and draws them.
+
+        Args:
+            out: The folder for runs and results.
+            command: The words after `pfl` that made the results, for the tables.
+            jobs: Number of processes; None: as many as fit. With more than one, a script needs
+                `if __name__ == "__main__"`.
+
+        Returns:
+            The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
+        """
+        out, all_jobs, outcomes = Path(out), self.jobs(), dict[Path, Config]()
+        root = out / self.runs_of
+        workers = side_by_side(len(all_jobs)) if jobs is None else jobs
+        with run_folder_errors(root, "reproduce: --out"):
+            root.mkdir(parents=True, exist_ok=True)
+        for job, outcome in run_all(all_jobs, root, workers=workers):
+            outcomes[job.folder] = outcome
+            number = f"{len(outcomes):{len(str(len(all_jobs)))}}/{len(all_jobs)}"
+            print(f"[{number}] {job}: {outcome_text(outcome)}", flush=True)
+        rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
+        place = ["run", *self.grid, "seed", "diverged"]
+        metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))
+        for panel in self.shown:
+            panel.check(self.name, rows, metrics)
+        used = dict.fromkeys(name for panel in self.shown for name in panel.metrics)
+        shown = used.keys() - {"round"}
+        lines = [[*place, *used]]
+        for row in (row for row in rows if row["diverged"] or shown & row.keys()):
+            values = (row.get(name, "") for name in lines[0])
+            lines.append([f"{v:.7g}" if isinstance(v, float) else v for v in values])
+        paths = [out / f"{self.name}.csv"]
+        with replaced(paths[0]) as file:
+            file.write(csv_lines(lines))
+        if self.drawn:
+            from pfl.report.curves import draw  # matplotlib takes long to import
+
+            paths += save_figure(draw(str(self.title), self.drawn, rows), out / self.name)
+        if self.written:
+            paths.append(out / f"{self.name}.md")
+            parts = [f"# {self.title}\n", *(entry.markdown(rows) for entry in self.written)]
+            packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+            minutes = sum(outcome["seconds"] for outcome in outcomes.values()) / 60
+            parts.append(
+                f"Made by `pfl {command or f'reproduce {self.name}'}`: {len(outcomes)} runs that "
+                f"took {minutes:.1f} minutes in all, with {packages}, on {platform.system()} "
+                f"{platform.machine()} with {os.cpu_count()} cores.\n"
+            )
+            write_text(paths[-1], "\n".join(parts))
+        return paths
+
+
+def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:
+    """Yields the rows of a run's `metrics.csv`, each with the run's place in the grid.
+
+    A diverged run has one more row, without values, for the round in which it diverged.
+    """
+    place = {"run": job.run, **job.axes, "seed": job.seed}
+    rounds, path = 0, root / job.folder / "metrics.csv"
+    if path.is_file():
+        with damage("reproduce", [path.parent]):
+            rows = list(csv.DictReader(io.StringIO(path.read_text(), newline="")))
+            table = [{key: float(value) for key, value in row.items() if value} for row in rows]
+        for row in table:
+            rounds = int(row["round"])
+            finite = {key: value for key, value in row.items() if math.isfinite(value)}
+            yield {**place, "diverged": 0, **finite}
+    if outcome["status"] == "diverged":
+        yield {**place, "diverged": 1, "round": rounds + 1}
+
+
+def known() -> dict[str, Path]:
+    """Returns the files of all figures and tables, by name.
+
+    Those of `configs/papers/` in the current folder come before those that come with pfl.
+    """
+    folders = (files.shipped(), Path("configs"))
+    paths = {k: v for folder in folders for k, v in files.names(folder / "papers").items()}
+    by_name = {key.replace("/", "-"): path for key, path in paths.items()}
+
+    def place(name: str) -> list[Any]:  # figure10 after figure9
+        return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
+
+    return {name: by_name[name] for name in sorted(by_name, key=place)}
+
+
+def comparison_of(name: str | Path, changes: Sequence[Config] = ()) -> Comparison:
+    """Reads the file of a comparison, or of a figure or table of a paper, whose runs it compares.
+
+    Raises:
+        ConfigError: There is no such file, or it has a mistake.
+    """
+    path = files.find(str(name))
+    is_figure = path is not None and any(path.samefile(figure) for figure in known().values())
+    return (Reproduction if is_figure else Comparison).from_file(name, changes)
+
+
+def figure_title(name: str) -> str:
+    """Returns the title of a figure, or what is wrong with its file."""
+    try:
+        return str(Reproduction.from_file(name).title)
+    except ConfigError as error:  # the others can still be run
+        return f"broken: {error}"
+
+
+def _resolve(name: str) -> tuple[Path, str, str, Config]:
+    """Returns a figure's file, its name, the folder of its runs, and its content with its base's.
+
+    The content has no dotted keys.
+    """
+    figures = known()
+    path = figures.get(name) or files.find(name)
+    if path is None:
+        raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
+    name = next((key for key, file in figures.items() if file.samefile(path)), path.stem)
+    content = _nested(path, read(path, Reproduction))
+    base_name = content.get("base")
+    if base_name is None:
+        return path, name, name, content
+    if not isinstance(base_name, str):
+        raise ConfigError(f"{path}: base: {base_name!r}; it must be a name")
+    _, _, folder, base = _resolve(base_name)
+    shown = {"panels", "tables"} if content.keys() & {"panels", "tables"} else set()
+    replaced_keys = shown | (content.keys() & {"grid"})
+    whole = merge({k: v for k, v in base.items() if k not in replaced_keys}, content)
+    return path, name, folder, whole
+
+
+def _nested(path: Path, content: Config) -> Config:
+    """Returns the content with dotted keys taken apart, ready for `merge`."""
+    result = dict(content)
+    if isinstance(content.get("common"), dict):
+        result["common"] = nest(content["common"])
+    if isinstance(content.get("runs"), dict):
+        runs = content["runs"].items()
+        result["runs"] = {
+            str(run): nest(change) if isinstance(change, dict) else change for run, change in runs
+        }
+    if isinstance(content.get("full"), dict):
+        result["full"] = _nested(path, content["full"])
+    elif content.get("full") is not None:
+        raise ConfigError(f"{path}: full: {content['full']!r}; it must be keys and their values")
+    return result

@@ -1,0 +1,295 @@
+"""What runs have left in their folders, compared: the one place that uses `pfl.report`."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pfl.report.comparison_tables as tables
+from pfl.callbacks.run_result import versions
+from pfl.errors import ConfigError
+from pfl.files import replaced, run_folder_errors, write_records
+from pfl.report.comparison import Comparison as Point
+from pfl.report.comparison import described
+from pfl.report.comparison_tables import Cells, markdown, text
+from pfl.report.crosstab import Table, read_table
+from pfl.report.curves import Panel, read_panel
+from pfl.report.folders import OUTCOME, find_runs, read_runs
+from pfl.report.results import BUDGETS, Run, best_round, signed, spent
+
+__all__ = ["BUDGETS", "OUTCOME", "Cells", "Panel", "Point", "Results", "Run", "Table", "best_round"]
+__all__ += ["find_runs", "markdown", "read_panel", "read_table", "signed", "spent", "text"]
+__all__ += ["versions"]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of a comparison.
+
+    Attributes:
+        points: A comparison of the methods for each point of the grid.
+        title: What is compared.
+        bandwidth: Bits a second of each client, for a figure of the time of communication.
+    """
+
+    points: Sequence[Point]
+    title: str = "Comparison"
+    bandwidth: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        runs: Sequence[Run],
+        *,
+        baseline: str | None = None,
+        budget: tuple[str, float] | None = None,
+        metric: str | None = None,
+        title: str = "Comparison",
+        tuning: Mapping[str, Mapping[str, float]] | None = None,
+        bandwidth: float | None = None,
+    ) -> Results:
+        """Compares runs.
+
+        Args:
+            runs: The runs of all points of the grid.
+            baseline: The run with which the others are compared; None: the first one.
+            budget: One of "rounds", "bytes" and "gradients", and its limit; None: whole runs.
+            metric: The score that counts, such as `f1_score`; None: accuracy, or loss.
+            title: What is compared.
+            tuning: What the tuning of each run took.
+            bandwidth: As the attribute.
+
+        Raises:
+            ConfigError: There is no such run or score.
+        """
+        labels = list(dict.fromkeys(run.label for run in runs))
+        if baseline is not None and baseline not in labels:
+            known = ", ".join(labels)
+            raise ConfigError(f"compare: --baseline: {baseline}; it must be one of {known}")
+        groups: dict[str, list[Run]] = {}
+        for run in runs:
+            groups.setdefault(json.dumps(run.point, default=str), []).append(run)
+        points = [
+            Point(
+                group,
+                baseline or labels[0],
+                budget,
+                described(group[0].point) or title,
+                tuning or {},
+                metric,
+            )
+            for group in groups.values()
+        ]
+        return cls(points, title, bandwidth)
+
+    @classmethod
+    def from_folders(cls, folders: Sequence[str | Path], **settings: Any) -> Results:
+        """Compares finished runs.
+
+        Args:
+            folders: Folders of runs, or folders that hold such folders.
+            settings: As the arguments of `of`.
+
+        Raises:
+            ConfigError: The runs have not ended, or their clients cannot be compared.
+        """
+        places = find_runs([Path(folder) for folder in folders], "compare")
+        with damage("compare", places):
+            runs = read_runs(places)
+        if len({(run.label, run.seed) for run in runs}) < len(runs):
+            raise ConfigError("compare: two of these runs have the same configuration and seed")
+        first: dict[int, Run] = {}
+        for run in runs:
+            if "partition_hash" not in run.summary:  # it diverged in its first round
+                continue
+            other = first.setdefault(run.seed, run)
+            if other.shares_partition(run) is False:
+                raise ConfigError(
+                    f"compare: {other.folder} and {run.folder} have the seed {run.seed} and other "
+                    f"partitions; their clients cannot be compared"
+                )
+        return cls.of(runs, **settings)
+
+    def table(self) -> Any:
+        """Returns a row for each method at each point of the grid: all numbers of the tables.
+
+        A `pandas.DataFrame`, or a list of dicts if pandas is not installed.
+        """
+        return _frame(tables.records(self.points))
+
+    def runs(self) -> Any:
+        """Returns a row for each run: what it is, and the numbers of the round that counts.
+
+        A `pandas.DataFrame`, or a list of dicts if pandas is not installed.
+        """
+        return _frame(tables.run_records(self.points))
+
+    def __str__(self) -> str:
+        """Returns the tables as text."""
+        parts = []
+        if len(self.points) > 1:
+            parts.append(text(tables.overview_table(self.points)))
+        for point in self.points:
+            head = f"{point.title}\n\n" if len(self.points) > 1 else ""
+            pair = (tables.score_table(point), tables.statistics_table(point))
+            parts.append(f"{head}{text(pair[0])}\n{text(pair[1])}\n{' '.join(point.notes())}\n")
+        return "\n".join(parts)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes tables and figures into a folder, and returns the paths of the files.
+
+        Raises:
+            ConfigError: A file cannot be written.
+        """
+        with run_folder_errors(folder, "--out"):
+            folder.mkdir(parents=True, exist_ok=True)
+        parts: dict[str, list[str]] = {"md": [f"# {self.title}\n"], "tex": []}
+        if len(self.points) > 1:
+            cells = tables.overview_table(self.points)
+            parts["md"].append(markdown(cells))
+            parts["tex"].append(tables.latex(cells))
+        for point in self.points:
+            pair = [tables.score_table(point), tables.statistics_table(point)]
+            notes = " ".join(point.notes())
+            parts["md"] += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
+            parts["tex"] += [f"% {' '.join(point.title.split())}", *map(tables.latex, pair)]
+            parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
+        files = [folder / f"comparison.{kind}" for kind in parts]
+        for path, content in zip(files, parts.values(), strict=True):
+            write_text(path, "\n".join(content))
+        files += [folder / "comparison.csv", folder / "runs.csv"]
+        write_records(files[-2], tables.records(self.points))
+        write_records(files[-1], tables.run_records(self.points))
+        return files + self._draw(folder)
+
+    def _draw(self, folder: Path) -> list[Path]:
+        from pfl.report import comparison_figures as figures  # matplotlib takes long to import
+
+        drawn: dict[str, Any] = {"ranks": figures.rank_diagram(self.points)}
+        for number, point in enumerate(self.points, 1):
+            end = f"-{number}" if len(self.points) > 1 else ""
+            drawn[f"curves{end}"] = figures.curves(point)
+            drawn[f"worst-tenth{end}"] = figures.curves(point, "_worst10")
+            drawn[f"gains{end}"] = figures.gains(point)
+            drawn[f"scatter{end}"] = figures.scatter(point)
+            if self.bandwidth is not None:
+                drawn[f"communication{end}"] = figures.communication(point, self.bandwidth)
+        return [
+            path
+            for name, figure in drawn.items()
+            if figure is not None
+            for path in save_figure(figure, folder / name)
+        ]
+
+    def send(self, project: str, files: Sequence[Path]) -> None:
+        """Sends tables and figures to W&B, as a run with the job type `compare`.
+
+        Args:
+            project: The project of W&B.
+            files: What `write` has returned: the PNG images are sent, and W&B's own files come into
+                their folder.
+
+        Raises:
+            ConfigError: Nobody is logged in.
+        """
+        import wandb
+
+        content: dict[str, Any] = {p.stem: wandb.Image(str(p)) for p in files if p.suffix == ".png"}
+        for number, point in enumerate(self.points, 1):
+            end = f"-{number}" if len(self.points) > 1 else ""
+            made = (tables.score_table(point), tables.statistics_table(point))
+            for name, (head, *rows) in zip(("scores", "statistics"), made, strict=True):
+                content[name + end] = wandb.Table(columns=[*head], data=rows)
+        about = {"points": [point.title for point in self.points]}
+        try:
+            run = wandb.init(
+                project=project,
+                name=self.title,
+                job_type="compare",
+                dir=files[0].parent,
+                config=about,
+            )
+        except wandb.errors.UsageError as error:
+            line = " ".join(str(error).split())
+            raise ConfigError(f"compare: --wandb: {line} Without: WANDB_MODE=offline") from error
+        with run:
+            run.log(content)
+
+
+def _frame(records: list[Record]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        return records
+    return pandas.DataFrame(records)
+
+
+def outcome_of(folder: Path) -> Record:
+    """Returns what an experiment has recorded of a run in its folder.
+
+    Empty before the run's end, or if the file is damaged: the run is then made again.
+    """
+    try:
+        content = json.loads((folder / OUTCOME).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def read_run(label: str, seed: int, folder: Path, **known: Any) -> Run:
+    """Returns the run in a folder; the arguments are those of `Run.read`.
+
+    Raises:
+        ConfigError: The run has not ended, or its files are damaged.
+    """
+    with damage("compare", [folder]):
+        return Run.read(label, seed, folder, **known)
+
+
+@contextmanager
+def damage(command: str, folders: Sequence[Path]) -> Iterator[None]:
+    """Turns an error from reading the files of runs into a one-line error.
+
+    Raises:
+        ConfigError: A file of the runs is damaged.
+    """
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever a damaged file leads to
+        place = folders[0] if len(folders) == 1 else f"{folders[0]} or another of these folders"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            f"{command}: {place} has damaged files ({reason}); remove the folder, or run it again"
+        ) from error
+
+
+def write_text(path: Path, content: str) -> None:
+    """Writes a text file as a whole."""
+    with replaced(path) as file:
+        file.write(content.encode())
+
+
+def save_figure(figure: Any, path: Path) -> list[Path]:
+    """Writes a figure as `.png` and `.pdf`, each as a whole; equal figures give equal files.
+
+    Args:
+        figure: A figure of matplotlib.
+        path: The path without the suffix.
+    """
+    files = []
+    for kind in ("png", "pdf"):
+        content = io.BytesIO()
+        metadata = {"CreationDate": None} if kind == "pdf" else None
+        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
+        files.append(path.with_name(f"{path.name}.{kind}"))
+        with replaced(files[-1]) as file:
+            file.write(content.getvalue())
+    return files

@@ -1,0 +1,413 @@
+"""The tuning of several methods: as many trials for each of them, selected on validation data."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from pfl import files
+from pfl.errors import ConfigError
+from pfl.experiments.callbacks import (
+    PRUNED,
+    check_validated,
+    import_optuna,
+    open_study,
+    trial_of,
+)
+from pfl.experiments.comparison import Comparison
+from pfl.experiments.grid import INNER, Config, Job, merge, nest
+from pfl.experiments.jobs import check, code_version, data_version, execute
+from pfl.experiments.results import (
+    Cells,
+    best_round,
+    markdown,
+    read_run,
+    signed,
+    text,
+    write_text,
+)
+from pfl.experiments.workers import side_by_side, spread
+
+if TYPE_CHECKING:
+    from optuna import Study, Trial
+
+PRUNING = "pfl.experiments.callbacks.Pruning"
+COSTS = ("rounds", "gradients", "seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """Numbers that may be tried.
+
+    Args:
+        low: The least one.
+        high: The largest one; whole numbers as `low` and `high` give whole numbers.
+        log: Draws from the logarithms.
+    """
+
+    low: int | float
+    high: int | float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not (self.low < self.high and (self.low > 0 or not self.log)):
+            raise ValueError("low must be below high, and above 0 with log")
+
+
+Space = dict[str, list[Any] | Range]  # by dotted key: all values, or a range
+
+
+def read_space(where: str, content: Any) -> Space:
+    """Returns the checked values to try, by dotted key.
+
+    Args:
+        where: The place of the space, for errors.
+        content: For each key a `Range`, or its arguments, or a list of values.
+
+    Raises:
+        ConfigError: A key has no such values.
+    """
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where}: {content!r}; it must be keys and the values to try")
+    parser, space = ArgumentParser(exit_on_error=False), Space()
+    parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
+    for key, values in content.items():
+        try:
+            given = asdict(values) if isinstance(values, Range) else values
+            space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
+        except (ArgumentError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{where}.{key}: {values!r}; it must be like {{low: 0.001, high: 1.0, log: true}}, "
+                f"or a list of values"
+            ) from error
+    return space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tune:
+    """How runs are tuned.
+
+    Args:
+        trials: Number of trials of each run.
+        space: What is tried in all runs, by dotted key: a list of values, or a range. A run's own
+            `space` adds to it.
+        seed: The seed of every trial, and of what is tried.
+        prune_after: Number of rounds before which no trial is ended early; None: none ever is.
+        metric: The score that selects, such as `val/global/accuracy`; the comparison's by default.
+
+    Raises:
+        ConfigError: A value does not fit.
+    """
+
+    trials: int = 20
+    space: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    prune_after: int | None = None
+    metric: str | None = None
+
+    def __post_init__(self) -> None:
+        for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
+            value = getattr(self, key)
+            if value is not None and value < least:
+                raise ConfigError(
+                    f"tune.{key}: {value!r}; it must be a whole number, at least {least}"
+                )
+        object.__setattr__(self, "space", read_space("tune.space", self.space))
+        if self.metric is not None and not self.metric.startswith("val/"):
+            raise ConfigError(
+                f"tune.metric: {self.metric!r}; it must be a score on validation data, such as "
+                f"val/global/accuracy"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Comparison):
+    """A comparison whose runs are tuned first.
+
+    Its file is that of a comparison with the key `tune`, and `space` in runs (docs/tune.md).
+    Every run is tuned at each value of the grid by itself; the grid has one axis at most.
+
+    Args:
+        tune: How runs are tuned.
+        spaces: What is tried in each run, by the run; from `tune.space` and the runs' `space`.
+    """
+
+    tune: Tune = field(default_factory=Tune)
+    spaces: dict[str, Space] = field(default_factory=dict, metadata=INNER)
+
+    def __post_init__(self) -> None:
+        runs, spaces = dict(self.runs), dict(self.spaces)
+        for run, change in runs.items():
+            own: Any = {}
+            if isinstance(change, dict) and "space" in change:
+                own = read_space(f"runs.{run}.space", change["space"])
+                runs[run] = {key: value for key, value in change.items() if key != "space"}
+            spaces.setdefault(str(run), {**self.tune.space, **own})
+        object.__setattr__(self, "runs", runs)
+        object.__setattr__(self, "spaces", spaces)
+        super().__post_init__()
+        if len(self.grid) > 1:
+            raise ConfigError(f"grid: {', '.join(self.grid)}; it must have one axis")
+        if empty := [run for run, space in spaces.items() if not space]:
+            raise ConfigError(f"tune.space: it is empty for {empty[0]}; give it keys to try")
+
+    @property
+    def score(self) -> str | None:
+        """The score that selects, as in `best_round`."""
+        return self.tune.metric or self.metric
+
+    def search(self, out: str | Path | None = None, *, jobs: int | None = 1) -> Tuned:
+        """Makes the trials that have not been made, and returns what they have found.
+
+        Args:
+            out: The folder of the trials; `runs/tune/<name>` by default.
+            jobs: Number of processes; None: as many as fit. With more than one, a script needs
+                `if __name__ == "__main__"`.
+
+        Raises:
+            ConfigError: A configuration has a mistake, Optuna is not installed, the clients have no
+                validation samples, or all trials of a run have diverged.
+        """
+        import_optuna()
+        root = self.folder("tune", None if out is None else Path(out))
+        places = replace(self, seeds=[self.tune.seed]).jobs()
+        first = {
+            run: {k: v[0] if isinstance(v, list) else v.low for k, v in space.items()}
+            for run, space in self.spaces.items()
+        }
+        check((job.changed([nest(first[job.run])]) for job in places), self.score)
+        workers = side_by_side(len(places)) if jobs is None else jobs
+        work = functools.partial(tune_run, tuning=self, root=root)
+        found = {str(job): one for job, one in spread(work, places, workers)}
+        return Tuned(self, [found[str(job)] for job in places])
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the trials of a run have found and cost.
+
+    Attributes:
+        job: The run at a point of the grid.
+        best: The values of the best trial, by dotted key.
+        score: The best trial's validation score.
+        metric: The name of that score.
+        records: A row for each trial.
+    """
+
+    job: Job
+    best: Config
+    score: float
+    metric: str
+    records: list[Config]
+
+    def spent(self) -> dict[str, int]:
+        """Returns the numbers of trials, and their rounds, sample gradients and seconds."""
+        sums = {name: round(sum(record[name] for record in self.records)) for name in COSTS}
+        return {"trials": len(self.records), **sums}
+
+
+def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
+    """Makes the trials of a run that have not been made, and returns the best of all.
+
+    A trial that was interrupted continues. What Optuna's sampler draws is a function of the seed,
+    the run and the trial's number, so that an interrupted search ends like one that was not.
+
+    Args:
+        job: The run at a point of the grid.
+        tuning: What is tried.
+        root: The folder of all trials.
+
+    Raises:
+        ConfigError: All trials have diverged, or the clients have no validation samples.
+    """
+    from optuna.samplers import TPESampler
+
+    space, folder = tuning.spaces[job.run], root / job.folder.parent
+    budget = tuning.limit
+    settings = [job.config, space, tuning.tune.prune_after, tuning.score, budget]
+    settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
+    name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
+    path = str(folder / "optuna.journal")
+    study, storage = open_study(path, name, tuning.tune.prune_after)
+    records = []
+    for number in range(tuning.tune.trials):
+        study.sampler = TPESampler(seed=int(_digest([tuning.tune.seed, job.label, number])[:8], 16))
+        if number < len(study.get_trials(deepcopy=False)):
+            trial = trial_of(study, storage, number)
+        else:
+            trial = study.ask()
+        values = {key: _suggest(trial, key, space[key]) for key in space}
+        record = _try(study, trial, job, values, tuning, path, folder)
+        records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
+        score = f"{record['score']:.4f}" if record["score"] is not None else "–"
+        print(
+            f"{job.label}, trial {number + 1}/{tuning.tune.trials}: {score} ({record['state']}; "
+            f"{_values_text(values)})",
+            flush=True,
+        )
+    told = [trial.value for trial in study.get_trials(deepcopy=False)]
+    done = [
+        (value, record)
+        for value, record in zip(told, records, strict=False)
+        if record["state"] == "finished" and value is not None
+    ]
+    if not done:
+        raise ConfigError(
+            f"tune: no trial of {job.label} has ended without diverging; change its space"
+        )
+    best = max(done, key=lambda pair: pair[0])[1]
+    found = {key: best[key] for key in space}
+    return Found(job, found, best["score"], best["selected_by"], records)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
+
+
+def _suggest(trial: Trial, key: str, values: list[Any] | Range) -> Any:
+    """Returns the value of a trial for a key, which the trial may already have."""
+    if isinstance(values, list):
+        return trial.suggest_categorical(key, values)
+    if isinstance(values.low, int) and isinstance(values.high, int):
+        return trial.suggest_int(key, values.low, values.high, log=values.log)
+    return trial.suggest_float(key, values.low, values.high, log=values.log)
+
+
+def _try(
+    study: Study,
+    trial: Trial,
+    job: Job,
+    values: Config,
+    tuning: Tuning,
+    journal: str,
+    folder: Path,
+) -> Config:
+    """Runs a trial, unless it has ended, and returns its record."""
+    from optuna.trial import TrialState
+
+    metric, budget = tuning.score, tuning.limit
+    pruning: Config = {"storage": journal, "study": study.study_name, "trial": trial.number}
+    pruning |= {"after": tuning.tune.prune_after, "metric": metric}
+    pruning |= {"budget": budget and list(budget)}
+    config = job.changed([nest(values)]).config
+    callbacks = config.get("trainer", {}).get("callbacks") or []
+    callbacks = [*callbacks, {"class_path": PRUNING, "init_args": pruning}]
+    config = merge(config, {"trainer": {"callbacks": callbacks}})
+    one = Job(f"trial{trial.number}", {}, tuning.tune.seed, config)
+    outcome = execute(one, folder)
+    run = read_run(job.run, tuning.tune.seed, folder / one.folder, unfinished=True)
+    best = best_round(run.within(budget), metric, run.metrics)
+    diverged = outcome["status"] == "diverged"
+    if best is None and not diverged:
+        check_validated(run.rows[-1] if run.rows else {}, metric)
+    known = study.get_trials(deepcopy=False)[trial.number]
+    state = "pruned" if PRUNED in known.user_attrs else "diverged" if diverged else "finished"
+    last = run.rows[-1] if run.rows else {}
+    record: Config = {
+        "state": state,
+        "score": best[best["selected_by"]] if best is not None and not diverged else None,
+        "selected_by": best and best["selected_by"],
+        "rounds": last.get("round", 0),
+        "gradients": last.get("train/samples", 0.0),
+        "seconds": outcome["seconds"],
+    }
+    if not known.state.is_finished():
+        if state == "finished" and best is not None:
+            study.tell(trial, signed(best["selected_by"], record["score"], run.metrics))
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+    return record
+
+
+# ---- what comes out ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a tuning has found.
+
+    Attributes:
+        tuning: What was tried.
+        found: The best values of each run at each point of the grid.
+    """
+
+    tuning: Tuning
+    found: Sequence[Found]
+
+    def table(self) -> Cells:
+        """Returns a header and a row for each run: the best values, their score, and the costs."""
+        axes = list(self.tuning.grid)
+        head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
+        cells = [[*head, *COSTS]]
+        for one in self.found:
+            states, spent = [record["state"] for record in one.records], one.spent()
+            place = [one.job.run, *map(str, one.job.axes.values())]
+            counts = [len(states), states.count("pruned"), states.count("diverged")]
+            score = f"{one.score:.4f} ({one.metric})"
+            cells.append([*place, _values_text(one.best), score, *map(str, counts)])
+            cells[-1] += [f"{spent[name]:,.0f}" for name in COSTS]
+        return cells
+
+    def __str__(self) -> str:
+        """Returns the table as text."""
+        return text(self.table())
+
+    def _content(self) -> Config:
+        """Returns the content of a comparison's file with the best values of every run.
+
+        With a grid, what tuning took is the mean over the points of the grid.
+        """
+        tuning, spent = self.tuning, dict[str, list[dict[str, int]]]()
+        runs = {run: functools.reduce(merge, tuning.changes, c) for run, c in tuning.runs.items()}
+        grid = {a: {v: dict(c) for v, c in values.items()} for a, values in tuning.grid.items()}
+        for one in self.found:
+            run, best = one.job.run, nest(one.best)
+            spent.setdefault(run, []).append(one.spent())
+            if not one.job.axes:
+                runs[run] = merge(runs[run], best)
+            for axis, value in one.job.axes.items():
+                of_runs = grid[axis][value]["runs"]
+                grid[axis][value]["runs"] = {**of_runs, run: merge(of_runs.get(run, {}), best)}
+        content: Config = {"title": tuning.title, "seeds": tuning.seeds, "common": tuning.common}
+        content |= {"runs": runs, "grid": grid, "baseline": tuning.baseline}
+        content |= {"metric": tuning.metric, "bandwidth": tuning.bandwidth, "budget": tuning.budget}
+        content["tuning"] = {
+            run: {name: round(math.fsum(s[name] for s in each) / len(each)) for name in each[0]}
+            for run, each in spent.items()
+        }
+        return {key: value for key, value in content.items() if value not in (None, {})}
+
+    def write(self, folder: Path) -> list[Path]:
+        """Writes the tables and the tuned comparison, and returns the paths of the files."""
+        paths = [folder / name for name in ("tune.md", "trials.csv", "tuned.yaml")]
+        tune = self.tuning.tune
+        write_text(
+            paths[0],
+            f"# Tuning of: {self.tuning.title}\n\nEach method had {tune.trials} trials with the "
+            f"seed {tune.seed}. The best score on validation data selects; test scores are not "
+            f"read.\n\n{markdown(self.table())}",
+        )
+        files.write_records(paths[1], [record for one in self.found for record in one.records])
+        yaml_text = yaml.safe_dump(self._content(), sort_keys=False, allow_unicode=True)
+        head = f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n"
+        write_text(paths[2], head + yaml_text)
+        return paths
+
+
+def _values_text(values: Config) -> str:
+    return ", ".join(
+        f"{key.rpartition('.')[2]} {f'{v:.4g}' if isinstance(v, float) else v}"
+        for key, v in values.items()
+    )

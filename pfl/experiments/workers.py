@@ -1,0 +1,141 @@
+"""Tasks side by side, in processes that end with the one that started them, whatever ends it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, get_context, parent_process
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar, cast
+
+import torch
+
+from pfl.configuration.messages import explain, quiet
+from pfl.configuration.user_code import cause, where
+from pfl.distributed.launch import Ended
+from pfl.errors import ConfigError
+
+T = TypeVar("T")
+R = TypeVar("R")
+GRACE_SECONDS = 5.0  # for a process without tasks to end by itself
+RUN_MEMORY = 2 << 30  # bytes that a run on a CPU may take, where nothing more is known
+
+
+class WorkerLost(RuntimeError):
+    """A process that worked on a task has died; the message is one line."""
+
+
+def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:
+    """Yields each task with its result when it has ended.
+
+    Args:
+        work: What is done with a task; it can be pickled.
+        tasks: The tasks.
+        workers: Number of processes. With 1, the work takes place in this process.
+
+    Raises:
+        ConfigError: A task has failed by a mistake of the user.
+        WorkerLost: A process died.
+    """
+    if workers == 1:
+        for task in tasks:
+            yield task, work(task)
+        return
+    context, waiting = get_context("spawn"), list(tasks)
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    processes: list[BaseProcess] = []
+    running: dict[Connection, tuple[BaseProcess, T]] = {}
+    try:
+        for _ in range(min(workers, len(tasks))):
+            ours, theirs = context.Pipe()
+            process: BaseProcess = context.Process(target=_serve, args=(theirs, work, threads))
+            process.start()
+            processes.append(process)
+            theirs.close()  # so that our end closes when the process dies
+            running[ours] = process, waiting.pop(0)
+            ours.send(running[ours][1])
+        while running:
+            for pipe in cast(list[Connection], connection.wait(list(running))):
+                process, task = running.pop(pipe)
+                yield task, _receive(pipe, process, task)
+                if waiting:
+                    running[pipe] = process, waiting.pop(0)
+                    pipe.send(running[pipe][1])
+                else:
+                    pipe.close()  # which ends the process
+        for process in processes:
+            process.join(GRACE_SECONDS)
+    finally:  # after an error or a signal, nothing goes on
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.join()
+
+
+def _receive(pipe: Connection, process: BaseProcess, task: Any) -> Any:
+    try:
+        succeeded, result = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        code = process.exitcode or 0
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
+        raise WorkerLost(f"{task}: its process {how}; the same command continues") from None
+    if not succeeded:
+        raise result
+    return result
+
+
+def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
+    """Works on the tasks of a pipe, one after another, until the pipe is closed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this
+    sys.path.append(os.getcwd())  # for classes of the user
+    torch.set_num_threads(threads)
+    quiet()
+    while True:
+        try:
+            task = pipe.recv()
+        except EOFError:
+            return
+        try:
+            answer: tuple[bool, Any] = True, work(task)
+        except Exception as error:
+            answer = False, _portable(error)
+        except Ended as error:  # by SIGTERM, in a round; the line is printed
+            answer = False, error
+        pipe.send(answer)
+
+
+def _portable(error: Exception) -> Exception:
+    """Returns an error as one that another process can raise, since tracebacks stay behind."""
+    told = explain(error)
+    line = told + cause(error) if told else where(error)
+    if line is None or os.environ.get("PFL_TRACEBACK"):
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return ConfigError(line)
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone; else its tasks would continue."""
+    if (parent := parent_process()) is not None:
+        parent.join()
+        os._exit(1)
+
+
+def side_by_side(jobs: int) -> int:
+    """Returns how many runs fit on this machine at a time, by its cores and its free memory.
+
+    One if there is a GPU, whose memory the runs would share.
+    """
+    if torch.cuda.is_available():
+        return 1
+    room = jobs
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        room = free // RUN_MEMORY
+    return max(1, min(jobs, os.cpu_count() or 1, room))

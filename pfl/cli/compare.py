@@ -19,11 +19,10 @@ from pfl.cli.grid import CHANGE, Config, Grid, Job, changes_of, load, read_grid
 from pfl.cli.jobs import ended, run_all, said, side_by_side
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
-from pfl.files import run_folder_errors, write_records
+from pfl.files import replaced, run_folder_errors, write_figure, write_records
 from pfl.report import comparison_tables as tables
 from pfl.report.comparison import Comparison, described
-from pfl.report.folders import find_runs, read_runs
-from pfl.report.results import BUDGETS, Run
+from pfl.scores.runs import BUDGETS, Run, find_runs, read_runs
 
 _RUNS = ("title", "seeds", "common", "runs", "grid")
 KEYS = (*_RUNS, "baseline", "metric", "budget", "bandwidth", "tuning")
@@ -125,8 +124,8 @@ def _comparison(
 
 
 def _metric(key: str, name: str | None) -> str | None:
-    if name is not None and "/" in name:
-        raise ConfigError(f"{key}: {name}; it must be the name of a score, such as f1_score")
+    if name is not None and name.startswith("test/"):
+        raise ConfigError(f"{key}: {name}; it must be a score, such as f1_score or global/accuracy")
     return name
 
 
@@ -249,11 +248,12 @@ def write(
         head = f"\n{comparison.title}\n" if len(comparisons) > 1 else ""
         print(f"{head}\n{tables.text(both[0])}\n{tables.text(both[1])}\n{notes}")
         parts["md"] += [f"## {comparison.title}\n", *map(tables.markdown, both), notes + "\n"]
-        parts["tex"] += [f"% {comparison.title}", *map(tables.latex, both)]
+        parts["tex"] += map(tables.latex, both)
         parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
     files = [out / f"comparison.{kind}" for kind in parts]
     for path, content in zip(files, parts.values(), strict=True):
-        path.write_text("\n".join(content))
+        with replaced(path) as part:
+            part.write("\n".join(content).encode())
     files += [out / "comparison.csv", out / "runs.csv"]
     write_records(files[-2], tables.records(comparisons))
     write_records(files[-1], tables.run_records(comparisons))
@@ -276,8 +276,7 @@ def _draw(comparisons: Sequence[Comparison], out: Path, bandwidth: float | None)
     for name, figure in drawn.items():
         for kind in ("png", "pdf") if figure is not None else ():
             files.append(out / f"{name}.{kind}")
-            metadata = {"CreationDate": None} if kind == "pdf" else None
-            figure.savefig(files[-1], dpi=150, metadata=metadata)
+            write_figure(files[-1], figure)
     return files
 
 

@@ -32,8 +32,8 @@ def send(
     for number, comparison in enumerate(comparisons, 1):
         behind = f"-{number}" if len(comparisons) > 1 else ""
         made = (tables.score_table(comparison), tables.statistics_table(comparison))
-        for name, (head, *rows) in zip(("scores", "statistics"), made, strict=True):
-            content[name + behind] = wandb.Table(columns=[*head], data=rows)
+        for name, table in zip(("scores", "statistics"), made, strict=True):
+            content[name + behind] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
     about = {"points": [comparison.title for comparison in comparisons]}
     try:
         run = wandb.init(

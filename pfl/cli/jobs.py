@@ -34,7 +34,7 @@ from pfl.cli.grid import Config, Job, merge
 from pfl.cli.messages import explain, quiet
 from pfl.errors import ConfigError, Diverged
 from pfl.files import run_folder_errors, write_json
-from pfl.report.folders import OUTCOME, outcome_of
+from pfl.scores.runs import OUTCOME, outcome_of
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False}
 PACKAGES = ("pfl", "models", "datamodules")
@@ -252,7 +252,8 @@ def check(jobs: Iterable[Job], metric: str | None = None) -> None:
                     checker = CheckCLI(words)
                 else:
                     checker.check(words)
-                checker.loop.metrics.check_score("metric", metric)
+                loop = checker.loop
+                loop.metrics.check_score("metric", metric, loop.finetuning.steps)
             except Exception as error:
                 if line := explain(error):
                     raise ConfigError(f"{job}: {line}") from error

@@ -7,7 +7,7 @@ from pathlib import Path
 import pfl
 from pfl import files
 from pfl.cli.parser import CommandParser
-from pfl.report.folders import find_runs, read_runs
+from pfl.scores.runs import find_runs, read_runs
 
 
 def command(words: list[str]) -> None:

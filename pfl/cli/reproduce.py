@@ -13,6 +13,7 @@ from pfl.cli.grid import CHANGE, Config, changes_of
 from pfl.cli.jobs import made_by, rows_of, run_all, said, side_by_side
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.errors import ConfigError
+from pfl.files import write_figure
 
 # ---- the command ---------------------------------------------------------------------------------
 
@@ -75,8 +76,8 @@ def _draw(figure: FigureFile, table: list[Config], out: Path) -> list[Path]:
 
     drawing = draw(figure.title, figure.panels, table)
     files = [out / f"{figure.name}.{kind}" for kind in ("png", "pdf")]
-    drawing.savefig(files[0], dpi=150)
-    drawing.savefig(files[1], metadata={"CreationDate": None})  # equal runs give equal files
+    for path in files:
+        write_figure(path, drawing)
     return files
 
 

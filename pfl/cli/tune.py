@@ -22,8 +22,9 @@ from pfl.cli.jobs import check, code_version, execute, side_by_side, spread
 from pfl.cli.parser import CommandParser, at_least_one
 from pfl.cli.spaces import Space, read_space, spread_evenly, suggest
 from pfl.errors import ConfigError
-from pfl.report.comparison_tables import Cells, markdown, text
-from pfl.report.results import Run, best_round, signed
+from pfl.report.table import Cell, Table, markdown, text
+from pfl.scores.names import signed
+from pfl.scores.runs import Run, best_round
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -94,7 +95,7 @@ def read_tune(path: Path, changes: Sequence[Config] = ()) -> TuneFile:
                 f"{path}: tune.{key}: {given[key]!r}; it must be a whole number, at least {least}"
             )
     metric = given["metric"]
-    if metric is not None and not str(metric).startswith("val/"):
+    if metric is not None and str(metric).startswith("test/"):
         raise ConfigError(
             f"{path}: tune.metric: {metric!r}; it must be a score on validation data, such as "
             f"val/global/accuracy"
@@ -258,11 +259,11 @@ def _best(place: str, records: Sequence[Config], told: Sequence[float | None]) -
 # ---- what comes out ------------------------------------------------------------------------------
 
 
-def table(tuned: Sequence[Tuned]) -> Cells:
-    """Returns a header and a row for each run: the best values, their score, and what was spent."""
+def table(tuned: Sequence[Tuned]) -> Table:
+    """Returns a row for each run: the best values, their score, and what was spent."""
     axes, costs = list(tuned[0].job.axes), ("rounds", "gradients", "seconds")
     head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
-    cells = [[*head, *costs]]
+    rows: list[list[Cell]] = []
     for one in tuned:
         values = ", ".join(f"{k.rpartition('.')[2]} {_short(v)}" for k, v in one.best.items())
         states = [record["state"] for record in one.records]
@@ -270,9 +271,9 @@ def table(tuned: Sequence[Tuned]) -> Cells:
         counts = [str(states.count(state)) for state in ("pruned", "diverged")]
         score = f"{one.score:.4f} ({one.metric})"
         place = [one.job.run, *map(str, one.job.axes.values())]
-        cells.append([*place, values, score, str(len(states)), *counts])
-        cells[-1] += [f"{spent[name]:,.0f}" for name in costs]
-    return cells
+        rows.append([*place, values, score, str(len(states)), *counts])
+        rows[-1] += [f"{spent[name]:,.0f}" for name in costs]
+    return Table([*head, *costs], rows)
 
 
 def tuned_content(file: TuneFile, tuned: Sequence[Tuned]) -> Config:

@@ -138,7 +138,7 @@ def test_scores_are_those_of_the_adapted_models(tmp_path):
     folder = algorithm.trainer.run_dir
     clients = table(folder / "clients.csv")
     assert [row["unseen"] for row in clients] == ["0", "0", "0", "0", "1"]
-    assert float(clients[4]["test_unseen/3_loss"]) == pytest.approx(losses[3][4], rel=1e-12)
+    assert float(clients[4]["test/unseen/3/loss"]) == pytest.approx(losses[3][4], rel=1e-12)
 
 
 def test_steps_begin_anew_for_each_number(tmp_path):

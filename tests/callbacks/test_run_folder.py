@@ -94,7 +94,7 @@ def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
         fit(trainer, clients_at_once=2)
     summary = json.loads((trainer.run_dir / "summary.json").read_text())
     rows = table(trainer.run_dir / "clients.csv")
-    scores = [float(row["test_global_accuracy"]) for row in rows]
+    scores = [float(row["test/global/accuracy"]) for row in rows]
     assert summary["round"] == 1 and len(rows) == 6
     assert sum(scores) / 6 == pytest.approx(summary["test/global/accuracy"])
 

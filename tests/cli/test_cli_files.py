@@ -51,7 +51,7 @@ def test_a_run_writes_its_files(run):
     folder, _ = run
     files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     names = "config.yaml metrics.csv clients.csv summary.json report.png checkpoints/last.ckpt"
-    names += " client_scores.bin client_scores.json checkpoints/previous.ckpt .lock"
+    names += " client_scores.npy checkpoints/previous.ckpt .lock"
     assert files == set(names.split())
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
@@ -127,7 +127,7 @@ def test_summary_has_everything_that_the_design_lists(run, data):
     words = ("6 clients", "alpha=1.0", "50%", "10%", "4 clients a round", "uniform", "seed 0")
     assert not [word for word in words if word not in summary["protocol"]]
     assert summary["gained"] + summary["equal"] + summary["lost"] == pytest.approx(1)
-    assert 0 <= summary["local/accuracy"] <= 1
+    assert 0 <= summary["test/local/accuracy"] <= 1
 
 
 def test_the_table_is_printed(run):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pfl.cli.main import main
-from pfl.report.folders import read_runs
+from pfl.scores.runs import read_runs
 from tests.commands import call
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -34,7 +34,7 @@ def write_run(folder, name="FedAvg", seed=0, clients=3, rounds=2, bonus=0.0, **s
         {"client": i, "train_samples": 5 + i, "label_0": i, "label_1": 5} for i in range(clients)
     ]
     for i, row in enumerate(scores):
-        row |= {"test_global_accuracy": 0.2 * i + bonus, "test_local_accuracy": 0.25}
+        row |= {"test/global/accuracy": 0.2 * i + bonus, "test/local/accuracy": 0.25}
         row |= {"uplink_bytes": 100, "downlink_bytes": 300}
     write_csv(folder / "clients.csv", scores)
     (folder / "config.yaml").write_text(
@@ -159,8 +159,8 @@ def test_a_client_tells_labels_sizes_scores_and_gain(folder):
         "samples: 7 training",
         "labels: 1: 5, 0: 2",
         "global: 0.4000",
-        "alone: 0.2500",
-        "gain over alone: +0.1500",
+        "local: 0.2500",
+        "gain over local: +0.1500",
         "sent 100 B, received 300 B",
     ]
 

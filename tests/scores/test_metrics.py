@@ -27,7 +27,7 @@ from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.clients import Clients
 from pfl.method.scoring import predictions
 from pfl.rounds.loop import FederatedLoop
-from pfl.rounds.metrics import ClientMetrics
+from pfl.scores.metrics import ClientMetrics
 from tests.networks import put
 from tests.problems import run
 from tests.refusal import refused

@@ -200,7 +200,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns the errors of reading a damaged file of a run into a one-line error.
+    """Turns the errors of reading a damaged file or folder of a run into a one-line error.
 
     Raises:
         ConfigError: The block raises such an error.
@@ -212,7 +212,7 @@ def reading(path: Path) -> Iterator[None]:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
         line = " ".join(str(error).split())[:80] or type(error).__name__
         raise ConfigError(
-            f"{path}: the file is damaged ({line}); restore it, or leave its folder out"
+            f"{path}: it is damaged ({line}); restore it, or leave its run out"
         ) from error
 
 

@@ -17,7 +17,14 @@ from typing_extensions import override
 
 from pfl import files
 from pfl.callbacks.run_folder import RunFolder
-from pfl.callbacks.run_result import ClientTable, compare, distributions, peak_memory, versions
+from pfl.callbacks.run_result import (
+    ClientTable,
+    compare,
+    distributions,
+    named_clients,
+    peak_memory,
+    versions,
+)
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
@@ -273,6 +280,7 @@ class RunRecorder(Callback):
         better, chosen = loop.metrics.higher_is_better, loop.select_by
         scores = self.table.scores
         main = candidates(map(str, scores), "test", chosen)
+        names = getattr(loop.datamodule, "client_names", None)
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
@@ -283,6 +291,7 @@ class RunRecorder(Callback):
             "select_by": chosen,
             "best": best_round(self.rows, chosen, better),
             **compare(scores, better, chosen),
+            **(named_clients(names, scores, better, chosen) if names is not None else {}),
             "distribution": distributions(scores, better, chosen),
             "higher_is_better": better,
             "protocol": loop.describe(),

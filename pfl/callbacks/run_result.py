@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,30 @@ def distributions(
     if (gain := gains(scores, metrics, select_by)) is not None:
         result["gain"] = distribution(gain)
     return {name: numbers for name, numbers in result.items() if numbers}
+
+
+def named_clients(
+    names: Sequence[str],
+    scores: Mapping[ScoreName, np.ndarray],
+    metrics: Directions,
+    by: str | None,
+) -> dict[str, Any]:
+    """Returns the three clients with the worst scores, and those that lost against the baseline.
+
+    Args:
+        names: The clients' names.
+        scores: The clients' scores after the last round, [M] each.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+        by: The score that counts, by `loop.select_by`.
+    """
+    result: dict[str, Any] = {}
+    for name in candidates(map(str, scores), "test", by)[:1]:
+        order = np.argsort(signed(name, 1, metrics) * scores[name])  # NaN comes last
+        worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
+        result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
+    if (gain := gains(scores, metrics, by)) is not None:
+        result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0)]
+    return result
 
 
 def peak_memory() -> int | None:

@@ -124,8 +124,11 @@ def _comparison(
 
 
 def _metric(key: str, name: str | None) -> str | None:
-    if name is not None and name.startswith("test/"):
-        raise ConfigError(f"{key}: {name}; it must be a score, such as f1_score or global/accuracy")
+    if name is not None and name.startswith(("val/", "test/")):
+        raise ConfigError(
+            f"{key}: {name}; it must be a score without its split, such as f1_score or "
+            f"global/accuracy"
+        )
     return name
 
 

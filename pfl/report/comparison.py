@@ -166,7 +166,7 @@ class Comparison:
             return None
         local = run.client_scores(row, name._replace(model="local"))
         scores = run.client_scores(row, name)
-        if local is None or scores is None:
+        if local is None or scores is None or len(local) != len(scores):
             return None
         # Scores of every round are kept in float32: equal scores must stay equal.
         gains = scores.astype(np.float32) - local.astype(np.float32)

@@ -65,7 +65,10 @@ def page(runs: Sequence[Run], title: str, version: str) -> str:
     from markupsafe import Markup
 
     seen: dict[str, int] = {}
-    parts = [_part(index, run, len(runs) <= OPEN, seen) for index, run in enumerate(runs)]
+    parts = []
+    for index, run in enumerate(runs):
+        with files.reading(run.folder):
+            parts.append(_part(index, run, len(runs) <= OPEN, seen))
     comparison = Comparison(runs, runs[0].label)
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
@@ -193,12 +196,10 @@ def _part(index: int, run: Run, is_open: bool, seen: dict[str, int]) -> Part:
             f"lowest to the highest score; all are in clients.csv."
         )
     first, path = seen.setdefault(digest, index), run.folder / "collaboration.csv"
-    with files.reading(path):
-        collaboration = figures.collaboration(files.last_round(path))
     plots = [
         figures.clients(table, Comparison([run], run.label).number),
         figures.partition(table) if first == index else None,
-        collaboration,
+        figures.collaboration(files.last_round(path)),
     ]
     facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")

@@ -24,6 +24,11 @@ def summary_table(summary: dict[str, Any]) -> str:
             f"  {which} against local: {summary['gained']:.0%} of the clients gained, "
             f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
         )
+    lowest = [f"{name} {score:.4f}" for name, score in summary.get("lowest_clients", {}).items()]
+    for word, names in (("lowest", lowest), ("lost", summary.get("lost_clients", []))):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            lines.append(f"  {word}: {', '.join(names[:5])}{more}")
     up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
     lines.append(f"  sent up {up}, down {down}")
     counts = [

@@ -120,7 +120,7 @@ class Run:
             seed,
             folder,
             rows=_rows(folder / "metrics.csv"),
-            summary=files.read_json(summary),
+            summary=_summary(summary),
             scores=ScoreTable.read(folder),
             local=ScoreTable.read(folder, LOCAL),
             **known,
@@ -196,6 +196,17 @@ class Run:
                 else np.array([value or "nan" for value in values], np.float64)
                 for name, values in columns.items()
             }
+
+
+def _summary(path: Path) -> Row:
+    """Returns the content of `summary.json`, whose values that are read have the right types."""
+    types = {"seed": int, "select_by": str, "higher_is_better": dict, "versions": dict}
+    with files.reading(path):
+        content = files.read_json(path)
+        for key, kind in types.items():
+            if content.get(key) is not None and not isinstance(content[key], kind):
+                raise ValueError(f"{key}: {content[key]!r}")
+        return content
 
 
 def _rows(path: Path) -> list[Row]:

@@ -306,6 +306,6 @@ def test_one_line_of_the_command_line(tmp_path, capsys):
     words += ["--trainer.callbacks", "RunFigure", "--trainer.default_root_dir", str(tmp_path)]
     assert main(["fit", *words, "--loop.finetune", "[0,5]", "--loop.unseen", "0.2"]) == 0
     output = capsys.readouterr().out
-    for words in ("finetuned, 0 steps", "finetuned, 5 steps", "unseen, 0 steps", "unseen, 5 steps"):
+    for words in ("finetuned/0", "finetuned/5", "unseen/0", "unseen/5"):
         assert f"\n  {words}" in output
     assert (tmp_path / "quickstart" / "report.png").stat().st_size > 10_000

@@ -118,7 +118,7 @@ def test_models_score_without_pfl_as_in_the_run(exported, tmp_path):
         else:
             kind = "unseen/0" if client == 5 else "personalized"
             row = table(run / "clients.csv")[client]
-            expected = [float(row[f"test_{kind}_{k}"]) for k in ("accuracy", "loss")]
+            expected = [float(row[f"test/{kind}/{k}"]) for k in ("accuracy", "loss")]
         np.testing.assert_allclose(scores[str(folder)], expected, rtol=2e-6)
 
 

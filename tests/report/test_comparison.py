@@ -17,7 +17,7 @@ from pfl.report.comparison_figures import (
     rank_diagram,
     scatter,
 )
-from pfl.report.table import Table
+from pfl.report.table import Column, Estimate, Table, csv
 from pfl.scores.names import models_of
 from pfl.scores.runs import Run, columns_of
 from pfl.scores.table import ScoreTable
@@ -413,3 +413,53 @@ def test_gained_compares_the_same_round_of_both():
     local = by_round("test/local/accuracy", [[0.5, 0.7], [0.7, 0.7]])
     one = replace(one, local=local)
     assert Comparison([one], "A").gained_of(one) == 0.5
+
+
+# ---- LaTeX ---------------------------------------------------------------------------------------
+
+
+def test_latex_for_a_paper():
+    """Shares in percent, the best of each column in bold, chosen columns, and means ± std.
+
+    Of 0.5 and 0.7: mean 60, deviation 10 √2 = 14.14; the smaller number of steps is the best.
+    """
+    columns = ["method", Column("score", ".4f", True, is_share=True), Column("steps", ".0f", False)]
+    rows = [["A_1", Estimate(0.5, 0.01), 3], ["B", Estimate(0.7), 4], ["C", None, None]]
+    table = Table([*columns, "notes"], [[*row, "x"] for row in rows], "A & B", "tab:ab")
+    lines = tables.latex(
+        table, percent=True, mean=True, columns=["method", "score", "steps"]
+    ).splitlines()
+    assert lines[:4] == [r"\begin{table}", r"\centering", r"\caption{A \& B}", r"\label{tab:ab}"]
+    assert lines[6:] == [
+        r"method & score (\%) & steps \\",
+        r"\midrule",
+        r"A\_1 & 50.00 $\pm$ 1.00 & \textbf{3} \\",
+        r"B & \textbf{70.00} & 4 \\",
+        r"C & -- & -- \\",
+        r"\midrule",
+        r"mean $\pm$ std & 60.00 $\pm$ 14.14 & 4 $\pm$ 1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    with refused("columns: 'other'", "method or score or steps or notes"):
+        tables.latex(table, columns=["other"])
+
+
+def test_no_title_leaves_its_place_in_latex():
+    comparison = Comparison([run("A", 0, [0.5])], "A", title="% a\n\\input{b}")
+    caption = next(
+        line
+        for line in tables.latex(tables.score_table(comparison)).splitlines()
+        if "caption" in line
+    )
+    assert caption.startswith(r"\caption{\% a \textbackslash{}input\{b\} The score is accuracy.")
+
+
+def test_a_table_as_csv_has_exact_numbers():
+    table = Table(["method", "score"], [["=A1", Estimate(1 / 3, 0.5)], ["-", Estimate(0.5)]])
+    assert csv(table).decode().splitlines() == [
+        "method,score,score std",
+        "'=A1,0.3333333333333333,0.5",
+        "'-,0.5,",
+    ]

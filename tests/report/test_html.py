@@ -12,6 +12,7 @@ import pytest
 
 from pfl.cli.main import main
 from pfl.scores.runs import read_runs
+from pfl.scores.table import append
 from tests.commands import call
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -173,6 +174,68 @@ def test_words_of_runs_are_escaped(tmp_path):
     assert not [script for script in page.scripts if script.strip().startswith("bad")]
     assert evil in "".join(page.words) and "3 clients <&>" in "".join(page.words)
     assert "</pre><script>bad()" in "".join(page.words)  # of the configuration
+
+
+def test_no_value_of_a_run_can_leave_its_place(tmp_path):
+    """Versions, the engine, names of clients and the hash stand in the page as text alone."""
+    evil = '#"><script>bad()</script><img src=x>'
+    summary = {"versions": {evil: evil}, "engine": evil, "partition_hash": evil, "protocol": evil}
+    write_run(tmp_path / "runs" / "a", evil, **summary)
+    path = tmp_path / "runs" / "a" / "clients.csv"
+    head, *rows = path.read_text().splitlines()
+    name = '"' + evil.replace('"', '""') + '"'
+    path.write_text("\n".join([f"{head},name", *(f"{row},{name}" for row in rows)]))
+    page = Page(report(tmp_path / "runs"))
+    assert all(address.startswith("#run-") for address in page.addresses)
+    assert not [script for script in page.scripts if script.strip().startswith("bad")]
+    assert [evil, evil] in page.tables[-1] and ["engine", evil] in page.tables[-1]
+    (text, *_) = next(f for f in figures(page) if "text" in f[0])[0]["text"]
+    assert "<script" not in text and "&lt;script&gt;bad()" in text
+
+
+def test_named_clients_have_their_names(tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    path = tmp_path / "runs" / "a" / "clients.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},name", *(f"{r},hospital {i}" for i, r in enumerate(rows))]))
+    page = Page(report(tmp_path / "runs"))
+    assert [row[:2] for row in page.tables[1][1:]] == [[str(i), f"hospital {i}"] for i in range(3)]
+    text = next(f for f in figures(page) if "text" in f[0])[0]["text"][2]
+    assert text.startswith("<b>client 2, hospital 2</b>")
+
+
+DAMAGE = {
+    "summary.json": ["{", "[]", "3", '{"seed": "x"}', '{"versions": 3}', '{"select_by": 1}'],
+    "clients.csv": ["", "client\nx\n", "client,a\n1\n", "client,train_samples\n0,1\n"],
+    "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n", "round,a\n1,2,3\n"],
+    "config.yaml": ["a: [", "- 1", "seed_everything: x\n", "\0", "model: 3"],
+    "outcome.json": ["{", "[1]"],
+    "client_scores.npy": ["", "text", "\x93NUMPY\x01\x00"],
+    "local_scores.npy": ["text"],
+    "collaboration.csv": ["round,client\n1,x\n", "round,a\n1,2\n", ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]]
+)
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, name, content):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "a", clients=3)
+    if name == "config.yaml" and content != "a: [":  # whose content the summary may lack
+        path = tmp_path / "runs" / "a" / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seed": None, "algorithm": 0}))
+    if name == "clients.csv" and "train" in content:  # fewer clients than in the scores
+        loss = {"test/global/accuracy": np.zeros(3)}
+        append(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
+    (tmp_path / "runs" / "a" / name).write_text(content, "latin-1")
+    status, errors = main([command, "runs"]), capsys.readouterr().err
+    if status:
+        assert status == 2 and errors.startswith("error: runs/a"), errors
+        assert errors.count("\n") == 1 and ("damaged" in errors or "client" in errors)
+    else:  # the command does not read this file
+        assert command == "compare" and name in ("collaboration.csv", "clients.csv")
 
 
 def test_the_configuration_and_versions_are_there(folder):

@@ -21,7 +21,7 @@ from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import ClientScores, Scores, named, row_scores
+from pfl.scores.evaluation import ClientScores, Scores, by_name, row_scores
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
 
@@ -112,7 +112,7 @@ class LocalBaseline(Callback):
         with pl_module.in_full_precision():
             found = train_local_baseline(pl_module, loop, self._initial, scored, saved)
         self.scores = found[pl_module.rounds]
-        self.by_round = {k: named({("test", "local"): values}) for k, values in found.items()}
+        self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Removes the baseline's checkpoint, since the run has written its result."""

@@ -31,7 +31,7 @@ from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores import table
-from pfl.scores.evaluation import named
+from pfl.scores.evaluation import by_name
 from pfl.scores.names import ScoreName, candidates
 from pfl.scores.runs import Row, best_round
 from pfl.scores.table import ScoreTable
@@ -147,7 +147,7 @@ class RunRecorder(Callback):
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
         evaluated = any(name.startswith("test/") for name in pl_module.row)
         if evaluated and pl_module.evaluation:
-            self.place.add_scores(pl_module.rounds, named(pl_module.evaluation.scores))
+            self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

@@ -66,8 +66,9 @@ class RunFolder:
         self._columns, self._rounds = [], len(rows)
         if not self.writes:
             return
-        if not rows or saved is not None:  # else the same objects, whose files these are, go on
-            for name in [*self._growing(tables), table.LOCAL]:
+        # Without saved tables the same objects are fitted again, and have written these files.
+        if not rows or saved is not None:
+            for name in self._growing(tables):
                 path, content = self.path / name, (saved or {}).get(name)
                 if content is None:
                     path.unlink(missing_ok=True)
@@ -80,6 +81,8 @@ class RunFolder:
                 self._warn_restored("metrics.csv", len(rows))
         if rows:
             self._rewrite_metrics(rows)
+        else:
+            (self.path / table.LOCAL).unlink(missing_ok=True)
 
     def _growing(self, tables: Sequence[str]) -> list[str]:
         """Returns the files, apart from `metrics.csv`, that grow with the rounds."""

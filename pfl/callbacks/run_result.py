@@ -21,7 +21,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.partition import client_columns
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.distribution import distribution
-from pfl.scores.evaluation import client_mean, named
+from pfl.scores.evaluation import by_name, client_mean
 from pfl.scores.names import (
     HIGHER_IS_BETTER,
     Directions,
@@ -66,7 +66,7 @@ class ClientTable:
             local: The scores of `LocalBaseline`.
         """
         evaluation = getattr(algorithm, "evaluation", None)
-        scores = {**named(evaluation.scores if evaluation else {}), **(local or {})}
+        scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
         return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
@@ -179,7 +179,7 @@ def named_clients(
         worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
         result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
     if (gain := gains(scores, metrics, by)) is not None:
-        result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0)]
+        result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0).tolist()]
     return result
 
 

@@ -20,7 +20,7 @@ from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import RoundCheckpoint
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import named
+from pfl.scores.evaluation import by_name
 from pfl.scores.names import scores_among
 from pfl.scores.table import ScoreTable
 
@@ -96,7 +96,7 @@ class WandbRecord(Callback):
 
         sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
         content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **_means(row)}
-        for score, values in named(pl_module.evaluation.scores).items():
+        for score, values in by_name(pl_module.evaluation.scores).items():
             finite = values[np.isfinite(values)].tolist()
             if score.split == "test" and finite:
                 content[f"clients/{score}"] = wandb.Histogram(finite)

@@ -235,31 +235,29 @@ class Comparison:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
                     means[label] = float(np.mean([spent(row, what) for (row,) in ends]))
-            if not means or max(means.values()) <= (1 + UNEQUAL) * min(means.values()):
-                continue
-            least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            notes.append(
-                f"Unequal {what}{whole}: from {means[least]:,.0f} ({least}) "
-                f"to {means[most]:,.0f} ({most})."
-            )
+            if ends_of := _unequal_ends(means):
+                (least, low), (most, high) = ends_of
+                notes.append(
+                    f"Unequal {what}{whole}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."
+                )
         return notes
 
     def _tuned(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
-        if not self.tuning:
-            return []
         notes = []
-        for what in ("trials", "rounds", "gradients"):
-            spent = {label: self.tuned(label, what) for label in self.labels}
-            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
-            if spent[most] > (1 + UNEQUAL) * spent[least]:
-                notes.append(
-                    f"Unequal tuning: {least} had {spent[least]:,.0f} {what}, "
-                    f"{most} {spent[most]:,.0f}."
-                )
-        if not notes:
+        for what in ("trials", "rounds", "gradients") if self.tuning else ():
+            if ends_of := _unequal_ends({label: self.tuned(label, what) for label in self.labels}):
+                (least, low), (most, high) = ends_of
+                notes.append(f"Unequal tuning: {least} had {low:,.0f} {what}, {most} {high:,.0f}.")
+        if self.tuning and not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
+
+
+def _unequal_ends(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Returns the entries with the least and the largest value; nothing if they are about equal."""
+    ends = sorted(values.items(), key=lambda item: item[1])
+    return [ends[0], ends[-1]] if ends and ends[-1][1] > (1 + UNEQUAL) * ends[0][1] else []
 
 
 def all_labels(comparisons: Sequence[Comparison]) -> list[str]:

@@ -222,6 +222,16 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def weight_matrix(
+    client: np.ndarray, partner: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client."""
+    ids = np.union1d(client, partner)
+    matrix = np.zeros((len(ids), len(ids)))
+    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    return ids, matrix
+
+
 # ---- drawing -------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,7 @@ pyplot's global state alone, so they work without a display and inside other pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pfl.report.curves import COLOURS, MODELS, Line, plot
+from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
 from pfl.scores.names import candidates, scores_among
 from pfl.scores.runs import columns_of
 from pfl.scores.table import ScoreTable
@@ -44,7 +45,8 @@ def run_figure(
         draw_adaptation(more[0], curves, score_name(rows))
     labels = [name for name in columns if name.startswith("label_")]
     if labels:
-        draw_partition(left, np.stack([columns[name] for name in labels], 1))
+        names = [name.removeprefix("label_") for name in labels]
+        draw_partition(left, np.stack([columns[name] for name in labels], 1), names)
     else:
         left.bar(columns["client"], columns["train_samples"], color=MODELS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
@@ -53,10 +55,10 @@ def run_figure(
     return figure
 
 
-def partition_figure(counts: np.ndarray) -> Figure:
+def partition_figure(counts: np.ndarray, names: Sequence[str] | None = None) -> Figure:
     """Returns a figure of the label counts [M, K]; see `draw_partition`."""
     figure = Figure(figsize=(5, 3.8), layout="constrained")
-    draw_partition(figure.subplots(), counts)
+    draw_partition(figure.subplots(), counts, names)
     return figure
 
 
@@ -71,9 +73,7 @@ def collaboration_figure(
         weight: Weight of the partner in the client's model, for each entry.
         round_index: Number of the round, for the title.
     """
-    ids = np.union1d(client, partner)
-    matrix = np.zeros((len(ids), len(ids)))
-    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    ids, matrix = weight_matrix(client, partner, weight)
     figure = Figure(figsize=(5, 4.2), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(matrix, cmap="Blues", vmin=0, interpolation="nearest")
@@ -120,12 +120,17 @@ def embedding_figure(
     return figure
 
 
-def draw_partition(axes: Axes, counts: np.ndarray) -> None:
-    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
+def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
+    """Draws the label counts [M, K] as a heat map: a row per label, a column per client.
+
+    Names of the K labels that are words stand beside their rows.
+    """
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if names and not all(name.isdigit() for name in names):
+        axes.set_yticks(range(len(names)), names)
     axes.figure.colorbar(image, ax=axes, label="training samples")
 
 

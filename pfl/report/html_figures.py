@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of
+from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of, weight_matrix
 from pfl.report.run_summary import size
 from pfl.scores.names import STATISTICS, scores_among
 from pfl.scores.runs import Run, columns_of
@@ -125,7 +125,7 @@ def _line(
 
 
 def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
-    """Returns each client's scores; a client's text tells labels, sizes, scores and gain.
+    """Returns each client's scores; the text of a client has its labels, sizes, scores and gain.
 
     Args:
         table: The columns of a run's clients, as `pfl.report.html.client_table` makes them.
@@ -238,10 +238,7 @@ def collaboration(table: dict[str, np.ndarray]) -> go.Figure | None:
     """
     if not table:
         return None
-    ids = np.union1d(table["client"], table["partner"])
-    matrix = np.zeros((len(ids), len(ids)))
-    places = np.searchsorted(ids, table["client"]), np.searchsorted(ids, table["partner"])
-    matrix[places] = table["weight"]
+    ids, matrix = weight_matrix(table["client"], table["partner"], table["weight"])
     names = [f"{client:.0f}" for client in ids]
     text = "client %{y} takes %{z:.4f} from client %{x}<extra></extra>"
     heat = go.Heatmap(

@@ -112,7 +112,9 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
         from pfl.report.figures import partition_figure  # matplotlib takes long to import
 
         files.append(out / "partition.png")
-        write_figure(files[-1], partition_figure(data.label_counts()))
+        write_figure(
+            files[-1], partition_figure(data.label_counts(), getattr(data, "class_names", None))
+        )
     try:
         write_parquet(data, out / "clients.parquet")
         files.append(out / "clients.parquet")
@@ -122,7 +124,7 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
 
 
 def _known(values: np.ndarray) -> np.ndarray:
-    """Returns the values that are no NaN, or one NaN if there are none."""
+    """Returns the values that are not NaN, or one NaN if all are."""
     known = values[~np.isnan(values)]
     return known if len(known) else np.array([np.nan])
 
@@ -139,6 +141,6 @@ def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[st
         f"{trained_on(parts.train, parts.test, total):,} are trained on by one client and tested "
         "by a client."
     )
-    told = left_out(data.left_out())
-    notes.append(f"Left out: {told}." if told else "Every sample has a client.")
+    words = left_out(data.left_out())
+    notes.append(f"Left out: {words}." if words else "Every sample has a client.")
     return [*notes, f"Hash: {parts.hash}"]

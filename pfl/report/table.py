@@ -5,19 +5,20 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pfl import files
+from pfl.errors import require_one_of
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
     | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
 )
 HTML = """<div class="wide"><table><thead><tr>
-{%- for column in table.columns %}<th scope="col"><button>{{ column.head }}</button></th>
+{%- for column in table.forms %}<th scope="col"><button>{{ column.head }}</button></th>
 {%- endfor %}</tr></thead><tbody>
 {%- for row in table.rows %}<tr>
 {%- for cell, column in table.pairs(row) %}<td data-value="{{ exact(cell) }}">
@@ -105,27 +106,20 @@ class Table:
         B        0.25
     """
 
-    columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell]] = field(default_factory=list)
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[Cell]] = ()
     caption: str = ""
     label: str = ""
 
-    def __init__(
-        self,
-        columns: Sequence[Column | str],
-        rows: Sequence[Sequence[Cell]] = (),
-        caption: str = "",
-        label: str = "",
-    ) -> None:
-        heads = [Column(one) if isinstance(one, str) else one for one in columns]
-        given = {"columns": heads, "rows": rows, "caption": caption, "label": label}
-        for name, value in given.items():
-            object.__setattr__(self, name, value)
+    @property
+    def forms(self) -> list[Column]:
+        """The columns, where a heading has the plainest form."""
+        return [Column(one) if isinstance(one, str) else one for one in self.columns]
 
     @property
     def heads(self) -> list[str]:
         """The headings."""
-        return [column.head for column in self.columns]
+        return [column.head for column in self.forms]
 
     @property
     def cells(self) -> list[list[str]]:
@@ -137,7 +131,7 @@ class Table:
 
     def pairs(self, row: Sequence[Cell]) -> Iterable[tuple[Cell, Column]]:
         """Returns each cell of a row with its column."""
-        return zip(row, self.columns, strict=True)
+        return zip(row, self.forms, strict=True)
 
     def only(self, heads: Sequence[str]) -> Table:
         """Returns the table with some of its columns, in this order.
@@ -145,8 +139,6 @@ class Table:
         Raises:
             ConfigError: There is no such column.
         """
-        from pfl.errors import require_one_of
-
         for head in heads:
             require_one_of("columns", head, *self.heads)
         places = [self.heads.index(head) for head in heads]
@@ -165,7 +157,7 @@ class Table:
             return 100 * number
 
         columns = [
-            replace(c, head=f"{c.head} (%)", form=".2f") if c.is_share else c for c in self.columns
+            replace(c, head=f"{c.head} (%)", form=".2f") if c.is_share else c for c in self.forms
         ]
         rows = [[scaled(cell, column) for cell, column in self.pairs(row)] for row in self.rows]
         return replace(self, columns=columns, rows=rows)
@@ -181,7 +173,7 @@ class Table:
 
     def best(self, place: int) -> str | None:
         """Returns the text of the best mean in a column; None if nothing is the best."""
-        column = self.columns[place]
+        column = self.forms[place]
         numbers = [number_of(row[place]) for row in self.rows]
         known = [number for number in numbers if number is not None]
         if column.better is None or len(known) < 2:
@@ -264,7 +256,7 @@ def csv(table: Table) -> bytes:
     """Returns a table as CSV with exact numbers; deviations have columns of their own."""
     spread = {place for row in table.rows for place, c in enumerate(row) if isinstance(c, Estimate)}
     rows: list[list[Any]] = [[], *([] for _ in table.rows)]
-    for place, column in enumerate(table.columns):
+    for place, column in enumerate(table.forms):
         rows[0] += [column.head] + [f"{column.head} std"] * (place in spread)
         for line, row in zip(rows[1:], table.rows, strict=True):
             cell = row[place]

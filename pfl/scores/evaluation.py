@@ -156,7 +156,7 @@ class ClientScores(torchmetrics.Metric):
         return result
 
 
-def named(
+def by_name(
     scores: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
 ) -> dict[ScoreName, np.ndarray]:
     """Returns what is recorded for each client, [M] by name: all scores but their `count`.
@@ -233,25 +233,12 @@ def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) 
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
-        predicted = split(oracle, outputs, batch.targets, batch.counts) if keep else ()
+        predicted: list[tuple[Tensor, Tensor]] = []
+        if keep:
+            real = zip(outputs.cpu(), batch.targets.cpu(), batch.counts, strict=True)
+            predicted = [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in real]
         counts, number = oracle.runner.target_counts(batch.targets, 2), torch.tensor(batch.counts)
         if counts is not None:  # sequences: each real target counts once
             counts = counts * (batch.sample_weights(losses.dtype) > 0)
             losses, correct, number = losses * counts, correct * counts, counts.sum(1)
         yield Scores(ids[rows], losses.sum(1), correct.sum(1), number, predicted)
-
-
-def split(
-    oracle: Oracle, outputs: Tensor, targets: Tensor, counts: Sequence[int]
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns each client's outputs and targets as metrics expect them, on the host.
-
-    Args:
-        oracle: Knows the loss, and so what the outputs mean.
-        outputs: [C, B, ...], of which the first `counts` of each row are real.
-        targets: [C, B, ...].
-        counts: [C].
-    """
-    outputs, targets = outputs.cpu(), targets.cpu()
-    rows = zip(outputs, targets, counts, strict=True)
-    return [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in rows]

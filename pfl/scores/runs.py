@@ -235,7 +235,9 @@ def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
     found: dict[Path, None] = {}
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError(f"{command}: {folder} is no folder; it must be the folder of a run")
+            raise ConfigError(
+                f"{command}: {folder} is not a folder; it must be the folder of a run"
+            )
         below = sorted(p for name in ("metrics.csv", OUTCOME) for p in folder.rglob(name))
         here = {path.parent: None for path in below if path.name == OUTCOME or _is_ours(path)}
         if not here:

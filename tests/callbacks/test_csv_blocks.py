@@ -9,6 +9,7 @@ from models import LogisticRegression
 from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline
+from pfl.report.figures import run_figure
 from pfl.report.partition import partition_columns, partition_text
 from tests.commands import table
 from tests.refusal import refused
@@ -108,4 +109,6 @@ def test_clients_and_classes_have_their_names(tmp_path, capsys):
     )
     local = {row["name"].lstrip("'"): float(row["test/local/accuracy"]) for row in rows}
     assert summary["lost_clients"] == [name for name in scores if scores[name] < local[name]]
+    shown = run_figure(trainer.recorder.rows, trainer.recorder.columns).axes[0]
+    assert [label.get_text() for label in shown.get_yticklabels()] == data.class_names
     assert "Bern  " in partition_text(data, partition_columns(data))

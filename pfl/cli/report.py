@@ -26,6 +26,7 @@ def command(words: list[str]) -> None:
     )
     parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
     parser.add_argument("--title", help="the title of the page")
+    parser.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
     given = parser.parse_args(words)
     from pfl.report.html import page
 
@@ -35,5 +36,5 @@ def command(words: list[str]) -> None:
     with files.run_folder_errors(out.parent, "report: --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(out) as file:
-        file.write(page(runs, title, pfl.__version__).encode())
+        file.write(page(runs, title, pfl.__version__, given.metric).encode())
     print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)

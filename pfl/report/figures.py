@@ -143,19 +143,18 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
     number, names = score_name(rows), scores_among(columns_of(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
     for name in shown:
-        for suffix, form, label in (
-            ("", "-", name.model),
-            ("_worst10", ":", f"{name.model}, worst 10 %"),
-        ):
+        for suffix, form, words in (("", "-", ""), ("_worst10", ":", ", worst 10 %")):
             points = [(row["round"], row[key]) for row in rows if (key := f"{name}{suffix}") in row]
-            if points:
-                x, y = np.array(points, float).T
-                plot(axes, Line(label, {}, x, y, y, y), form, color=MODELS[name.model], label=label)
-    if scores is not None and shown and shown[-1] in scores.names:
-        band, colour = scores.over_rounds(shown[-1]), MODELS[shown[-1].model]
-        if band:
-            edges, label = (band["q10"], band["q90"]), f"{shown[-1].model}, 80 % of clients"
-            axes.fill_between(scores.rounds, *edges, color=colour, alpha=0.15, lw=0, label=label)
+            if not points:
+                continue
+            x, y = np.array(points, float).T
+            band = {"q10": y, "q90": y}
+            if scores is not None and name == shown[-1] and name in scores.names and not suffix:
+                found = scores.over_rounds(name)
+                band = found if found and np.array_equal(scores.rounds, x) else band
+            line = Line(name.model, {}, x, y, band["q10"], band["q90"])
+            look = {"color": MODELS[name.model], "label": f"{name.model}{words}"}
+            plot(axes, line, form, f"{name.model}, 80 % of clients", **look)
     axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:

@@ -45,16 +45,17 @@ class Part:
     config: str = field(default="")
 
 
-def page(runs: Sequence[Run], title: str, version: str) -> str:
+def page(runs: Sequence[Run], title: str, version: str, metric: str | None = None) -> str:
     """Returns the page.
 
     Args:
         runs: The runs, which may be unfinished.
         title: The title of the page.
         version: The version of this framework.
+        metric: The score that counts, as in `Comparison`.
 
     Raises:
-        ConfigError: Plotly is not installed, or a file of a run is damaged.
+        ConfigError: Plotly is not installed, a file of a run is damaged, or no run has the score.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -64,12 +65,13 @@ def page(runs: Sequence[Run], title: str, version: str) -> str:
         ) from None
     from markupsafe import Markup
 
+    comparison = Comparison(runs, runs[0].label, metric=metric)
     seen: dict[str, int] = {}
     parts = []
     for index, run in enumerate(runs):
+        of_run = comparison if comparison.score_of(run.label) else Comparison([run], run.label)
         with files.reading(run.folder):
-            parts.append(_part(index, run, len(runs) <= OPEN, seen))
-    comparison = Comparison(runs, runs[0].label)
+            parts.append(_part(index, run, of_run, len(runs) <= OPEN, seen))
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
     return template((Path(__file__).parent / "page.html").read_text()).render(
@@ -139,7 +141,7 @@ def _curves(comparison: Comparison) -> dict[str, Any] | None:
 # ---- one run -------------------------------------------------------------------------------------
 
 
-def client_table(run: Run) -> dict[str, np.ndarray]:
+def client_table(run: Run, comparison: Comparison) -> dict[str, np.ndarray]:
     """Returns what is known of a run's clients, by columns [M], in the round that counts.
 
     The columns are `client`, the names, sizes, label counts and bytes of `clients.csv`, the test
@@ -147,7 +149,6 @@ def client_table(run: Run) -> dict[str, np.ndarray]:
     which is positive where a client is better off than with its local baseline. What the run has
     not recorded is missing.
     """
-    comparison = Comparison([run], run.label)
     row, number = comparison.chosen[id(run)], comparison.number
     table = {}
     for model in [*models_of(comparison.columns, number), "local"]:
@@ -181,11 +182,13 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     return {name: values[chosen] for name, values in table.items()}
 
 
-def _part(index: int, run: Run, is_open: bool, seen: dict[str, int]) -> Part:
+def _part(
+    index: int, run: Run, comparison: Comparison, is_open: bool, seen: dict[str, int]
+) -> Part:
     """Returns what is said of one run, and adds to `seen` the first run of each partition."""
     from pfl.report import html_figures as figures
 
-    whole = client_table(run)
+    whole = client_table(run, comparison)
     table = _fewer(whole, figures.MOST_CLIENTS)
     digest = str(run.summary.get("partition_hash", index))
     state = "The run diverged." if run.diverged else "The run has not ended."
@@ -197,7 +200,7 @@ def _part(index: int, run: Run, is_open: bool, seen: dict[str, int]) -> Part:
         )
     first, path = seen.setdefault(digest, index), run.folder / "collaboration.csv"
     plots = [
-        figures.clients(table, Comparison([run], run.label).number),
+        figures.clients(table, comparison.number),
         figures.partition(table) if first == index else None,
         figures.collaboration(files.last_round(path)),
     ]

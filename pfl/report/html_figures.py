@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of, weight_matrix
 from pfl.report.run_summary import size
-from pfl.scores.names import STATISTICS, scores_among
+from pfl.scores.names import scores_among
 from pfl.scores.runs import Run, columns_of
 
 AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
@@ -34,9 +34,7 @@ SPLITS = {"test": "test", "val": "validation"}
 def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
     """Returns what curves can show: by title, for each model, a column of `metrics.csv`.
 
-    Args:
-        runs: The runs.
-        suffix: "_worst10" for the means of the worst tenth of the clients.
+    The suffix "_worst10" stands for the means of the worst tenth of the clients.
     """
     columns = columns_of(row for run in runs for row in run.rows)
     titles: dict[str, dict[str, str]] = {}
@@ -46,15 +44,8 @@ def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[st
                 models = titles.setdefault(f"{words} {name.number}", {})
                 models[name.model] = f"{name}{suffix}"
     titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
-    if not suffix:
-        known = {str(name) for name in scores_among(columns)}
-        rest = [n for n in columns if n not in known and not n.startswith(COUNTED)]
-        titles |= {
-            n: {"": n}
-            for n in rest
-            if not (n.startswith(("test/", "val/")) and n.endswith(STATISTICS))
-        }
-    return titles
+    others = [] if suffix else [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
+    return titles | {name: {"": name} for name in others}
 
 
 def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
@@ -107,18 +98,13 @@ def _line(
     traces = []
     if (line.high > line.low).any():
         border = {**common, "mode": "lines", "line_width": 0, "hoverinfo": "skip"}
-        traces = [
-            go.Scatter(y=line.low, showlegend=False, **border),
-            go.Scatter(
-                y=line.high, showlegend=False, fill="tonexty", fillcolor=_pale(colour), **border
-            ),
-        ]
+        band = {"fill": "tonexty", "fillcolor": _pale(colour)}
+        for y, fill in ((line.low, {}), (line.high, band)):
+            traces.append(go.Scatter(y=y, showlegend=False, **fill, **border))
     style = {"color": colour, "dash": KINDS.get(base, "solid"), "width": 2}
     marker = {"symbol": SYMBOLS[number % len(SYMBOLS)], "maxdisplayed": 12, "size": 7}
-    return [
-        *traces,
-        go.Scatter(y=line.y, name=name, mode="lines+markers", line=style, marker=marker, **common),
-    ]
+    look = {"mode": "lines+markers", "line": style, "marker": marker}
+    return [*traces, go.Scatter(y=line.y, name=name, **look, **common)]
 
 
 # ---- clients -------------------------------------------------------------------------------------
@@ -179,12 +165,7 @@ def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> st
 
 
 def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
-    """Returns the distribution over clients and seeds of each method, with every client as a point.
-
-    Args:
-        scores: For each label, the scores of its runs' clients.
-        number: "accuracy" or "loss".
-    """
+    """Returns how each method's scores (by label) are distributed over clients and seeds."""
     if len(scores) < 2:
         return None
     figure = go.Figure()
@@ -213,16 +194,10 @@ def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
     if "name" in table:
         who = [html.escape(str(name)) for name in table["name"]]
     if labels:
-        figure = go.Figure(
-            go.Heatmap(
-                z=np.stack([table[name] for name in labels]),
-                x=who if len(set(who)) == len(who) else ids,
-                y=[html.escape(name[6:]) for name in labels],
-                colorscale="Blues",
-                colorbar_title_text="samples",
-                hovertemplate="client %{x}, label %{y}: %{z} training samples<extra></extra>",
-            )
-        )
+        x = who if len(set(who)) == len(who) else ids
+        names = [html.escape(name.removeprefix("label_")) for name in labels]
+        text = "client %{x}, label %{y}: %{z} training samples<extra></extra>"
+        figure = _heat(np.stack([table[name] for name in labels]), x, names, "samples", text)
         y = {"yaxis_title": "label", "yaxis_type": "category"}
         return _laid_out(figure, "Who has which labels", 380, xaxis_title="client", **y)
     figure = go.Figure(go.Bar(x=ids, y=table["train_samples"], marker_color=COLOURS[0]))
@@ -231,37 +206,26 @@ def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
 
 
 def collaboration(table: dict[str, np.ndarray]) -> go.Figure | None:
-    """Returns who learned from whom in the last round, as a heat map; None if not recorded.
-
-    Args:
-        table: `client`, `partner` and `weight` of each entry.
-    """
+    """Returns who learned from whom in the last round, as a heat map; None if not recorded."""
     if not table:
         return None
     ids, matrix = weight_matrix(table["client"], table["partner"], table["weight"])
     names = [f"{client:.0f}" for client in ids]
     text = "client %{y} takes %{z:.4f} from client %{x}<extra></extra>"
-    heat = go.Heatmap(
-        z=matrix,
-        x=names,
-        y=names,
-        colorscale="Blues",
-        zmin=0,
-        colorbar_title_text="weight",
-        hovertemplate=text,
-    )
-    figure = _laid_out(
-        go.Figure(heat),
-        "Who learned from whom in the last round",
-        420,
-        xaxis_title="partner",
-        yaxis_title="client",
-    )
+    heat = _heat(matrix, names, names, "weight", text)
+    axes = {"xaxis_title": "partner", "yaxis_title": "client"}
+    figure = _laid_out(heat, "Who learned from whom in the last round", 420, **axes)
     figure.update_xaxes(type="category")
     return figure.update_yaxes(type="category", autorange="reversed")
 
 
 # ---- common --------------------------------------------------------------------------------------
+
+
+def _heat(z: np.ndarray, x: Any, y: Any, unit: str, text: str) -> go.Figure:
+    """Returns a heat map from 0, with a text for each of its fields."""
+    look = {"colorscale": "Blues", "zmin": 0, "colorbar_title_text": unit, "hovertemplate": text}
+    return go.Figure(go.Heatmap(z=z, x=x, y=y, **look))
 
 
 def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Figure:

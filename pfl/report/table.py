@@ -21,7 +21,7 @@ HTML = """<div class="wide"><table><thead><tr>
 {%- for column in table.forms %}<th scope="col"><button>{{ column.head }}</button></th>
 {%- endfor %}</tr></thead><tbody>
 {%- for row in table.rows %}<tr>
-{%- for cell, column in table.pairs(row) %}<td data-value="{{ exact(cell) }}">
+{%- for cell, column in table.pairs(row) %}<td data-value="{{ value(cell) }}">
 {%- if cell.target %}<a href="{{ cell.target }}">{{ cell.words }}</a>
 {%- else %}{{ column.text(cell) }}{% endif %}</td>
 {%- endfor %}</tr>
@@ -60,12 +60,14 @@ class Column:
         form: The format of numbers; "": as many digits as they need.
         better: Whether large numbers are good; None: nothing is the best.
         is_share: Whether the numbers are shares, which can be shown in percent.
+        scale: By which numbers are multiplied where they are shown.
     """
 
     head: str
     form: str = ""
     better: bool | None = None
     is_share: bool = False
+    scale: float = 1
 
     def text(self, cell: Cell) -> str:
         """Returns a cell in words; "–" if there is no value."""
@@ -81,7 +83,7 @@ class Column:
 
     def _number(self, value: float) -> str:
         if self.form:
-            return f"{value:{self.form}}"
+            return f"{self.scale * value:{self.form}}"
         whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
         return f"{value:,.{0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4}f}"
 
@@ -147,35 +149,20 @@ class Table:
 
     def in_percent(self) -> Table:
         """Returns the table with shares in percent, to two digits."""
-
-        def scaled(cell: Cell, column: Column) -> Cell:
-            number = number_of(cell)
-            if not column.is_share or number is None:
-                return cell
-            if isinstance(cell, Estimate):
-                return Estimate(100 * number, None if cell.std is None else 100 * cell.std)
-            return 100 * number
-
         columns = [
-            replace(c, head=f"{c.head} (%)", form=".2f") if c.is_share else c for c in self.forms
+            replace(c, head=f"{c.head} (%)", form=".2f", scale=100) if c.is_share else c
+            for c in self.forms
         ]
-        rows = [[scaled(cell, column) for cell, column in self.pairs(row)] for row in self.rows]
-        return replace(self, columns=columns, rows=rows)
+        return replace(self, columns=columns)
 
-    def with_mean(self) -> Table:
-        """Returns the table with one more row: the mean ± sample standard deviation over rows."""
-        last: list[Cell] = ["mean ± std"]
-        for place in range(1, len(self.columns)):
-            numbers = [number_of(row[place]) for row in self.rows]
-            known = [number for number in numbers if number is not None]
-            last.append(Estimate.of(np.array(known)) if known else "")
-        return replace(self, rows=[*self.rows, last])
+    def known(self, place: int) -> list[float]:
+        """Returns the numbers, or means, in a column."""
+        numbers = (number_of(row[place]) for row in self.rows)
+        return [number for number in numbers if number is not None]
 
     def best(self, place: int) -> str | None:
         """Returns the text of the best mean in a column; None if nothing is the best."""
-        column = self.forms[place]
-        numbers = [number_of(row[place]) for row in self.rows]
-        known = [number for number in numbers if number is not None]
+        column, known = self.forms[place], self.known(place)
         if column.better is None or len(known) < 2:
             return None
         return column.text(max(known) if column.better else min(known))
@@ -236,7 +223,9 @@ def latex(
             cells.append(rf"\textbf{{{words}}}" if is_best else words)
         lines.append(" & ".join(cells) + r" \\")
     if mean:
-        last = table.with_mean().cells[-1]
+        means = [Estimate.of(np.array(table.known(p))) for p in range(len(table.columns))]
+        pairs = zip(table.forms[1:], means[1:], strict=True)
+        last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
         lines += [r"\midrule", " & ".join(map(escaped, last)) + r" \\"]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
@@ -260,28 +249,27 @@ def csv(table: Table) -> bytes:
         rows[0] += [column.head] + [f"{column.head} std"] * (place in spread)
         for line, row in zip(rows[1:], table.rows, strict=True):
             cell = row[place]
-            line.append(
-                cell.words
-                if isinstance(cell, Link)
-                else cell
-                if isinstance(cell, str)
-                else number_of(cell)
-            )
+            line.append(exact(cell))
             if place in spread:
                 line.append(cell.std if isinstance(cell, Estimate) else None)
     return files.csv_lines(rows)
 
 
+def exact(cell: Cell) -> str | float | None:
+    """Returns the words, or the number, in a cell without rounding."""
+    if isinstance(cell, Link | str):
+        return cell.words if isinstance(cell, Link) else cell
+    return number_of(cell)
+
+
 def html(table: Table) -> str:
     """Returns a table of HTML that sorts; each cell has its exact value, and shows it shortened."""
 
-    def exact(cell: Cell) -> str:
-        if isinstance(cell, Link | str):
-            return cell.words if isinstance(cell, Link) else cell
-        number = number_of(cell)
-        return "" if number is None else json.dumps(number)
+    def value(cell: Cell) -> str:
+        found = exact(cell)
+        return found if isinstance(found, str) else "" if found is None else json.dumps(found)
 
-    return template(HTML).render(table=table, exact=exact)
+    return template(HTML).render(table=table, value=value)
 
 
 @functools.cache

@@ -143,6 +143,20 @@ def test_the_numbers_are_those_of_the_runs(folder):
         assert float(values["gained"]) == pytest.approx((1 / 3, 2 / 3)[place])
 
 
+def test_another_model_can_count(folder):
+    """Of FedSLR the models after 5 steps count, unless `--metric` names another model."""
+    path = folder / "FedSLR" / "seed0" / "metrics.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([f"{head},test/finetuned/5/accuracy", *(f"{r},0.75" for r in rows)]))
+    heads, *table = Page(report(folder)).tables[0]
+    row = dict(zip(heads, next(r for r in table if r[:2] == ["FedSLR", "0"]), strict=True))
+    assert (row["model"], row["finetuned/5"], row["worst 10%"]) == ("finetuned/5", "0.75", "")
+    status, _, error = call("report", folder, "--metric", "global/loss")
+    assert status == 2 and "the runs have accuracy" in error
+    heads, *table = Page(report(folder, "--metric", "global/accuracy")).tables[0]
+    assert {row[heads.index("model")] for row in table} == {"global"}
+
+
 def test_curves_have_every_axis(folder):
     """Two rounds, of 2 MB and 10 gradients each."""
     data = figures(Page(report(folder)))[0]

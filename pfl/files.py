@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
+from yaml import YAMLError
 
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -209,7 +211,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration) as error:
+    except DAMAGE as error:
         line = " ".join(str(error).split())[:80] or type(error).__name__
         raise ConfigError(
             f"{path}: it is damaged ({line}); restore it, or leave its run out"

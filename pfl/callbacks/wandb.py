@@ -131,20 +131,15 @@ def _config(trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any
     text = RunRecorder.of(trainer).config
     if text is not None:
         return yaml.safe_load(text)
+    names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
+    values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
     return {
         "algorithm": type(algorithm).__name__,
         "network": type(algorithm.network).__name__,
         "max_epochs": trainer.max_epochs,
         "protocol": trainer.datamodule.describe(),  # type: ignore[attr-defined]
-        **_settings(algorithm),
+        **{k: v for k, v in values.items() if isinstance(v, int | float | str)},
     }
-
-
-def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
-    """Returns the plain arguments of the constructors, by name."""
-    names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
-    values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
-    return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
 
 
 def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:

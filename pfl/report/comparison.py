@@ -191,7 +191,9 @@ class Comparison:
     def notes(self) -> list[str]:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"The score is {self.number}."]
-        notes.append(f"± is the standard deviation over {self._seeds()}.")
+        counts = sorted({len(self.of(label)) for label in self.labels})
+        seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+        notes.append(f"± is the standard deviation over {seeds}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")
@@ -220,10 +222,6 @@ class Comparison:
                 named = "; ".join(f"{run.label}, seed {run.seed}" for run in runs)
                 notes.append(f"{words}: {named}.")
         return notes + self._unequal() + self._tuned()
-
-    def _seeds(self) -> str:
-        counts = sorted({len(self.of(label)) for label in self.labels})
-        return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
 
     def _unequal(self) -> list[str]:
         """Returns a sentence for each budget that the methods did not share, up to the cut."""

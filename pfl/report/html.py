@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,20 +28,6 @@ PLOT = {
 COUNTED = ("client", "never trains")  # columns of whole numbers, with those of samples and bytes
 COUNTS = ("_samples", "_bytes")
 OPEN = 3  # number of runs up to which all of them are shown at once
-
-
-@dataclass(frozen=True)
-class Part:
-    """What the page says of one run; `page.html` lays it out."""
-
-    title: str
-    is_open: bool
-    words: list[str]
-    same_as: int | None  # the number of the run whose partition this run has
-    plots: list[dict[str, Any]]
-    clients: Table | None
-    facts: Table
-    config: str = field(default="")
 
 
 def page(runs: Sequence[Run], title: str, version: str, metric: str | None = None) -> str:
@@ -184,8 +169,8 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
 
 def _part(
     index: int, run: Run, comparison: Comparison, is_open: bool, seen: dict[str, int]
-) -> Part:
-    """Returns what is said of one run, and adds to `seen` the first run of each partition."""
+) -> dict[str, Any]:
+    """Returns what the page says of a run; `seen` has the first run of each partition."""
     from pfl.report import html_figures as figures
 
     whole = client_table(run, comparison)
@@ -207,16 +192,16 @@ def _part(
     facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
-    return Part(
-        title=f"{run.label}, seed {run.seed} ({run.folder})",
-        is_open=is_open,
-        words=words,
-        same_as=None if first == index else first,
-        plots=[_plot(figure) for figure in plots if figure is not None],
-        clients=_clients(table),
-        facts=Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
-        config=config_of(run.folder),
-    )
+    return {
+        "title": f"{run.label}, seed {run.seed} ({run.folder})",
+        "is_open": is_open,
+        "words": words,
+        "same_as": None if first == index else first,  # the run whose partition this run has
+        "plots": [_plot(figure) for figure in plots if figure is not None],
+        "clients": _clients(table),
+        "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
+        "config": config_of(run.folder),
+    }
 
 
 def _clients(table: dict[str, np.ndarray]) -> Table | None:

@@ -56,10 +56,14 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     """
     figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
     scores = columns_by_title(runs, suffix)
-    axes = _axes(runs)
+    have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
+    axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
+    rows, names = rows_of(runs), {label: label for label in labels}
     for score, columns in scores.items():
         for kind, column in columns.items():
-            lines = [_lines(runs, labels, column, x) for x in axes.values()]
+            units = [(x, UNITS.get(x, 1)) for x in axes.values()]
+            panels = [Panel(names, {}, x=x, y=[column], x_unit=unit) for x, unit in units]
+            lines = [{line.label: line for line in panel.lines(rows)} for panel in panels]
             for label in labels:
                 if all(label in found for found in lines):
                     by_axis = dict(zip(axes, (found[label] for found in lines), strict=True))
@@ -69,18 +73,6 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
         return None
     titles = {"xaxis_title": next(iter(axes)), "yaxis_title": next(iter(scores))}
     return _laid_out(figure, "Worst tenth of the clients" if suffix else "Mean", 430, **titles)
-
-
-def _axes(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the axes for which every run with rounds has numbers."""
-    have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
-    return {title: name for title, name in AXES.items() if all(name in names for names in have)}
-
-
-def _lines(runs: Sequence[Run], labels: Sequence[str], column: str, x: str) -> dict[str, Line]:
-    names = {label: label for label in labels}
-    panel = Panel(names, {}, x=x, y=[column], x_unit=UNITS.get(x, 1))
-    return {line.label: line for line in panel.lines(rows_of(runs))}
 
 
 def _line(
@@ -98,7 +90,8 @@ def _line(
     traces = []
     if (line.high > line.low).any():
         border = {**common, "mode": "lines", "line_width": 0, "hoverinfo": "skip"}
-        band = {"fill": "tonexty", "fillcolor": _pale(colour)}
+        rgb = ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+        band = {"fill": "tonexty", "fillcolor": f"rgba({rgb}, 0.15)"}
         for y, fill in ((line.low, {}), (line.high, band)):
             traces.append(go.Scatter(y=y, showlegend=False, **fill, **border))
     style = {"color": colour, "dash": KINDS.get(base, "solid"), "width": 2}
@@ -239,8 +232,3 @@ def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Fig
         **axes,
     )
     return figure.update_xaxes(automargin=True).update_yaxes(automargin=True)
-
-
-def _pale(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.15)"

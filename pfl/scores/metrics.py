@@ -97,14 +97,14 @@ class ClientMetrics:
     def __len__(self) -> int:
         return len(self.names)
 
-    def check_score(self, key: str, name: str | None, steps: Sequence[int] | None = None) -> None:
+    def check_score(self, key: str, name: str | None, steps: Sequence[int] = ()) -> None:
         """Checks that models can be chosen by a score.
 
         Args:
             key: The key that names the score, for the error.
             name: The score, such as `f1_score`, `finetuned/5/accuracy` or `val/global/loss`; None:
                 the default.
-            steps: The numbers of steps of fine-tuning, of `Finetuning`; None: not known.
+            steps: The numbers of steps of fine-tuning, of `Finetuning`.
 
         Raises:
             ConfigError: There is no such score, it is a test score, or torchmetrics does not know
@@ -113,21 +113,12 @@ class ClientMetrics:
         if name is None:
             return
         model, number = parts_of(name)
-        kind, _, k = model.partition("/")
-        counted = kind in ("finetuned", "unseen")
-        known = [f"{kind}/{n}" for n in (steps or ()) if counted] + ["unseen/0"] * (
-            kind == "unseen"
-        )
-        fits = not model or (kind in MODELS[:-1] and counted == bool(k) and (k.isdigit() or not k))
-        if name.startswith("test/") or not fits:
+        models = [*MODELS[:2], *(f"finetuned/{k}" for k in steps)]
+        models += [f"unseen/{k}" for k in sorted({0, *steps})]
+        if name.startswith("test/") or (model and model not in models):
             raise ConfigError(
-                f"{key}: {name}; it must be a validation score, such as val/global/loss or "
-                f"finetuned/5/accuracy"
-            )
-        if counted and steps is not None and model not in known:
-            raise ConfigError(
-                f"{key}: {name}; loop.finetune must have {k}: "
-                + (f"it has {', '.join(map(str, steps))}" if steps else "there is no fine-tuning")
+                f"{key}: {name}; it must be a validation score, such as val/global/loss, of the "
+                f"models {', '.join(models)}"
             )
         directions = {**HIGHER_IS_BETTER, **self.higher_is_better}
         clear = [score for score, higher in directions.items() if higher is not None]

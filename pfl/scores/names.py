@@ -39,13 +39,9 @@ class ScoreName(NamedTuple):
     def read(cls, text: str) -> ScoreName | None:
         """Returns the name that a column has; None for a column that is not a score.
 
-        Columns of statistics, such as `test/global/accuracy_std`, are not scores. The spelling of
-        older runs, `test_global_accuracy`, is read as well.
+        Columns of statistics, such as `test/global/accuracy_std`, are not scores.
         """
         parts = text.split("/")
-        if parts[0] not in SPLITS:
-            old = text.split("_", 2)
-            parts = [old[0], *old[1].split("/"), old[2]] if len(old) == 3 else parts
         whole = len(parts) == 3 or (len(parts) == 4 and parts[2].isdigit())
         if parts[0] not in SPLITS or not (whole and all(parts)) or parts[-1].endswith(STATISTICS):
             return None

@@ -191,7 +191,7 @@ class Run:
             names, *rows = csv.reader(file)
             columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
             return {
-                str(ScoreName.read(name) or name): np.array(values)
+                name: np.array(values)
                 if name == "name"
                 else np.array([value or "nan" for value in values], np.float64)
                 for name, values in columns.items()
@@ -274,7 +274,7 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         run = Run.read(place, 0, folder, unfinished=unfinished, diverged=diverged)
         text = config_of(folder)
         with files.reading(folder / "config.yaml"):
-            config = _loaded(text)
+            config = yaml.safe_load(text) or {}
             known, model = run.summary.get("seed"), config.get("model") or {}
             seed = config.get("seed_everything", 0) if known is None else known
             name = run.summary.get("algorithm") or model.get("class_path") or folder.name
@@ -287,14 +287,6 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         replace(run, label=key[0] if methods.count(key[0]) == 1 else first[key])
         for run, key in zip(runs, keys, strict=True)
     ]
-
-
-def _loaded(text: str) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-    return content
 
 
 def outcome_of(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,12 +57,17 @@ class ScoreTable:
             file: `CLIENTS` or `LOCAL`.
 
         Raises:
-            ConfigError: The file is damaged.
+            ConfigError: The file is damaged, or the run is of version 0.1.
         """
         path = Path(folder) / file
+        if path.with_suffix(".json").is_file():
+            raise ConfigError(
+                f"{folder}: its scores have the format of version 0.1, which this version does not "
+                f"read; run it again, or read it with version 0.1"
+            )
         with files.reading(path):
             if not path.is_file():
-                return cls._read_old(path.parent) if file == CLIENTS else None
+                return None
             with path.open("rb") as stream:
                 count, kind = _read_header(stream)
                 rows = np.fromfile(stream, kind, count)
@@ -73,25 +77,6 @@ class ScoreTable:
     def from_rounds(cls, scores: Mapping[int, Scores]) -> ScoreTable:
         """Returns the table of the scores [M] after some rounds, in the order of the rounds."""
         return cls(np.concatenate([_rows(number, scores[number]) for number in sorted(scores)]))
-
-    @classmethod
-    def _read_old(cls, folder: Path) -> ScoreTable | None:
-        """Returns the table of a run of version 0.1, of two files: a heading and numbers."""
-        path = folder / "client_scores.json"
-        if not path.is_file():
-            return None
-        heading = json.loads(path.read_text())
-        shape = len(heading["columns"]), heading["clients"]
-        old = np.dtype([("round", "<i8"), ("scores", "<f4", shape)])
-        size = path.with_suffix(".bin").stat().st_size
-        found = np.fromfile(path.with_suffix(".bin"), old, size // old.itemsize)
-        names = [name for text in heading["columns"] if (name := ScoreName.read(text))]
-        many = bool(heading.get("percentiles"))
-        parts = [
-            _rows(int(one["round"]), dict(zip(names, one["scores"], strict=True)), many)
-            for one in found
-        ]
-        return cls(np.concatenate(parts)) if parts else None
 
     @property
     def names(self) -> list[ScoreName]:
@@ -189,11 +174,11 @@ def header_size(content: bytes) -> int:
     return 12 + int.from_bytes(content[8:12], "little")
 
 
-def _rows(round_index: int, scores: Scores, percentiles: bool | None = None) -> np.ndarray:
+def _rows(round_index: int, scores: Scores) -> np.ndarray:
     """Returns the rows of an evaluation; those of many clients are percentiles."""
     count = len(next(iter(scores.values())))
     named = {str(name): values for name, values in scores.items()}
-    if percentiles is None and (percentiles := count > MOST_CLIENTS):
+    if percentiles := count > MOST_CLIENTS:
         named, count = {name: _percentiles(values) for name, values in named.items()}, 101
     who = "percentile" if percentiles else "client"
     kind = [("round", "<i4"), (who, "<i4"), *((name, "<f4") for name in named)]

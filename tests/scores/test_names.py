@@ -27,19 +27,12 @@ from pfl.scores.names import (
         ("comm/uplink_bytes", None),
         ("test_samples", None),
         ("label_0", None),
+        ("test_global_accuracy", None),  # the spelling of version 0.1
     ],
 )
 def test_a_name_is_read_and_spelled_in_one_way(text, name):
     assert ScoreName.read(text) == name
     assert name is None or str(ScoreName(*name)) == text
-
-
-def test_the_spelling_of_older_runs_is_read():
-    for old, new in {
-        "test_local_accuracy": "test/local/accuracy",
-        "val_finetuned/5_f1_score": "val/finetuned/5/f1_score",
-    }.items():
-        assert str(ScoreName.read(old)) == new
 
 
 COLUMNS = [

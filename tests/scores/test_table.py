@@ -1,7 +1,6 @@
 """The file of every client's scores by round."""
 
 import io
-import json
 
 import numpy as np
 import pandas  # type: ignore[import-untyped]
@@ -133,18 +132,10 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path, monkeypatch):
     assert (tmp_path / CLIENTS).read_bytes() == before
 
 
-def test_the_files_of_an_older_run_are_read(tmp_path):
-    """Version 0.1 had a record of the round (int64) and float32 [columns, M] in a file of bytes."""
-    columns = ["test_global_loss", "test_finetuned/5_accuracy"]
-    heading = {"columns": columns, "clients": 2, "percentiles": False, "metrics": {}}
-    (tmp_path / "client_scores.json").write_text(json.dumps(heading))
-    values = np.array([[1, 2], [0.5, 0.25]], "<f4")
-    records = [np.int64(number).tobytes() + (values * number).tobytes() for number in (1, 2)]
-    (tmp_path / "client_scores.bin").write_bytes(b"".join(records) + b"half")
-    scores = ScoreTable.read(tmp_path)
-    assert scores.rounds.tolist() == [1, 2]
-    assert scores.of(2, "test/global/loss").tolist() == [2, 4]
-    assert scores.of(1, "test/finetuned/5/accuracy").tolist() == [0.5, 0.25]
+def test_a_run_of_version_0_1_is_refused(tmp_path):
+    (tmp_path / "client_scores.json").write_text("{}")
+    with refused(str(tmp_path), "version 0.1", "run it again"):
+        ScoreTable.read(tmp_path)
 
 
 def test_a_damaged_file_is_named(tmp_path):

@@ -24,9 +24,7 @@ UNITS = {BYTES: 1e6}
 def curves(comparison: Comparison, suffix: str = "") -> Figure:
     """Draws the score against rounds, bytes and gradients, with bands from the worst to best seed.
 
-    Args:
-        comparison: The runs.
-        suffix: "_worst10" draws the mean of the worst tenth of the clients.
+    The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
     number, scores = comparison.number, {}
     for label in comparison.labels:

@@ -67,7 +67,9 @@ def score_table(comparison: Comparison) -> Table:
         cells = [Estimate.of(row[head]) for head in heads]
         means = [c.mean if h in MEANS_ONLY else c for h, c in zip(heads, cells, strict=True)]
         rows.append([label, comparison.main_kind(label), *means])
-    return Table(columns, rows, " ".join([comparison.title, *comparison.notes()[:2]]))
+    caption = " ".join([f"{comparison.title}." * bool(comparison.title), *comparison.notes()[:2]])
+    slug = "".join(c if c.isalnum() else "-" for c in comparison.title.lower()).strip("-")
+    return Table(columns, rows, caption.strip(), f"tab:{slug or 'scores'}")
 
 
 def _score_column(head: str, comparison: Comparison, number: str) -> Column:

@@ -225,7 +225,10 @@ def _listed(value: Any) -> list[Any]:
 def weight_matrix(
     client: np.ndarray, partner: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client."""
+    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client.
+
+    An entry of the table is the weight of a partner in a client's model.
+    """
     ids = np.union1d(client, partner)
     matrix = np.zeros((len(ids), len(ids)))
     matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
@@ -261,14 +264,9 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
 
 
 def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
-    """Draws a curve with its band, and returns the curve.
+    """Draws a curve in a line style of matplotlib, and its band with the label `band`.
 
-    Args:
-        axes: Where it is drawn.
-        line: The curve.
-        form: The line style of matplotlib.
-        band: The label of the band; None: it has none.
-        style: Further arguments of `Axes.plot`.
+    Further arguments are those of `Axes.plot`.
     """
     (drawn,) = axes.plot(line.x, line.y, form, **style)
     if (line.high > line.low).any():

@@ -67,11 +67,7 @@ def collaboration_figure(
 ) -> Figure:
     """Returns a heat map of who learns from whom: a row per client, a column per partner.
 
-    Args:
-        client: Client of each entry.
-        partner: Partner of each entry.
-        weight: Weight of the partner in the client's model, for each entry.
-        round_index: Number of the round, for the title.
+    The arrays are those of `weight_matrix`; the number of the round stands in the title.
     """
     ids, matrix = weight_matrix(client, partner, weight)
     figure = Figure(figsize=(5, 4.2), layout="constrained")
@@ -185,11 +181,7 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
 def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Returns the mean test scores of the last evaluation by numbers of steps of fine-tuning.
 
-    Args:
-        rows: The rows of `metrics.csv`.
-
-    Returns:
-        Pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
+    They are pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
     """
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}

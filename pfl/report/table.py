@@ -155,14 +155,14 @@ class Table:
         ]
         return replace(self, columns=columns)
 
-    def known(self, place: int) -> list[float]:
+    def numbers(self, place: int) -> list[float]:
         """Returns the numbers, or means, in a column."""
         numbers = (number_of(row[place]) for row in self.rows)
         return [number for number in numbers if number is not None]
 
     def best(self, place: int) -> str | None:
         """Returns the text of the best mean in a column; None if nothing is the best."""
-        column, known = self.forms[place], self.known(place)
+        column, known = self.forms[place], self.numbers(place)
         if column.better is None or len(known) < 2:
             return None
         return column.text(max(known) if column.better else min(known))
@@ -223,7 +223,7 @@ def latex(
             cells.append(rf"\textbf{{{words}}}" if is_best else words)
         lines.append(" & ".join(cells) + r" \\")
     if mean:
-        means = [Estimate.of(np.array(table.known(p))) for p in range(len(table.columns))]
+        means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]
         pairs = zip(table.forms[1:], means[1:], strict=True)
         last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
         lines += [r"\midrule", " & ".join(map(escaped, last)) + r" \\"]

@@ -49,12 +49,7 @@ class ScoreName(NamedTuple):
 
 
 def scores_among(columns: Iterable[str], split: str | None = None) -> list[ScoreName]:
-    """Returns the scores among some columns, each once, by kind of model and its steps.
-
-    Args:
-        columns: Names of columns.
-        split: The only split that counts; None: both.
-    """
+    """Returns the scores among some columns, of one split or both, by kind of model and steps."""
     found = dict.fromkeys(filter(None, map(ScoreName.read, columns)))
     return sorted((name for name in found if split in (None, name.split)), key=_place)
 

@@ -453,7 +453,7 @@ def test_no_title_leaves_its_place_in_latex():
         for line in tables.latex(tables.score_table(comparison)).splitlines()
         if "caption" in line
     )
-    assert caption.startswith(r"\caption{\% a \textbackslash{}input\{b\} The score is accuracy.")
+    assert caption.startswith(r"\caption{\% a \textbackslash{}input\{b\}. The score is accuracy.")
 
 
 def test_a_table_as_csv_has_exact_numbers():

@@ -60,6 +60,13 @@ def write_csv(path, rows):
         writer.writerows(rows)
 
 
+def add_column(path, name, values):
+    """Adds a column to a table."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    write_csv(path, [{**row, name: value} for row, value in zip(rows, values, strict=True)])
+
+
 class Page(HTMLParser):
     """The tables of a page (rows of exact values), its text outside of scripts, its addresses."""
 
@@ -146,8 +153,7 @@ def test_the_numbers_are_those_of_the_runs(folder):
 def test_another_model_can_count(folder):
     """Of FedSLR the models after 5 steps count, unless `--metric` names another model."""
     path = folder / "FedSLR" / "seed0" / "metrics.csv"
-    head, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([f"{head},test/finetuned/5/accuracy", *(f"{r},0.75" for r in rows)]))
+    add_column(path, "test/finetuned/5/accuracy", [0.75, 0.75])
     heads, *table = Page(report(folder)).tables[0]
     row = dict(zip(heads, next(r for r in table if r[:2] == ["FedSLR", "0"]), strict=True))
     assert (row["model"], row["finetuned/5"], row["worst 10%"]) == ("finetuned/5", "0.75", "")
@@ -195,10 +201,7 @@ def test_no_value_of_a_run_can_leave_its_place(tmp_path):
     evil = '#"><script>bad()</script><img src=x>'
     summary = {"versions": {evil: evil}, "engine": evil, "partition_hash": evil, "protocol": evil}
     write_run(tmp_path / "runs" / "a", evil, **summary)
-    path = tmp_path / "runs" / "a" / "clients.csv"
-    head, *rows = path.read_text().splitlines()
-    name = '"' + evil.replace('"', '""') + '"'
-    path.write_text("\n".join([f"{head},name", *(f"{row},{name}" for row in rows)]))
+    add_column(tmp_path / "runs" / "a" / "clients.csv", "name", [evil] * 3)
     page = Page(report(tmp_path / "runs"))
     assert all(address.startswith("#run-") for address in page.addresses)
     assert not [script for script in page.scripts if script.strip().startswith("bad")]
@@ -209,9 +212,8 @@ def test_no_value_of_a_run_can_leave_its_place(tmp_path):
 
 def test_named_clients_have_their_names(tmp_path):
     write_run(tmp_path / "runs" / "a")
-    path = tmp_path / "runs" / "a" / "clients.csv"
-    head, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([f"{head},name", *(f"{r},hospital {i}" for i, r in enumerate(rows))]))
+    names = [f"hospital {number}" for number in range(3)]
+    add_column(tmp_path / "runs" / "a" / "clients.csv", "name", names)
     page = Page(report(tmp_path / "runs"))
     assert [row[:2] for row in page.tables[1][1:]] == [[str(i), f"hospital {i}"] for i in range(3)]
     text = next(f for f in figures(page) if "text" in f[0])[0]["text"][2]

@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 from torch import Tensor
+from yaml import YAMLError
 
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
+DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -100,14 +102,19 @@ def append(path: Path, content: bytes) -> None:
         with path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
-                view = memoryview(content)
-                while view:
-                    view = view[file.write(view) :]
+                write_all(file, content)
             except OSError:
                 file.truncate(size)
                 raise
     except OSError as error:
         raise unwritten(path, error) from error
+
+
+def write_all(file: io.FileIO, content: bytes) -> None:
+    """Writes all bytes to a file without a buffer, which may take several calls."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
 
 
 def unwritten(path: Path | str, error: OSError) -> ConfigError:
@@ -142,6 +149,14 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
         file.write(csv_lines([names, *rows]))
 
 
+def write_figure(path: Path, figure: Any) -> None:
+    """Draws a figure of matplotlib into a file as a whole; equal figures give equal files."""
+    kind = path.suffix[1:]
+    metadata = {"CreationDate": None} if kind == "pdf" else None
+    with replaced(path) as file:
+        figure.savefig(file, dpi=150, format=kind, metadata=metadata)
+
+
 def append_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
     """Adds rows to a CSV file, or begins the file with the names of the columns."""
     append(path, b"".join(csv_pieces(columns, heading=not path.exists())))
@@ -170,13 +185,50 @@ def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Returns rows of values as CSV."""
+    """Returns rows of values as CSV; no text is a formula for a program of spreadsheets."""
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(rows)
+    csv.writer(text).writerows(map(_plain, row) for row in rows)
     return text.getvalue().encode()
 
 
+def _plain(value: Any) -> Any:
+    """Puts an apostrophe before a text that a spreadsheet would compute."""
+    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+    return f"'{value}" if is_formula else value
+
+
 # ---- reading ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns the errors of reading a damaged file or folder of a run into a one-line error.
+
+    Raises:
+        ConfigError: The block raises such an error.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    except DAMAGE as error:
+        line = " ".join(str(error).split())[:80] or type(error).__name__
+        raise ConfigError(
+            f"{path}: it is damaged ({line}); restore it, or leave its run out"
+        ) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Returns the mapping in a JSON file; empty if there is no file.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
+    with reading(path):
+        content = json.loads(path.read_text()) if path.is_file() else {}
+        if not isinstance(content, dict):
+            raise ValueError("it must be a mapping")
+        return content
 
 
 def last_round(path: Path) -> dict[str, np.ndarray]:
@@ -211,8 +263,13 @@ def content(path: Path) -> Tensor:
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
 
 
-def restore(path: Path, saved: Tensor) -> bool:
+def restore(path: Path, saved: Tensor, skip: int = 0) -> bool:
     """Gives a file the content that it had in a checkpoint.
+
+    Args:
+        path: The file.
+        saved: The content.
+        skip: The size of a header that changes while the file grows.
 
     Returns:
         Whether the file began with this content, as it does if nobody has changed it.
@@ -221,7 +278,9 @@ def restore(path: Path, saved: Tensor) -> bool:
     begins = path.is_file()
     if begins:
         with path.open("rb") as file:
-            begins = all(file.read(len(piece)) == piece.numpy().tobytes() for piece in pieces)
+            file.seek(skip)
+            parts = saved[skip:].split(PIECE) if len(saved) > skip else ()
+            begins = all(file.read(len(part)) == part.numpy().tobytes() for part in parts)
     with replaced(path) as file:
         for piece in pieces:
             file.write(piece.numpy().tobytes())

@@ -8,17 +8,9 @@ import pytest
 from tests.sources import PACKAGES, ROOT, imports, sources
 
 # Each room may import from itself and from the rooms before it. "" are the modules in the root.
-ROOMS = ["", "engines", "clients", "distributed", "rounds", "method", "algorithms", "report"]
-ROOMS += [
-    "callbacks",
-    "trainer",
-    "pfl",
-    "configuration",
-    "experiments",
-    "export",
-    "cli",
-    "__main__",
-]
+ROOMS = ["", "engines", "clients", "distributed", "scores", "rounds", "method", "algorithms"]
+ROOMS += ["report", "callbacks", "trainer", "pfl", "configuration", "experiments", "export", "cli"]
+ROOMS += ["__main__"]
 
 
 def room(module):

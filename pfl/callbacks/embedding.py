@@ -21,7 +21,7 @@ from pfl.method.features import features
 from pfl.method.partly_personal import select_part
 from pfl.rounds.loop import FederatedLoop
 
-FEWEST = 5  # samples of which a picture says something
+FEWEST = 5  # smallest number of samples worth drawing
 PERPLEXITY = 30.0
 
 
@@ -91,8 +91,7 @@ class EmbeddingFigure(Callback):
         from pfl.report.figures import embedding_figure  # matplotlib is slow to import
 
         figure = embedding_figure(panels, targets, self.client)
-        with files.replaced(RunRecorder.of(trainer).folder / "embedding.png") as file:
-            figure.savefig(file, dpi=150, format="png")
+        files.write_figure(RunRecorder.of(trainer).folder / "embedding.png", figure)
 
 
 def embeddings(

@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import SavingClock
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
@@ -19,8 +20,12 @@ from pfl.errors import ConfigError
 from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.checkpoint_io import Malformed, check_parts
-from pfl.rounds.evaluation import ClientScores, Scores, row_scores
 from pfl.rounds.loop import FederatedLoop
+from pfl.scores.evaluation import ClientScores, Scores, by_name, row_scores
+from pfl.scores.names import ScoreName
+from pfl.scores.runs import best_round
+
+NumbersOf = dict[str, np.ndarray]
 
 
 class LocalBaseline(Callback):
@@ -28,14 +33,16 @@ class LocalBaseline(Callback):
 
     Initial model, rounds, cohorts, local steps and learning rates are those of the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same
-    loop. The baseline takes about as long as the local training of the run itself; with a
-    checkpoint of its own, `checkpoints/alone.ckpt`, a resumed run goes on with it. If learning
-    rates depend on a λ that changes (FedCLUP with `local_step: corollary2`), the baseline uses the
-    last λ.
+    loop. It is scored after the best round of the run by validation and after the last one, so that
+    a client's gain compares models of the same round. The baseline takes about as long as the local
+    training of the run itself; with a checkpoint of its own, `checkpoints/local.ckpt`, a resumed
+    run continues it. If learning rates depend on a λ that changes (FedCLUP with
+    `local_step: corollary2`), the baseline uses the last λ.
 
     Attributes:
         scores: The scores of every client on its test samples, as `ClientScores.compute` returns
             them; None before the baseline is trained.
+        by_round: The same after both rounds, [M] by name.
 
     Example:
         After `fit`, `summary.json` compares with the baseline and `clients.csv` has its scores.
@@ -48,7 +55,8 @@ class LocalBaseline(Callback):
     """
 
     def __init__(self) -> None:
-        self.scores: dict[str, np.ndarray] | None = None
+        self.scores: NumbersOf | None = None
+        self.by_round: dict[int, dict[ScoreName, np.ndarray]] = {}
         self._initial: dict[str, Tensor] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -56,6 +64,7 @@ class LocalBaseline(Callback):
         assert isinstance(pl_module, FederatedAlgorithm)
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None
+            self.by_round = {}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Copies the initial model."""
@@ -96,11 +105,14 @@ class LocalBaseline(Callback):
         """Trains and scores the baseline."""
         assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
+        rows = RunRecorder.of(trainer).rows
+        best = best_round(rows, loop.select_by, loop.metrics.higher_is_better) or {}
+        scored = {int(best.get("round", pl_module.rounds)), pl_module.rounds}
         saved = BaselineCheckpoint(trainer, pl_module) if trainer.checkpoint_callbacks else None
         with pl_module.in_full_precision():
-            self.scores = train_local_baseline(
-                pl_module, loop, self._initial, pl_module.rounds, saved
-            )
+            found = train_local_baseline(pl_module, loop, self._initial, scored, saved)
+        self.scores = found[pl_module.rounds]
+        self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Removes the baseline's checkpoint, since the run has written its result."""
@@ -127,43 +139,47 @@ class BaselineCheckpoint:
     @staticmethod
     def path(trainer: pl.Trainer) -> Path:
         """Returns where the file of a run is."""
-        return Path(trainer.default_root_dir) / "checkpoints" / "alone.ckpt"
+        return Path(trainer.default_root_dir) / "checkpoints" / "local.ckpt"
 
-    def restore(self, store: ClientStore, most: int) -> int:
+    def restore(self, store: ClientStore, scored: set[int]) -> tuple[int, dict[int, NumbersOf]]:
         """Restores the clients' models.
 
         Args:
             store: Where the models belong.
-            most: The number of rounds of the baseline.
+            scored: The rounds after which the baseline is scored; it ends with the last one.
 
         Returns:
-            After how many rounds they were saved; 0 if there is no file for these settings.
+            After how many rounds they were saved, 0 if there is no file for these settings, and the
+            scores so far.
         """
-        path, rank, world = (
-            self.path(self.trainer),
-            self.trainer.global_rank,
-            self.trainer.world_size,
-        )
-        exists = self.trainer.strategy.broadcast(path.is_file())
-        if not exists:
-            return 0
+        trainer, path = self.trainer, self.path(self.trainer)
+        if not trainer.strategy.broadcast(path.is_file()):
+            return 0, {}
         try:
-            saved = self.trainer.strategy.checkpoint_io.load_checkpoint(path)
-            check_parts(saved, {"settings": [], "rounds": 0, "clients": {}}, "alone.ckpt")
-            if saved["settings"] != self.settings or saved["rounds"] > most:
-                return 0
+            saved = trainer.strategy.checkpoint_io.load_checkpoint(path)
+            parts = {"settings": [], "rounds": 0, "clients": {}, "scores": {}}
+            check_parts(saved, parts, "local.ckpt")
+            rounds, scores = saved["rounds"], saved["scores"]
+            missing = {number for number in scored if number <= rounds} - scores.keys()
+            if saved["settings"] != self.settings or rounds > max(scored) or missing:
+                return 0, {}
+            rank, world = trainer.global_rank, trainer.world_size
             checkpoint.restore_states(store, saved["clients"], rank, world)
         except (ConfigError, Malformed) as error:
             rank_zero_warn(f"LocalBaseline starts anew: {error}", category=UserWarning)
-            return 0
-        return saved["rounds"]
+            return 0, {}
+        known = {k: {n: v.numpy() for n, v in scores[k].items()} for k in scored & scores.keys()}
+        return rounds, known
 
-    def save(self, store: ClientStore, rounds: int) -> None:
+    def save(self, store: ClientStore, rounds: int, scores: dict[int, NumbersOf]) -> None:
         """Saves the clients' models after a number of rounds if it is time to."""
         strategy = self.trainer.strategy
         if strategy.broadcast(self.clock.is_due()):
             with self.clock.saving():
-                content = {"settings": self.settings, "rounds": rounds}
+                tensors = {
+                    k: {n: torch.from_numpy(v) for n, v in one.items()} for k, one in scores.items()
+                }
+                content = {"settings": self.settings, "rounds": rounds, "scores": tensors}
                 content["clients"] = checkpoint.client_states(store)
                 if self.trainer.is_global_zero:
                     strategy.checkpoint_io.save_checkpoint(content, self.path(self.trainer))
@@ -173,20 +189,20 @@ def train_local_baseline(
     algorithm: FederatedAlgorithm,
     loop: FederatedLoop,
     initial: dict[str, Tensor],
-    rounds: int,
+    scored: set[int],
     saved: BaselineCheckpoint | None = None,
-) -> dict[str, np.ndarray]:
+) -> dict[int, NumbersOf]:
     """Trains every client alone with an algorithm's network, local settings and engine.
 
     Args:
         algorithm: The algorithm whose settings are used.
         loop: The loop whose data and cohorts are used.
         initial: The initial model "w" [P] and its "buffers".
-        rounds: Number of rounds.
-        saved: The checkpoint from which the training goes on, and into which it is saved.
+        scored: The rounds after which the clients are scored; the baseline ends with the last one.
+        saved: The checkpoint from which the training continues, and into which it is saved.
 
     Returns:
-        The test scores of every client, as `ClientScores.compute` returns them.
+        By round the test scores of every client, as `ClientScores.compute` returns them.
     """
     store = loop.client_store(algorithm.device)
     for name, values in initial.items():
@@ -210,7 +226,17 @@ def train_local_baseline(
     def score(clients: Clients) -> list[Scores]:
         return list(row_scores(algorithm.oracle, clients, load_state(clients), bool(loop.metrics)))
 
-    for round_index in range(saved.restore(store, rounds) if saved else 0, rounds):
+    def evaluate(rounds: int) -> NumbersOf:
+        metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
+        for chunk in chunks(loop.population, rounds, "test"):
+            for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
+                for one in parts:
+                    metric.add(one)
+                metric.finish()
+        return metric.compute()
+
+    begin, scores = saved.restore(store, scored) if saved else (0, {})
+    for round_index in range(begin, max(scored)):
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
@@ -218,12 +244,8 @@ def train_local_baseline(
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)
+        if round_index + 1 in scored:
+            scores[round_index + 1] = evaluate(round_index + 1)
         if saved is not None:
-            saved.save(store, round_index + 1)
-    metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
-    for chunk in chunks(loop.population, rounds, "test"):
-        for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
-            for scores in parts:
-                metric.add(scores)
-            metric.finish()
-    return metric.compute()
+            saved.save(store, round_index + 1, scores)
+    return scores

@@ -36,7 +36,7 @@ class RoundProgress(ProgressBar):
         self._enabled = False
 
     def enable(self) -> None:
-        """Shows the bar, even if the output is no terminal."""
+        """Shows the bar, even if the output is not a terminal."""
         self._enabled = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

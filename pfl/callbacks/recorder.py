@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -12,29 +10,38 @@ from typing import Any
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from filelock import BaseFileLock
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
+from typing_extensions import override
 
 from pfl import files
-from pfl.callbacks.local_baseline import LocalBaseline
-from pfl.callbacks.run_result import ClientTable, compare, distributions, peak_memory, versions
+from pfl.callbacks.run_folder import RunFolder
+from pfl.callbacks.run_result import (
+    ClientTable,
+    compare,
+    distributions,
+    named_clients,
+    peak_memory,
+    versions,
+)
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report import client_scores
-from pfl.report.results import best_round
-from pfl.report.table import summary_table
+from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
-from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
+from pfl.scores import table
+from pfl.scores.evaluation import by_name
+from pfl.scores.names import ScoreName, candidates
+from pfl.scores.runs import Row, best_round
+from pfl.scores.table import ScoreTable
 
 
 class RunRecorder(Callback):
     """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
 
-    Every client's scores in every evaluation are in `client_scores.bin` (see
-    `pfl.report.client_scores`), of more than 10,000 clients their percentiles.
+    Every client's scores in every evaluation are in `client_scores.npy` (see `pfl.scores.table`),
+    and those of the local baseline in `local_scores.npy`.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run and after an error; `finished` in `summary.json` tells which. Checkpoints
@@ -49,7 +56,7 @@ class RunRecorder(Callback):
         rows: The rows of `metrics.csv`.
         table: The content of `clients.csv`; None before training ends.
         summary: The content of `summary.json`; empty before training ends.
-        folder: The run's folder.
+        place: The run's folder as an object that writes its tables.
 
     Example:
         >>> from pfl import Trainer
@@ -61,22 +68,23 @@ class RunRecorder(Callback):
 
     def __init__(self, config: str | None = None) -> None:
         self.config = config
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
         self.table: ClientTable | None = None
+        self.place = RunFolder()
         self.seconds = 0.0
-        self._names: list[str] = []
-        self._rounds_in_tables = 0
         self._saved_files: dict[str, Tensor] | None = None  # of the checkpoint
-        self._lock: BaseFileLock | None = None
         self._start = time.monotonic()
-        self.folder = Path()
-        self._writes = True
 
     @staticmethod
     def of(trainer: pl.Trainer) -> RunRecorder:
         """Returns the recorder of a Trainer."""
         return next(c for c in _callbacks(trainer) if isinstance(c, RunRecorder))
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.place.path
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
@@ -94,68 +102,24 @@ class RunRecorder(Callback):
             self.rows, self.seconds = [], 0.0
         if stage == "fit":
             self.summary, self.table, self._saved_files = {}, None, None
-        self.folder = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
-        self._writes = trainer.is_global_zero
-        if stage == "fit" and self._writes:
-            self._make_folder()
-            self._lock = files.lock(self.folder)
-            files.remove_parts(self.folder)
+        place = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
+        self.place = RunFolder(place, trainer.is_global_zero)
+        if stage == "fit":
+            self.place.lock()
         for callback in trainer.checkpoint_callbacks:  # the default is a logger's folder
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.folder / "checkpoints")
 
+    @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes the files that exist before the first round."""
         self._start = time.monotonic() - self.seconds
         assert isinstance(pl_module, FederatedAlgorithm)
-        self._names, self._rounds_in_tables = [], len(self.rows)
-        if not self._writes:
-            return
-        if self.config is not None:
+        if self.place.writes and self.config is not None:
             with files.replaced(self.folder / "config.yaml") as file:
                 file.write(self.config.encode())
-        self._restore_tables(pl_module)
-        if self.rows:
-            self._rewrite_metrics()
-        rank_zero_info(f"Writing to {self.folder}")
-
-    def _restore_tables(self, algorithm: FederatedAlgorithm) -> None:
-        """Gives the tables the rows of the checkpoint, or removes those of another run."""
-        if self.rows and self._saved_files is None:
-            return  # the same objects are fitted again, and have written these files
-        saved = self._saved_files or {}
-        for name in self._tables(algorithm):
-            path = self.folder / name
-            if name not in saved:
-                path.unlink(missing_ok=True)
-            elif not files.restore(path, saved[name]):
-                self._tell_restored(name)
-        if self.rows and not self._metrics_begin_with_rows():
-            self._tell_restored("metrics.csv")
-
-    def _tables(self, algorithm: FederatedAlgorithm) -> list[str]:
-        """Returns the names of the files, apart from `metrics.csv`, that grow with the rounds."""
-        return [*(f"{table}.csv" for table in algorithm.tables), *client_scores.FILES]
-
-    def _metrics_begin_with_rows(self) -> bool:
-        """Returns whether `metrics.csv` has the rows of the checkpoint, as it does if unchanged."""
-        path = self.folder / "metrics.csv"
-        if not path.is_file():
-            return False
-        with path.open(newline="") as file:
-            found = list(csv.DictReader(file))
-        texts = [{name: str(value) for name, value in row.items()} for row in self.rows]
-        # A checkpoint of a round that has not ended has the round's row before the file has it.
-        return len(found) >= len(texts) - 1 and all(
-            text.items() <= row.items() for text, row in zip(texts, found, strict=False)
-        )
-
-    def _tell_restored(self, name: str) -> None:
-        rank_zero_warn(
-            f"{self.folder / name} was changed or removed since the run wrote it; its rows up to "
-            f"round {len(self.rows)} are now those of the checkpoint",
-            category=UserWarning,
-        )
+        self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
+        if self.place.writes:
+            rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Warns if a trained method is fitted again without its Trainer or `ckpt_path`."""
@@ -168,77 +132,35 @@ class RunRecorder(Callback):
                 category=UserWarning,
             )
 
-    def _make_folder(self) -> None:
-        with files.run_folder_errors(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
-
     def unlock(self) -> None:
         """Lets other processes write into the run's folder; the Trainer calls it after a run."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self.place.unlock()
 
+    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Adds the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if self.rows and self.rows[-1]["round"] == pl_module.rounds:
             return  # resumed after the round's evaluation: the checkpoint has the row
-        row: dict[str, Any] = dict(pl_module.row)
-        self.rows.append(row)
+        self.rows.append(dict(pl_module.row))
         self.seconds = time.monotonic() - self._start
-        if not self._writes:
-            return
-        new = [name for name in row if name not in self._names]
-        if new:
-            self._rewrite_metrics()
-        else:
-            line = files.csv_lines([[row.get(name, "") for name in self._names]])
-            files.append(self.folder / "metrics.csv", line)
-        self._write_tables(pl_module)
-        self._write_client_scores(pl_module)
+        self.place.add_row(self.rows)
+        self.place.add_tables(pl_module.rounds, pl_module.recorded)
+        evaluated = any(name.startswith("test/") for name in pl_module.row)
+        if evaluated and pl_module.evaluation:
+            self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
-    def _write_tables(self, algorithm: FederatedAlgorithm) -> None:
-        if self._writes and self._rounds_in_tables < algorithm.rounds:
-            for table, columns in algorithm.recorded.items():
-                files.append_round(self.folder / f"{table}.csv", algorithm.rounds, columns)
-            self._rounds_in_tables = algorithm.rounds
-
-    def _write_client_scores(self, algorithm: FederatedAlgorithm) -> None:
-        """Keeps the scores of the round's evaluation, if the round was evaluated."""
-        scored = any(name.startswith("test/") for name in algorithm.row)
-        if scored and algorithm.evaluation:
-            scores = {
-                f"{split}_{kind}_{number}": column
-                for (split, kind), values in algorithm.evaluation.scores.items()
-                for number, column in numbers_of(values).items()
-            }
-            metrics = algorithm.evaluation.loop.metrics.higher_is_better
-            client_scores.append(self.folder, algorithm.rounds, scores, metrics)
-
-    def _rewrite_metrics(self) -> None:
-        self._names = list(dict.fromkeys(name for row in self.rows for name in row))
-        rows = ([row.get(name, "") for name in self._names] for row in self.rows)
-        with files.replaced(self.folder / "metrics.csv") as file:
-            file.write(files.csv_lines([self._names, *rows]))
-
+    @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes the result."""
         assert isinstance(pl_module, FederatedAlgorithm)
         self._write_result(trainer, pl_module, finished=True)
 
     def has_result(self) -> bool:
         """Returns whether the folder has the result of the run as it is, written at its end."""
-        path = self.folder / "summary.json"
-        try:
-            summary = json.loads(path.read_text())
-        except (OSError, ValueError):
-            return False
-        written = summary.get("finished") and summary.get("round") == self.rows[-1]["round"]
-        return bool(written) and (self.folder / "clients.csv").is_file()
+        return self.place.has_result(self.rows[-1]["round"])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Prints the result, or that a resumed run had no round left."""
-        if self._writes:
+        if self.place.writes:
             nothing = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
@@ -271,10 +193,9 @@ class RunRecorder(Callback):
         state = checkpoint["callbacks"][self.state_key]
         if last < pl_module.rounds == pl_module.row.get("round"):
             state["rows"] = [*self.rows, pl_module.row]
-            self._write_tables(pl_module)
-        if self._writes:
-            paths = (self.folder / name for name in self._tables(pl_module))
-            state["files"] = {path.name: files.content(path) for path in paths if path.is_file()}
+            self.place.add_tables(pl_module.rounds, pl_module.recorded)
+        if self.place.writes:
+            state["files"] = self.place.content(list(pl_module.tables))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores the rows, the time and the rows of tables.
@@ -319,8 +240,8 @@ class RunRecorder(Callback):
     ) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         table = ClientTable.of(pl_module, _loop(trainer))
-        if self._writes:
-            self._make_folder()
+        if self.place.writes:
+            self.place.make()
             files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
@@ -341,7 +262,7 @@ class RunRecorder(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Appends a chunk's predictions to `predictions.csv`, one row for each sample."""
-        self._make_folder()
+        self.place.make()
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"
         if outputs:
@@ -352,19 +273,27 @@ class RunRecorder(Callback):
     def _write_result(
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
-        loop = _loop(trainer)
-        baseline = next((c for c in _callbacks(trainer) if isinstance(c, LocalBaseline)), None)
-        self.table = ClientTable.of(algorithm, loop, baseline.scores if baseline else None)
-        better = loop.metrics.higher_is_better
+        loop, rounds = _loop(trainer), self.rows[-1]["round"]
+        found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
+        local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
+        self.table = ClientTable.of(algorithm, loop, local.get(rounds))
+        better, chosen = loop.metrics.higher_is_better, loop.select_by
+        scores = self.table.scores
+        main = candidates(map(str, scores), "test", chosen)
+        names = getattr(loop.datamodule, "client_names", None)
         self.summary = {
             "name": self.folder.name,
             "folder": str(self.folder),
             "algorithm": type(algorithm).__name__,
             "finished": finished,
             **self.rows[-1],
-            "best": best_round(self.rows, loop.select_by, better),
-            **compare(self.table.scores, better),
-            "distribution": distributions(self.table.scores, better),
+            "model": main[0].model if main else None,
+            "select_by": chosen,
+            "best": best_round(self.rows, chosen, better),
+            **compare(scores, better, chosen),
+            **(named_clients(names, scores, better, chosen) if names is not None else {}),
+            "distribution": distributions(scores, better, chosen),
+            "higher_is_better": better,
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             **loop.datamodule.left_out(),
@@ -375,7 +304,9 @@ class RunRecorder(Callback):
             "engine": algorithm.oracle.engine.name,
             "versions": versions(),
         }
-        if self._writes:
+        if self.place.writes:
+            if local:
+                table.write(self.folder / table.LOCAL, ScoreTable.from_rounds(local).rows)
             self.table.write(self.folder / "clients.csv")
             files.write_json(self.folder / "summary.json", self.summary)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import WandbLogger
@@ -12,10 +9,7 @@ from lightning.pytorch.loggers import WandbLogger
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.client_scores import ClientScoresByRound
-
-if TYPE_CHECKING:  # matplotlib is slow to import
-    from matplotlib.figure import Figure
+from pfl.scores.table import ScoreTable
 
 
 class RunFigure(Callback):
@@ -40,9 +34,9 @@ class RunFigure(Callback):
             return
         from pfl.report.figures import run_figure
 
-        scores = ClientScoresByRound.read(recorder.folder)
+        scores = ScoreTable.read(recorder.folder)
         figure = run_figure(recorder.rows, recorder.columns, scores)
-        _save(figure, recorder.folder / "report.png")
+        files.write_figure(recorder.folder / "report.png", figure)
 
 
 class CollaborationMap(Callback):
@@ -70,15 +64,10 @@ class CollaborationMap(Callback):
         from pfl.report.figures import collaboration_figure
 
         figure = collaboration_figure(**columns, round_index=pl_module.rounds)
-        _save(figure, folder / "collaboration.png")
+        files.write_figure(folder / "collaboration.png", figure)
         for logger in trainer.loggers:
             if isinstance(logger, WandbLogger):
                 import wandb
 
                 image = wandb.Image(figure)
                 logger.experiment.log({"collaboration": image, "round": pl_module.rounds})
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with files.replaced(path) as file:
-        figure.savefig(file, dpi=150, format="png")

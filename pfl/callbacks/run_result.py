@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,19 @@ from datamodules import FederatedDataModule
 from pfl import files
 from pfl.communication import Ledger
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.distribution import direction, distribution
-from pfl.rounds.evaluation import client_mean, numbers_of
+from pfl.report.partition import client_columns
 from pfl.rounds.loop import FederatedLoop
+from pfl.scores.distribution import distribution
+from pfl.scores.evaluation import by_name, client_mean
+from pfl.scores.names import (
+    HIGHER_IS_BETTER,
+    Directions,
+    ScoreName,
+    candidates,
+    direction,
+    parts_of,
+    signed,
+)
 
 PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
 
@@ -31,13 +41,13 @@ class ClientTable:
 
     Attributes:
         data: The data module of the clients.
-        scores: Scores of the last evaluation and of the local baseline, [M], by column.
+        scores: Scores of the last evaluation and of the local baseline, [M] by name.
         ledger: The bytes that the clients sent and received.
         unseen: The ids of the clients that never train.
     """
 
     data: FederatedDataModule
-    scores: dict[str, np.ndarray]
+    scores: dict[ScoreName, np.ndarray]
     ledger: Ledger
     unseen: np.ndarray
 
@@ -46,39 +56,26 @@ class ClientTable:
         cls,
         algorithm: FederatedAlgorithm,
         loop: FederatedLoop,
-        baseline: dict[str, np.ndarray] | None = None,
+        local: Mapping[ScoreName, np.ndarray] | None = None,
     ) -> ClientTable:
         """Returns the table of a run's present state; every process must call this method.
 
         Args:
             algorithm: The algorithm whose last evaluation counts.
             loop: The loop around the data.
-            baseline: The scores of `LocalBaseline`.
+            local: The scores of `LocalBaseline`.
         """
         evaluation = getattr(algorithm, "evaluation", None)
-        pairs = evaluation.scores.items() if evaluation else ()
-        by_name = {f"{split}_{kind}": values for (split, kind), values in pairs}
-        if baseline is not None:
-            by_name["test_local"] = baseline
-        scores = {
-            f"{name}_{number}": column
-            for name, values in by_name.items()
-            for number, column in numbers_of(values).items()
-        }
+        scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
         return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
-        """Returns id, sample counts, label counts, scores and bytes of a range of clients."""
-        data, ids = self.data, np.arange(*clients.indices(self.data.num_clients))
-        columns = {"client": ids}
-        for split in ("train", "val", "test"):
-            columns[f"{split}_samples"] = getattr(data.partition, split).sizes[clients]
-        if data.has_labels:
-            counts = data.label_counts(clients=clients)
-            columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
+        """Returns id, name, sample and label counts, scores and bytes of a range of clients."""
+        columns = client_columns(self.data, clients)
+        ids = columns["client"]
         if len(self.unseen):
             columns["unseen"] = np.isin(ids, self.unseen).astype(int)
-        columns |= {name: values[clients] for name, values in self.scores.items()}
+        columns |= {str(name): values[clients] for name, values in self.scores.items()}
         received, sent = self.ledger.of(ids)
         return columns | {"uplink_bytes": sent, "downlink_bytes": received}
 
@@ -90,76 +87,100 @@ class ClientTable:
 
 
 def compare(
-    columns: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None] | None = None
+    scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
 ) -> dict[str, Any]:
     """Compares the clients' test scores with the local baseline.
 
     Args:
-        columns: Columns of scores as in `clients.csv`.
-        higher_is_better: For each metric beside accuracy and loss whether large values are good.
+        scores: The clients' scores after the same round, [M] each.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+        select_by: The model that counts, by `loop.select_by`.
 
     Returns:
-        The baseline's mean, standard deviation and worst tenth as `local/...`, of metrics as well;
-        the shares of clients whose federated model is better than, equal to or worse than the
-        baseline as `gained`, `equal` and `lost` (see `gains`). Empty without a baseline.
+        The baseline's mean, standard deviation and worst tenth as `test/local/...`; the shares of
+        clients whose federated model is better than, equal to or worse than the baseline as
+        `gained`, `equal` and `lost` (see `gains`). Empty without a baseline.
     """
-    if "test_local_accuracy" not in columns:
-        return {}
     result: dict[str, Any] = {}
-    for name, higher in {"accuracy": True, "loss": False, **(higher_is_better or {})}.items():
-        values = columns.get(f"test_local_{name}", np.empty(0))
-        values = values[~np.isnan(values)]
-        if not len(values) or (name == "loss" and result):  # the loss stands in for the accuracy
-            continue
-        result |= client_mean(f"local/{name}", values, higher)
-    gain = gains(columns)
-    if gain is not None:
+    for name, values in scores.items():
+        known = values[~np.isnan(values)]
+        accurate = "test/local/accuracy" in result and name.number == "loss"  # which says more
+        if name.model == "local" and len(known) and not accurate:
+            result |= client_mean(name, known, metrics)
+    if (gain := gains(scores, metrics, select_by)) is not None:
         shares = {"gained": gain > 0, "equal": gain == 0, "lost": gain < 0}
         have = ~np.isnan(gain)
         result |= {name: float(mask[have].mean()) for name, mask in shares.items()}
     return result
 
 
-def gains(columns: dict[str, np.ndarray]) -> np.ndarray | None:
+def gains(
+    scores: Mapping[ScoreName, np.ndarray],
+    metrics: Directions | None = None,
+    select_by: str | None = None,
+) -> np.ndarray | None:
     """Returns how much better each client's federated model is than the local baseline, [M].
 
-    The federated model is the personalized one if there is one; the score is the accuracy, for
-    regression the loss. NaN for clients without test samples; None without a baseline.
+    The federated model is the one that counts (`pfl.scores.names.candidates`). NaN for clients
+    without test samples; None without a baseline.
 
     Args:
-        columns: Columns of scores as in `clients.csv`.
+        scores: The clients' scores after the same round, [M] each.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+        select_by: The model that counts, by `loop.select_by`.
     """
-    for number, sign in (("accuracy", 1), ("loss", -1)):
-        local = columns.get(f"test_local_{number}")
-        if local is None or np.isnan(local).all():
-            continue
-        for kind in ("personalized", "global"):
-            if (scores := columns.get(f"test_{kind}_{number}")) is not None:
-                return sign * (scores - local)
+    model = parts_of(select_by)[0]
+    for number in HIGHER_IS_BETTER:
+        wanted = f"{model}/{number}" if model else number
+        for name in candidates(map(str, scores), "test", wanted)[:1]:
+            local = scores.get(name._replace(model="local"))
+            if local is not None and not np.isnan(local).all():
+                return signed(name, 1, metrics) * (scores[name] - local)
     return None
 
 
 def distributions(
-    columns: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None]
+    scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns how test scores, and gains over the local baseline, are distributed over clients.
 
-    Args:
-        columns: Columns of scores as in `clients.csv`.
-        higher_is_better: For each metric beside accuracy and loss whether large values are good.
+    The arguments are those of `gains`.
 
     Returns:
-        For each column of test scores, and for "gain", what `distribution` returns, unless it is
-        empty.
+        For each test score, and for "gain", what `distribution` returns, unless it is empty.
     """
     result = {
-        column: distribution(values, direction(column, higher_is_better))
-        for column, values in columns.items()
-        if column.startswith("test_")
+        str(name): distribution(values, direction(name, metrics))
+        for name, values in scores.items()
+        if name.split == "test"
     }
-    if (gain := gains(columns)) is not None:
+    if (gain := gains(scores, metrics, select_by)) is not None:
         result["gain"] = distribution(gain)
     return {name: numbers for name, numbers in result.items() if numbers}
+
+
+def named_clients(
+    names: Sequence[str],
+    scores: Mapping[ScoreName, np.ndarray],
+    metrics: Directions,
+    by: str | None,
+) -> dict[str, Any]:
+    """Returns the three clients with the worst scores, and those that lost against the baseline.
+
+    Args:
+        names: The clients' names.
+        scores: The clients' scores after the last round, [M] each.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+        by: The score that counts, by `loop.select_by`.
+    """
+    result: dict[str, Any] = {}
+    for name in candidates(map(str, scores), "test", by)[:1]:
+        order = np.argsort(signed(name, 1, metrics) * scores[name])  # NaN comes last
+        worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
+        result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
+    if (gain := gains(scores, metrics, by)) is not None:
+        result["lost_clients"] = [names[client] for client in np.flatnonzero(gain < 0).tolist()]
+    return result
 
 
 def peak_memory() -> int | None:

@@ -19,10 +19,10 @@ from pfl._private import continue_wandb_run
 from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import RoundCheckpoint
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.report.client_scores import ClientScoresByRound
-from pfl.report.results import metric_names, tested_kinds
-from pfl.rounds.evaluation import numbers_of
 from pfl.rounds.loop import FederatedLoop
+from pfl.scores.evaluation import by_name
+from pfl.scores.names import scores_among
+from pfl.scores.table import ScoreTable
 
 if TYPE_CHECKING:  # slow to import
     import wandb
@@ -96,11 +96,10 @@ class WandbRecord(Callback):
 
         sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
         content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **_means(row)}
-        for (split, kind), scores in pl_module.evaluation.scores.items():
-            for number, values in numbers_of(scores).items() if split == "test" else ():
-                if np.isfinite(values).any():
-                    histogram = wandb.Histogram(values[np.isfinite(values)].tolist())
-                    content[f"clients/{split}_{kind}_{number}"] = histogram
+        for score, values in by_name(pl_module.evaluation.scores).items():
+            finite = values[np.isfinite(values)].tolist()
+            if score.split == "test" and finite:
+                content[f"clients/{score}"] = wandb.Histogram(finite)
         for logger in loggers:
             for name in _means(row).keys() - self._by_bytes:
                 logger.experiment.define_metric(name, step_metric="comm/bytes")
@@ -114,7 +113,7 @@ class WandbRecord(Callback):
             assert recorder.table is not None
             table = _table(recorder.table.columns(slice(ROWS)))
             content = {"clients": table, "round": recorder.summary["round"]}
-            scores = ClientScoresByRound.read(recorder.folder)
+            scores = ScoreTable.read(recorder.folder)
             if scores is not None and not scores.percentiles:
                 content["clients_by_round"] = _table(_by_round(scores))
             logger.experiment.log(content)
@@ -132,20 +131,15 @@ def _config(trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any
     text = RunRecorder.of(trainer).config
     if text is not None:
         return yaml.safe_load(text)
+    names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
+    values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
     return {
         "algorithm": type(algorithm).__name__,
         "network": type(algorithm.network).__name__,
         "max_epochs": trainer.max_epochs,
         "protocol": trainer.datamodule.describe(),  # type: ignore[attr-defined]
-        **_settings(algorithm),
+        **{k: v for k, v in values.items() if isinstance(v, int | float | str)},
     }
-
-
-def _settings(algorithm: FederatedAlgorithm) -> dict[str, float | str]:
-    """Returns the plain arguments of the constructors, by name."""
-    names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
-    values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
-    return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
 
 
 def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:
@@ -204,29 +198,21 @@ def _send_models(run: wandb.Run, trainer: pl.Trainer, summary: Mapping[str, Any]
 
 def _means(row: Mapping[str, float]) -> dict[str, float]:
     """Returns the mean test scores of a round, named after W&B's section for bytes."""
-    means = {}
-    for number in ("accuracy", "loss", *metric_names(row)):
-        for kind in tested_kinds(row, number):
-            means[f"bytes/{kind}/{number}"] = row[f"test/{kind}/{number}"]
-    return means
+    names = scores_among(row, "test")
+    return {f"bytes/{name.model}/{name.number}": row[str(name)] for name in names}
 
 
-def _by_round(scores: ClientScoresByRound) -> dict[str, np.ndarray]:
+def _by_round(scores: ScoreTable) -> dict[str, np.ndarray]:
     """Returns the columns of a table with a row for each client and evaluation.
 
     Where that would be too many rows, evaluations at equal distances are kept, and the last one.
     """
-    evaluations, _, clients = scores.values.shape
-    most = max(1, min(evaluations, ROWS // clients))
-    kept = np.unique(np.linspace(evaluations - 1, 0, most).round().astype(int))
-    columns = {
-        "round": np.repeat(scores.rounds[kept], clients),
-        "client": np.tile(np.arange(clients), len(kept)),
-    }
-    for number, name in enumerate(scores.columns):
-        if name.startswith("test_"):
-            columns[name] = scores.values[kept, number].ravel().astype(np.float64)
-    return columns
+    rounds = scores.rounds
+    most = max(1, ROWS * len(rounds) // len(scores.rows))
+    kept = np.unique(np.linspace(len(rounds) - 1, 0, min(len(rounds), most)).round().astype(int))
+    rows = scores.rows.reshape(len(rounds), -1)[kept].ravel()
+    names = ["round", "client", *map(str, scores_among(rows.dtype.names or (), "test"))]
+    return {name: rows[name] for name in names}
 
 
 def _table(columns: Mapping[str, np.ndarray]) -> wandb.Table:

@@ -182,8 +182,8 @@ def report(given: argparse.Namespace) -> None:
     """Writes the page of runs."""
     import pfl
     from pfl import files
-    from pfl.report.folders import find_runs, read_runs
     from pfl.report.html import page
+    from pfl.scores.runs import find_runs, read_runs
 
     runs = read_runs(find_runs(given.folder, "report"), unfinished=True)
     out = given.out or (given.folder[0] if len(given.folder) == 1 else Path()) / "report.html"
@@ -191,7 +191,7 @@ def report(given: argparse.Namespace) -> None:
     with files.run_folder_errors(out.parent, "report: --out"):
         out.parent.mkdir(parents=True, exist_ok=True)
     with files.replaced(out) as file:
-        file.write(page(runs, title, pfl.__version__).encode())
+        file.write(page(runs, title, pfl.__version__, given.metric).encode())
     print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
 
 
@@ -293,6 +293,7 @@ def add_parsers(commands: Any) -> None:
     )
     parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
     parser.add_argument("--title", help="the title of the page")
+    parser.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
 
     parser = commands.add_parser("export", help="write models of a checkpoint for other programs")
     parser.set_defaults(run=export)

@@ -13,6 +13,7 @@ from typing_extensions import override
 from pfl.errors import ConfigError
 from pfl.experiments.results import best_round, signed, spent
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.scores.names import candidates, scores_among
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -28,7 +29,7 @@ class BestRound(Callback):
     last round counts.
 
     Args:
-        metric: The score, as in `pfl.report.results.best_round`.
+        metric: The score, as in `pfl.scores.runs.best_round`.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -57,7 +58,7 @@ class Pruning(Callback):
     It also stops the run once a budget is spent, and does not report the round that exceeds it.
 
     `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
-    in `pfl.report.results.best_round`; one whose small values are good is reported with a minus.
+    in `pfl.scores.runs.best_round`; one whose small values are good is reported with a minus.
     Test scores are not read.
 
     Args:
@@ -66,7 +67,7 @@ class Pruning(Callback):
         trial: The number of the trial.
         after: The number of rounds before which no run is stopped; None: no run is stopped.
         metric: The score, as in `best_round`, such as `val/global/accuracy`.
-        budget: One of `pfl.report.results.BUDGETS` and its limit; None: no budget.
+        budget: One of `pfl.scores.runs.BUDGETS` and its limit; None: no budget.
 
     Example:
         >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
@@ -131,8 +132,8 @@ def check_validated(row: dict, metric: str | None) -> None:
     Raises:
         ConfigError: The round has none.
     """
-    have = [name for name in row if name.startswith("val/") and name.count("/") == 2]
-    if metric is not None and not any(name.endswith(metric) for name in have):
+    have = [str(name) for name in scores_among(row, "val")]
+    if metric is not None and not candidates(have, "val", metric):
         raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
     if not have:
         raise ConfigError(

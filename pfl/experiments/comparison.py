@@ -70,8 +70,11 @@ class Comparison(Grid):
                 f"budget: {self.budget}; it must be one of {', '.join(BUDGETS)} and a positive "
                 f"number"
             )
-        if self.metric is not None and "/" in self.metric:
-            raise ConfigError(f"metric: {self.metric}; it must be the name of a score: f1_score")
+        if self.metric is not None and self.metric.startswith(("val/", "test/")):
+            raise ConfigError(
+                f"metric: {self.metric}; it must be a score without its split, such as f1_score or "
+                f"global/accuracy"
+            )
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
             raise ConfigError(
                 f"bandwidth: {self.bandwidth}; it must be a number of bits a second, such as 1e8"

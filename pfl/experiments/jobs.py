@@ -295,7 +295,8 @@ def check(jobs: Iterable[Job], metric: str | None = None) -> None:
                     checker = CheckCLI(words)
                 else:
                     checker.check(words)
-                checker.loop.metrics.check_score("metric", metric)
+                loop = checker.loop
+                loop.metrics.check_score("metric", metric, loop.finetuning.steps)
             except Exception as error:
                 if line := explain(error):
                     raise ConfigError(f"{job}: {line}") from error

@@ -33,8 +33,8 @@ from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
 from pfl.experiments.jobs import outcome_text, run_all
 from pfl.experiments.results import (
+    Crosstab,
     Panel,
-    Table,
     damage,
     read_panel,
     read_table,
@@ -65,7 +65,7 @@ class Reproduction(Comparison):
     runs_of: str = field(default="", metadata=INNER)
 
     drawn: list[Panel] = field(init=False, repr=False, compare=False, metadata=INNER)
-    written: list[Table] = field(init=False, repr=False, compare=False, metadata=INNER)
+    written: list[Crosstab] = field(init=False, repr=False, compare=False, metadata=INNER)
     shown: list[Panel] = field(init=False, repr=False, compare=False, metadata=INNER)
 
     @override

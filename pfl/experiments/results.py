@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,16 +12,18 @@ from typing import Any
 import pfl.report.comparison_tables as tables
 from pfl.callbacks.run_result import versions
 from pfl.errors import ConfigError
-from pfl.files import replaced, run_folder_errors, write_records
+from pfl.files import replaced, run_folder_errors, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import described
-from pfl.report.comparison_tables import Cells, markdown, text
-from pfl.report.crosstab import Table, read_table
+from pfl.report.crosstab import Table as Crosstab
+from pfl.report.crosstab import read_table
 from pfl.report.curves import Panel, read_panel
-from pfl.report.folders import OUTCOME, find_runs, read_runs
-from pfl.report.results import BUDGETS, Run, best_round, signed, spent
+from pfl.report.table import Cell, Table, markdown, text
+from pfl.scores.names import signed
+from pfl.scores.runs import BUDGETS, OUTCOME, Run, best_round, find_runs, read_runs, spent
 
-__all__ = ["BUDGETS", "OUTCOME", "Cells", "Panel", "Point", "Results", "Run", "Table", "best_round"]
+__all__ = ["BUDGETS", "OUTCOME", "Cell", "Crosstab", "Panel", "Point", "Results", "Run", "Table"]
+__all__ += ["best_round"]
 __all__ += ["find_runs", "markdown", "read_panel", "read_table", "signed", "spent", "text"]
 __all__ += ["versions"]
 Record = dict[str, Any]
@@ -158,7 +159,7 @@ class Results:
             pair = [tables.score_table(point), tables.statistics_table(point)]
             notes = " ".join(point.notes())
             parts["md"] += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
-            parts["tex"] += [f"% {' '.join(point.title.split())}", *map(tables.latex, pair)]
+            parts["tex"] += map(tables.latex, pair)
             parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
         files = [folder / f"comparison.{kind}" for kind in parts]
         for path, content in zip(files, parts.values(), strict=True):
@@ -204,8 +205,8 @@ class Results:
         for number, point in enumerate(self.points, 1):
             end = f"-{number}" if len(self.points) > 1 else ""
             made = (tables.score_table(point), tables.statistics_table(point))
-            for name, (head, *rows) in zip(("scores", "statistics"), made, strict=True):
-                content[name + end] = wandb.Table(columns=[*head], data=rows)
+            for name, table in zip(("scores", "statistics"), made, strict=True):
+                content[name + end] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
         about = {"points": [point.title for point in self.points]}
         try:
             run = wandb.init(
@@ -284,12 +285,7 @@ def save_figure(figure: Any, path: Path) -> list[Path]:
         figure: A figure of matplotlib.
         path: The path without the suffix.
     """
-    files = []
-    for kind in ("png", "pdf"):
-        content = io.BytesIO()
-        metadata = {"CreationDate": None} if kind == "pdf" else None
-        figure.savefig(content, format=kind, dpi=150, metadata=metadata)
-        files.append(path.with_name(f"{path.name}.{kind}"))
-        with replaced(files[-1]) as file:
-            file.write(content.getvalue())
+    files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "pdf")]
+    for file in files:
+        write_figure(file, figure)
     return files

@@ -27,7 +27,8 @@ from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
 from pfl.experiments.jobs import check, code_version, data_version, execute
 from pfl.experiments.results import (
-    Cells,
+    Cell,
+    Table,
     best_round,
     markdown,
     read_run,
@@ -122,7 +123,7 @@ class Tune:
                     f"tune.{key}: {value!r}; it must be a whole number, at least {least}"
                 )
         object.__setattr__(self, "space", read_space("tune.space", self.space))
-        if self.metric is not None and not self.metric.startswith("val/"):
+        if self.metric is not None and self.metric.startswith("test/"):
             raise ConfigError(
                 f"tune.metric: {self.metric!r}; it must be a score on validation data, such as "
                 f"val/global/accuracy"
@@ -346,19 +347,19 @@ class Tuned:
     tuning: Tuning
     found: Sequence[Found]
 
-    def table(self) -> Cells:
-        """Returns a header and a row for each run: the best values, their score, and the costs."""
+    def table(self) -> Table:
+        """Returns a row for each run: the best values, their score, and the costs."""
         axes = list(self.tuning.grid)
         head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
-        cells = [[*head, *COSTS]]
+        rows: list[list[Cell]] = []
         for one in self.found:
             states, spent = [record["state"] for record in one.records], one.spent()
             place = [one.job.run, *map(str, one.job.axes.values())]
             counts = [len(states), states.count("pruned"), states.count("diverged")]
             score = f"{one.score:.4f} ({one.metric})"
-            cells.append([*place, _values_text(one.best), score, *map(str, counts)])
-            cells[-1] += [f"{spent[name]:,.0f}" for name in COSTS]
-        return cells
+            rows.append([*place, _values_text(one.best), score, *map(str, counts)])
+            rows[-1] += [f"{spent[name]:,.0f}" for name in COSTS]
+        return Table([*head, *COSTS], rows)
 
     def __str__(self) -> str:
         """Returns the table as text."""

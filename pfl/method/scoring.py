@@ -17,8 +17,9 @@ from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks
 from pfl.method.client_side import guarded
 from pfl.method.sides import Side, on_side
-from pfl.rounds.evaluation import ClientScores, Scores, row_scores, summarize
 from pfl.rounds.loop import FederatedLoop
+from pfl.scores.evaluation import ClientScores, Scores, row_scores, summarize
+from pfl.scores.names import ScoreName
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
@@ -95,7 +96,7 @@ class Evaluation:
         self.scores = {key: metric.compute() for key, metric in self._metrics.items()}
         for (split, kind), scores in self.scores.items():
             for name, value in summarize(scores, self.loop.metrics.higher_is_better).items():
-                row[f"{split}/{kind}/{name}"] = value
+                row[str(ScoreName(split, kind, name))] = value
         if self._global_numbers is not None:  # a sparse model may have 0 numbers
             row["parameters/global"] = self._global_numbers
         if any(kind == "personalized" for _, kind in self._metrics):

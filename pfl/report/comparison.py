@@ -10,8 +10,17 @@ from typing import Any
 import numpy as np
 
 from pfl.errors import ConfigError
-from pfl.report.results import BUDGETS, Row, Run, kinds, scores_of, signed, spent
-from pfl.report.statistics import Paired, holm, paired
+from pfl.scores.names import (
+    Directions,
+    ScoreName,
+    candidates,
+    direction,
+    numbers_of,
+    parts_of,
+    scores_among,
+)
+from pfl.scores.runs import BUDGETS, Row, Run, columns_of, spent
+from pfl.scores.statistics import Paired, holm, paired
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
@@ -23,10 +32,12 @@ class Comparison:
     Attributes:
         runs: All runs of one point of the grid.
         baseline: The label of the method with which the others are compared.
-        budget: One of `pfl.report.results.BUDGETS` and its limit; None: whole runs.
+        budget: One of `pfl.scores.runs.BUDGETS` and its limit; None: whole runs.
         title: What is compared.
         tuning: What each method's tuning took, such as `{"FedAvg": {"trials": 20}}`, if known.
-        metric: The score that counts, such as `f1_score`; None: accuracy, or loss for regression.
+        metric: The score that counts, such as `f1_score` or `finetuned/5/accuracy`; None: accuracy,
+            or loss for regression, of the model that each run's `loop.select_by` names, or else of
+            the model after fine-tuning, the personalized or the global model.
 
     Raises:
         ConfigError: No run has that score.
@@ -41,9 +52,13 @@ class Comparison:
     chosen: dict[int, Row | None] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.metric is not None and not kinds(self.runs, self.metric):
-            have = ", ".join(scores_of(self.runs))
-            raise ConfigError(f"compare: metric: {self.metric}; the runs have {have}")
+        columns = columns_of(row for run in self.runs for row in run.rows)
+        if self.metric is not None and not candidates(columns, "test", self.metric):
+            number = parts_of(self.metric)[1]
+            scores = scores_among(columns, "test")
+            have = [f"{name.model}/{name.number}" for name in scores if name.number == number]
+            words = ", ".join(have or numbers_of(columns))
+            raise ConfigError(f"compare: metric: {self.metric}; the runs have {words}")
         self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
     @property
@@ -57,40 +72,57 @@ class Comparison:
         return list(dict.fromkeys(run.label for run in self.runs))
 
     @property
+    def columns(self) -> list[str]:
+        """The columns of `metrics.csv` that some run has."""
+        return columns_of(row for run in self.runs for row in run.rows)
+
+    @cached_property
     def number(self) -> str:
-        """The score that counts: `metric`, or else "accuracy", or "loss" for regression."""
-        return self.metric or ("accuracy" if kinds(self.runs, "accuracy") else "loss")
+        """What is scored: the number in `metric`, or else "accuracy", or "loss" for regression."""
+        first = candidates(self.columns, "test", self.metric)
+        return first[0].number if first else parts_of(self.metric)[1] or "accuracy"
+
+    @property
+    def metrics(self) -> Directions:
+        """For each metric beside accuracy and loss whether large values are good."""
+        return {name: better for run in self.runs for name, better in run.metrics.items()}
 
     @property
     def larger_is_better(self) -> bool:
         """Whether a larger score is better."""
-        known = {name: better for run in self.runs for name, better in run.metrics.items()}
-        return signed(f"test/{self.number}", 1.0, known) > 0
+        return direction(self.number, self.metrics) is not False
 
     def of(self, label: str) -> list[Run]:
         """Returns the runs of a method."""
         return [run for run in self.runs if run.label == label]
 
     def baseline_of(self, run: Run) -> Run | None:
-        """Returns the baseline's run with the seed of another run, if there is one."""
+        """Returns the baseline run that has the same seed as `run`, or None."""
         return next((one for one in self.of(self.baseline) if one.seed == run.seed), None)
 
-    def main_kind(self, label: str) -> str | None:
-        """Returns the kind of model that counts for a method: personalized, or else global."""
-        have = kinds(self.of(label), self.number)
-        return next((kind for kind in ("personalized", "global") if kind in have), None)
+    def score_of(self, label: str) -> ScoreName | None:
+        """Returns the score that counts for a method; None if its runs do not have it."""
+        runs = self.of(label)
+        chosen = [run.summary["select_by"] for run in runs if run.summary.get("select_by")]
+        model = parts_of(self.metric)[0] or parts_of(chosen[0] if chosen else None)[0]
+        wanted = f"{model}/{self.number}" if model else self.number
+        columns = columns_of(row for run in runs for row in run.rows)
+        return next(iter(candidates(columns, "test", wanted)), None)
 
-    def values(self, label: str, name: str) -> np.ndarray:
+    def main_kind(self, label: str) -> str | None:
+        """Returns the kind of model that counts for a method, such as "personalized"."""
+        name = self.score_of(label)
+        return None if name is None else name.model
+
+    def values(self, label: str, name: ScoreName | str) -> np.ndarray:
         """Returns a number of each run of a method, in the round that counts; NaN where none."""
         rows = [self.chosen[id(run)] for run in self.of(label)]
-        return np.array([float((row or {}).get(name, np.nan)) for row in rows])
+        return np.array([float((row or {}).get(str(name), np.nan)) for row in rows])
 
     def client_scores(self, run: Run) -> np.ndarray | None:
         """Returns the clients' test scores [M] of the model that counts."""
-        row, kind = self.chosen[id(run)], self.main_kind(run.label)
-        if row is None or kind is None:
-            return None
-        return run.client_scores(row, f"test_{kind}_{self.number}")
+        row, name = self.chosen[id(run)], self.score_of(run.label)
+        return None if row is None or name is None else run.client_scores(row, name)
 
     # ---- statistics ---------------------------------------------------------------------------
 
@@ -124,22 +156,24 @@ class Comparison:
         return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
 
     def gains_of(self, run: Run) -> np.ndarray | None:
-        """Returns how much better [M] than alone each client is, in the round that counts.
+        """Returns how much better [M] than the local baseline each client is.
 
-        None if the run has no local baseline (the callback `LocalBaseline`), or with a budget, to
-        which training alone was not cut.
+        Both are those of the round that counts. None if the run has no local baseline (the callback
+        `LocalBaseline`) of that round.
         """
-        if self.budget is not None:
+        row, name = self.chosen[id(run)], self.score_of(run.label)
+        if row is None or name is None:
             return None
-        alone, scores = run.clients.get(f"test_local_{self.number}"), self.client_scores(run)
-        if alone is None or scores is None:
+        local = run.client_scores(row, name._replace(model="local"))
+        scores = run.client_scores(row, name)
+        if local is None or scores is None or len(local) != len(scores):
             return None
         # Scores of every round are kept in float32: equal scores must stay equal.
-        gains = scores.astype(np.float32) - alone.astype(np.float32)
+        gains = scores.astype(np.float32) - local.astype(np.float32)
         return gains if self.larger_is_better else -gains
 
     def gained_of(self, run: Run) -> float | None:
-        """Returns the share of a run's clients that score better than alone."""
+        """Returns the share of a run's clients that score better than their local baseline."""
         gains = self.gains_of(run)
         known = None if gains is None else gains[~np.isnan(gains)]
         return float((known > 0).mean()) if known is not None and len(known) else None
@@ -157,7 +191,9 @@ class Comparison:
     def notes(self) -> list[str]:
         """Returns what a reader of the table must know, in sentences."""
         notes = [f"The score is {self.number}."]
-        notes.append(f"± is the standard deviation over {self._seeds()}.")
+        counts = sorted({len(self.of(label)) for label in self.labels})
+        seeds = " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
+        notes.append(f"± is the standard deviation over {seeds}.")
         rows = [row for row in self.chosen.values() if row is not None]
         if not rows:
             notes.append("No run has a test score.")
@@ -187,10 +223,6 @@ class Comparison:
                 notes.append(f"{words}: {named}.")
         return notes + self._unequal() + self._tuned()
 
-    def _seeds(self) -> str:
-        counts = sorted({len(self.of(label)) for label in self.labels})
-        return " or ".join(map(str, counts)) + (" seed" if counts == [1] else " seeds")
-
     def _unequal(self) -> list[str]:
         """Returns a sentence for each budget that the methods did not share, up to the cut."""
         notes = []
@@ -201,31 +233,29 @@ class Comparison:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
                     means[label] = float(np.mean([spent(row, what) for (row,) in ends]))
-            if not means or max(means.values()) <= (1 + UNEQUAL) * min(means.values()):
-                continue
-            least, most = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-            notes.append(
-                f"Unequal {what}{whole}: from {means[least]:,.0f} ({least}) "
-                f"to {means[most]:,.0f} ({most})."
-            )
+            if ends_of := _unequal_ends(means):
+                (least, low), (most, high) = ends_of
+                notes.append(
+                    f"Unequal {what}{whole}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."
+                )
         return notes
 
     def _tuned(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
-        if not self.tuning:
-            return []
         notes = []
-        for what in ("trials", "rounds", "gradients"):
-            spent = {label: self.tuned(label, what) for label in self.labels}
-            least, most = min(spent, key=spent.__getitem__), max(spent, key=spent.__getitem__)
-            if spent[most] > (1 + UNEQUAL) * spent[least]:
-                notes.append(
-                    f"Unequal tuning: {least} had {spent[least]:,.0f} {what}, "
-                    f"{most} {spent[most]:,.0f}."
-                )
-        if not notes:
+        for what in ("trials", "rounds", "gradients") if self.tuning else ():
+            if ends_of := _unequal_ends({label: self.tuned(label, what) for label in self.labels}):
+                (least, low), (most, high) = ends_of
+                notes.append(f"Unequal tuning: {least} had {low:,.0f} {what}, {most} {high:,.0f}.")
+        if self.tuning and not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
+
+
+def _unequal_ends(values: Mapping[str, float]) -> list[tuple[str, float]]:
+    """Returns the entries with the least and the largest value; nothing if they are about equal."""
+    ends = sorted(values.items(), key=lambda item: item[1])
+    return [ends[0], ends[-1]] if ends and ends[-1][1] > (1 + UNEQUAL) * ends[0][1] else []
 
 
 def all_labels(comparisons: Sequence[Comparison]) -> list[str]:
@@ -244,8 +274,7 @@ def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
     for label in all_labels(comparisons):
         column = []
         for comparison, wanted in zip(comparisons, seeds, strict=True):
-            kind = comparison.main_kind(label)
-            values = comparison.values(label, f"test/{kind}/{comparison.number}")
+            values = comparison.values(label, comparison.score_of(label) or "")
             values = values if comparison.larger_is_better else -values
             by_seed = {run.seed: v for run, v in zip(comparison.of(label), values, strict=True)}
             column += [by_seed.get(seed, np.nan) for seed in wanted]

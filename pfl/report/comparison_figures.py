@@ -8,35 +8,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl.report.comparison import Comparison, blocks
-from pfl.report.curves import COLOURS, MARKERS, Panel, Row, draw
-from pfl.report.results import kinds
-from pfl.report.statistics import critical_difference, mean_ranks
+from pfl.report.curves import BYTES, COLOURS, MARKERS, Panel, Row, draw, rows_of
+from pfl.scores.names import ScoreName, models_of
+from pfl.scores.runs import columns_of
+from pfl.scores.statistics import critical_difference, mean_ranks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-NAMES = {"round": "rounds", "comm/bytes": "MB sent and received", "train/samples": "gradients"}
-UNITS = {"comm/bytes": 1e6}
+NAMES = {"round": "rounds", BYTES: "MB sent and received", "train/samples": "gradients"}
+UNITS = {BYTES: 1e6}
 
 
 def curves(comparison: Comparison, suffix: str = "") -> Figure:
     """Draws the score against rounds, bytes and gradients, with bands from the worst to best seed.
 
-    Args:
-        comparison: The runs.
-        suffix: "_worst10" draws the mean of the worst tenth of the clients.
+    The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
-    number = comparison.number
-    table: list[Row] = []
-    for run in comparison.runs:
-        kind = comparison.main_kind(run.label)
-        for row in run.evaluated(comparison.budget):
-            entry = {"run": run.label, "seed": run.seed, "diverged": 0, "round": row["round"]}
-            sent = row.get("comm/uplink_bytes", 0) + row.get("comm/downlink_bytes", 0)
-            entry |= {"comm/bytes": sent, "train/samples": row.get("train/samples", 0)}
-            name = f"test/{kind}/{number}{suffix}"
-            table.append(entry | ({"score": row[name]} if name in row else {}))
+    number, scores = comparison.number, {}
+    for label in comparison.labels:
+        name = comparison.score_of(label)
+        scores[label] = f"{name}{suffix}" if name else ""
+    table: list[Row] = [
+        {"train/samples": 0, BYTES: 0, **row, "score": row[scores[row["run"]]]}
+        for row in rows_of(comparison.runs, comparison.budget)
+        if scores[row["run"]] in row
+    ]
     label = f"test {number}" + (", worst tenth" if suffix else "")
     runs = {name: name for name in comparison.labels}
     panels = [
@@ -124,16 +122,17 @@ def scatter(comparison: Comparison) -> Figure | None:
     number = comparison.number
     points = {}
     for label in comparison.labels:
-        if {"global", "personalized"} <= set(kinds(comparison.of(label), number)):
-            pairs = []
-            for run in comparison.of(label):
-                row = comparison.chosen[id(run)]
-                names = [f"test_{kind}_{number}" for kind in ("global", "personalized")]
-                both = [run.client_scores(row, name) for name in names] if row else []
-                known = [scores for scores in both if scores is not None]
-                pairs += [np.stack(known)] if len(known) == 2 else []
-            if pairs:
-                points[label] = np.concatenate(pairs, axis=1)
+        runs = comparison.of(label)
+        models = models_of(columns_of(row for run in runs for row in run.rows), number)
+        pairs = []
+        for run in runs if {"global", "personalized"} <= set(models) else ():
+            row = comparison.chosen[id(run)]
+            names = [ScoreName("test", model, number) for model in ("global", "personalized")]
+            both = [run.client_scores(row, name) for name in names] if row else []
+            known = [scores for scores in both if scores is not None]
+            pairs += [np.stack(known)] if len(known) == 2 else []
+        if pairs:
+            points[label] = np.concatenate(pairs, axis=1)
     if not points:
         return None
     figure, axes = _figure(4.6, 4.4)

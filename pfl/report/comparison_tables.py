@@ -1,4 +1,4 @@
-"""The tables of a comparison, for readers (terminal, Markdown, LaTeX) and for programs (CSV)."""
+"""The tables of a comparison, for readers and for programs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from pfl.report.comparison import Comparison, all_labels, blocks
-from pfl.report.results import kinds, scores_of
-from pfl.report.statistics import Paired, mean_ranks
+from pfl.report.table import Cell, Column, Estimate, Table
+from pfl.report.table import escaped as escaped
+from pfl.report.table import latex as latex
+from pfl.report.table import markdown as markdown
+from pfl.report.table import text as text
+from pfl.scores.names import ScoreName, direction, models_of, numbers_of
+from pfl.scores.statistics import Paired, mean_ranks
 
-LATEX = str.maketrans(
-    {character: f"\\{character}" for character in "&%_#${}"}
-    | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
-)
 MEANS_ONLY = {
     "gained": ".0%",
     "MB up": ",.2f",
@@ -26,65 +27,71 @@ MEANS_ONLY = {
     "tuning trials": ",.0f",
 }
 """The columns of the table that show means only, and their format; the others are scores."""
-Cells = list[list[str]]
 Record = dict[str, Any]
 
 
-def overview_table(comparisons: Sequence[Comparison]) -> Cells:
-    """Returns a header and a row for each method: its scores at all points of a grid, by mean rank.
+def overview_table(comparisons: Sequence[Comparison]) -> Table:
+    """Returns a row for each method: its scores at all points of a grid, by mean rank.
 
     The score is that of the model that counts. A rank is that of a method within a block (see
     `blocks`); a method that lacks a run has none, and stands at the end.
     """
     ranks = _ranks(comparisons)
-    cells = [["method", "model", *(comparison.title for comparison in comparisons), "mean rank"]]
+    scores = [_score_column(c.title, c, c.number) for c in comparisons]
+    columns = [Column("method"), Column("model"), *scores, Column("mean rank", ".2f", better=False)]
+    rows: list[list[Cell]] = []
     for label in sorted(all_labels(comparisons), key=lambda label: ranks.get(label, np.inf)):
-        names = [f"test/{c.main_kind(label)}/{c.number}" for c in comparisons]
-        means = [_text(c.values(label, name)) for c, name in zip(comparisons, names, strict=True)]
-        rank = f"{ranks[label]:.2f}" if label in ranks else "–"
-        model = next(filter(None, (c.main_kind(label) for c in comparisons)), "–")
-        cells.append([label, model, *means, rank])
-    return cells
+        means = [Estimate.of(c.values(label, c.score_of(label) or "")) for c in comparisons]
+        model = next(filter(None, (c.main_kind(label) for c in comparisons)), None)
+        rows.append([label, model, *means, ranks.get(label)])
+    return Table(columns, rows, "Scores at all points, by mean rank.", "tab:overview")
 
 
-def score_table(comparison: Comparison) -> Cells:
-    """Returns a header and a row for each method: scores, worst tenth, metrics, gain and costs.
+def score_table(comparison: Comparison) -> Table:
+    """Returns a row for each method: scores, worst tenth, metrics, gain and costs.
 
-    Metrics beside the score are those of the model that counts.
+    `model` is the model that counts, whose worst tenth, metrics, gain and parameters these are.
     """
-    rows = {label: _numbers(comparison, label) for label in comparison.labels}
+    numbers = {label: _numbers(comparison, label) for label in comparison.labels}
     empty = set() if comparison.tuning else {"tuning trials"}
-    if not any(len(row["gained"]) for row in rows.values()):
+    if not any(len(row["gained"]) for row in numbers.values()):
         empty.add("gained")
-    heads = [head for head in rows[comparison.labels[0]] if head not in empty]
-    cells = [["method", *heads]]
-    for label, row in rows.items():
-        cells.append([label, *(_text(row[head], MEANS_ONLY.get(head)) for head in heads)])
-    return cells
+    heads = [head for head in numbers[comparison.labels[0]] if head not in empty]
+    columns = [Column("method"), Column("model")]
+    for head in heads:
+        number = head if head in numbers_of(comparison.columns) else comparison.number
+        form = MEANS_ONLY.get(head)
+        columns.append(Column(head, form) if form else _score_column(head, comparison, number))
+    rows: list[list[Cell]] = []
+    for label, row in numbers.items():
+        cells = [Estimate.of(row[head]) for head in heads]
+        means = [c.mean if h in MEANS_ONLY else c for h, c in zip(heads, cells, strict=True)]
+        rows.append([label, comparison.main_kind(label), *means])
+    caption = " ".join([f"{comparison.title}." * bool(comparison.title), *comparison.notes()[:2]])
+    slug = "".join(c if c.isalnum() else "-" for c in comparison.title.lower()).strip("-")
+    return Table(columns, rows, caption.strip(), f"tab:{slug or 'scores'}")
 
 
-def statistics_table(comparison: Comparison) -> Cells:
-    """Returns a header and a row for each method that is compared with the baseline."""
-    cells = [
-        [
-            "method",
-            f"difference to {comparison.baseline}",
-            "95% interval",
-            "p (Holm)",
-            "wins",
-            "ties",
-            "losses",
-        ]
-    ]
+def _score_column(head: str, comparison: Comparison, number: str) -> Column:
+    better = direction(number, comparison.metrics)
+    return Column(head, ".4f", better, is_share=number == "accuracy")
+
+
+def statistics_table(comparison: Comparison) -> Table:
+    """Returns a row for each method that is compared with the baseline."""
+    heads = [f"difference to {comparison.baseline}", "95% interval", "p (Holm)"]
+    heads += ["wins", "ties", "losses"]
+    rows: list[list[Cell]] = []
     for label, (result, p) in comparison.statistics.items():
+        row: list[Cell] = [label, comparison.main_kind(label)]
         if not result.pairs:
-            cells.append([label, *["–"] * 6])
+            rows.append([*row, *[None] * 6])
             continue
-        counts = (result.wins, result.ties, result.losses)
-        interval = f"[{result.low:+.4f}, {result.high:+.4f}]"
-        p_text = "–" if np.isnan(p) else f"{p:.2g}"
-        cells.append([label, f"{result.difference:+.4f}", interval, p_text, *map(str, counts)])
-    return cells
+        row += [f"{result.difference:+.4f}", f"[{result.low:+.4f}, {result.high:+.4f}]"]
+        row.append(None if np.isnan(p) else f"{p:.2g}")
+        rows.append([*row, result.wins, result.ties, result.losses])
+    counts = [Column(head, ",.0f") for head in heads[3:]]
+    return Table(["method", "model", *heads[:3], *counts], rows)
 
 
 def records(comparisons: Sequence[Comparison]) -> list[Record]:
@@ -101,9 +108,9 @@ def records(comparisons: Sequence[Comparison]) -> list[Record]:
             row = {**comparison.point, "method": label, "model": comparison.main_kind(label)}
             row["runs"] = len(comparison.of(label))
             for head, values in _numbers(comparison, label).items():
-                row[head] = _mean(values)
+                row[head], spread = Estimate.of(values)
                 if head not in MEANS_ONLY:
-                    row[f"{head} std"] = _spread(values)
+                    row[f"{head} std"] = spread
             row |= {"mean rank": ranks.get(label), "baseline": comparison.baseline}
             result, p = comparison.statistics.get(label, (None, None))  # none of the baseline
             row |= {field.name: getattr(result, field.name, None) for field in fields(Paired)}
@@ -136,79 +143,33 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
     A column is empty if no run can have such a number: `gained` without a local baseline, and
     `seconds` with a budget.
     """
-    number, main, runs = comparison.number, comparison.main_kind(label), comparison.of(label)
-    names = {
-        kind.replace("/", ", k = "): f"test/{kind}/{number}"
-        for kind in kinds(comparison.runs, number)
-    }
-    names["worst 10%"] = f"test/{main}/{number}_worst10"
-    others = [name for name in scores_of(comparison.runs) if name not in (number, "loss")]
-    names |= {name: f"test/{main}/{name}" for name in others}
+    number, runs = comparison.number, comparison.of(label)
+    main = comparison.main_kind(label) or ""
+    columns = comparison.columns
+    names = {m: ScoreName("test", m, number) for m in models_of(columns, number)}
+    names["worst 10%"] = ScoreName("test", main, f"{number}_worst10")
+    others = [name for name in numbers_of(columns) if name not in (number, "loss")]
+    names |= {name: ScoreName("test", main, name) for name in others}
     shares = [comparison.gained_of(run) for run in runs]
     seconds = [comparison.seconds_of(run) for run in runs]
     return {head: comparison.values(label, name) for head, name in names.items()} | {
         "gained": np.array([share for share in shares if share is not None]),
         "MB up": comparison.values(label, "comm/uplink_bytes") / 1e6,
         "MB down": comparison.values(label, "comm/downlink_bytes") / 1e6,
-        "parameters": comparison.values(label, f"parameters/{main}"),
+        "parameters": comparison.values(label, parameters_of(main, columns)),
         "gradients": comparison.values(label, "train/samples"),
         "seconds": np.array([value for value in seconds if value is not None]),
         "tuning trials": np.array([comparison.tuned(label, "trials")]),
     }
 
 
+def parameters_of(model: str, columns: Sequence[str]) -> str:
+    """Returns the column with a model's size; an adapted model is as large as its start."""
+    sizes = [f"parameters/{kind}" for kind in (model, "personalized", "global")]
+    return next((name for name in sizes if name in columns), sizes[-1])
+
+
 def _ranks(comparisons: Sequence[Comparison]) -> dict[str, float]:
     """Returns the mean rank of each method that has all runs."""
     labels, scores = blocks(comparisons)
     return dict(zip(labels, mean_ranks(scores).tolist(), strict=True)) if labels else {}
-
-
-def _mean(values: np.ndarray) -> float:
-    """Returns the mean, NaN where a run has no such number."""
-    return float(values.mean()) if len(values) else np.nan
-
-
-def _spread(values: np.ndarray) -> float | None:
-    """Returns the sample standard deviation, which one run does not have."""
-    return float(values.std(ddof=1)) if len(values) > 1 else None
-
-
-def _text(values: np.ndarray, form: str | None = None) -> str:
-    """Returns the mean in a format, or else mean ± sample standard deviation; "–" for NaN."""
-    mean = _mean(values)
-    if np.isnan(mean):
-        return "–"
-    if form is not None:
-        return f"{mean:{form}}"
-    spread = _spread(values)
-    return f"{mean:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
-
-
-def markdown(cells: Cells) -> str:
-    """Returns a table in Markdown."""
-    escaped = [[cell.replace("|", r"\|") for cell in row] for row in cells]
-    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
-    return "\n".join([head, f"|{'---|' * len(cells[0])}", *rows]) + "\n"
-
-
-def text(cells: Cells) -> str:
-    """Returns a table for a terminal, with aligned columns."""
-    columns = [[row[i] for row in cells] for i in range(len(cells[0]))]
-    for number, column in enumerate(columns):
-        width = max(map(len, column))
-        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
-    head, *rows = ("  ".join(row) for row in zip(*columns, strict=True))
-    return "\n".join([head, "-" * len(head), *rows]) + "\n"
-
-
-def latex(cells: Cells) -> str:
-    """Returns a table in LaTeX, for the package booktabs."""
-    rows = [" & ".join(map(escaped, row)) + r" \\" for row in cells]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(cells[0]) - 1)}}}"
-    lines = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
-    return "\n".join(lines) + "\n"
-
-
-def escaped(cell: str) -> str:
-    """Returns a text for LaTeX."""
-    return cell.translate(LATEX)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from pfl.errors import ConfigError
+from pfl.report import table as tables
 from pfl.report.curves import Panel, Row, read_panel
 
 
@@ -50,15 +51,15 @@ class Table:
         head = [" / ".join(self.rows), *(self.words(self.columns, point) for point in across)]
         if not self.columns:
             head[1] = self.panel.y[0]
-        lines = [f"**{self.panel.title}**", "", _line(head), _line(["---"] * len(head))]
+        lines: list[list[tables.Cell]] = []
         for down in downward:
             place = _point(self.rows, down)
             words = self.words(self.rows, down)
             cells = [self._cell(table, place | _point(self.columns, point)) for point in across]
             printed = self.printed.get(words, [None] * len(cells))
             pairs = zip(cells, printed, strict=True)
-            lines.append(_line([words, *(c if p is None else f"{c} ({p:g})" for c, p in pairs)]))
-        return "\n".join(lines) + "\n"
+            lines.append([words, *(c if p is None else f"{c} ({p:g})" for c, p in pairs)])
+        return f"**{self.panel.title}**\n\n{tables.markdown(tables.Table(head, lines))}"
 
     def words(self, axes: list[str], values: tuple[Any, ...]) -> str:
         """Returns values of some axes in words, with the labels of runs."""
@@ -115,7 +116,3 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
 
 def _point(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any]:
     return dict(zip(axes, values, strict=True))
-
-
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -29,14 +29,19 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from pfl.errors import ConfigError
+from pfl.scores.runs import BUDGETS, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 Row = Mapping[str, Any]
+BYTES = "comm/bytes"  # sent and received, in the rows of `rows_of`
 # Okabe & Ito's colours for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+MODELS = {"global": COLOURS[0], "personalized": COLOURS[1], "local": "#777777"}
+MODELS |= {"finetuned": COLOURS[2], "unseen": COLOURS[3]}
 LINES = ("-", "--", ":", "-.")
 SUM = " + "
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
@@ -44,7 +49,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 @dataclass(frozen=True)
 class Line:
-    """One line of a panel.
+    """A curve with a band, which `plot` draws with matplotlib and `html_figures` with Plotly.
 
     Attributes:
         label: Label of the run.
@@ -61,6 +66,17 @@ class Line:
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+
+def rows_of(runs: Sequence[Run], budget: tuple[str, float] | None = None) -> list[dict[str, Any]]:
+    """Returns the rows of `metrics.csv` of some runs as panels take them, and all bytes so far."""
+    rows = []
+    for run in runs:
+        for row in run.within(budget):
+            entry = {"run": run.label, "seed": run.seed, "diverged": 0, **row}
+            both = [row[way] for way in BUDGETS["bytes"] if way in row]
+            rows.append(entry | ({BYTES: sum(both)} if len(both) == 2 else {}))
+    return rows
 
 
 @dataclass(frozen=True)
@@ -206,6 +222,19 @@ def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def weight_matrix(
+    client: np.ndarray, partner: np.ndarray, weight: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client.
+
+    An entry of the table is the weight of a partner in a client's model.
+    """
+    ids = np.union1d(client, partner)
+    matrix = np.zeros((len(ids), len(ids)))
+    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    return ids, matrix
+
+
 # ---- drawing -------------------------------------------------------------------------------------
 
 
@@ -234,6 +263,18 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
     return figure
 
 
+def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
+    """Draws a curve in a line style of matplotlib, and its band with the label `band`.
+
+    Further arguments are those of `Axes.plot`.
+    """
+    (drawn,) = axes.plot(line.x, line.y, form, **style)
+    if (line.high > line.low).any():
+        colour = drawn.get_color()
+        axes.fill_between(line.x, line.low, line.high, color=colour, alpha=0.15, lw=0, label=band)
+    return drawn
+
+
 def _draw_panel(
     axes: Axes, panel: Panel, table: Sequence[Row], labels: list[str]
 ) -> dict[str, Any]:
@@ -254,20 +295,17 @@ def _draw_panel(
         number = labels.index(line.label)
         marker = MARKERS[number % len(MARKERS)]
         kind = points.index(line.point) if len(points) > 1 else max(0, number - 3)
-        (handles[label],) = axes.plot(
-            line.x,
-            line.y,
+        shows_points = panel.x in panel.axes or len(line.x) == 1
+        handles[label] = plot(
+            axes,
+            line,
             LINES[kind % len(LINES)],
             color=COLOURS[number % len(COLOURS)],
-            marker=marker if panel.x in panel.axes or len(line.x) == 1 else None,
+            marker=marker if shows_points else None,
             markersize=4,
             linewidth=1.4,
             label=label,
         )
-        if (line.high > line.low).any():
-            axes.fill_between(
-                line.x, line.low, line.high, color=handles[label].get_color(), alpha=0.15, lw=0
-            )
     axes.set(
         title=panel.title,
         xlabel=panel.x if panel.xlabel is None else panel.xlabel,

@@ -6,6 +6,7 @@ pyplot's global state alone, so they work without a display and inside other pro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,19 +14,19 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pfl.report.client_scores import ClientScoresByRound
-from pfl.report.results import tested_kinds
+from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
+from pfl.scores.names import candidates, scores_among
+from pfl.scores.runs import columns_of
+from pfl.scores.table import ScoreTable
 
-COLOURS = {"global": "#0072B2", "personalized": "#D55E00", "local": "#777777"}
-CLASSES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#777777", "#8C6D00")
+CLASSES = (*COLOURS[:6], "#777777", "#8C6D00")
 BY_CLASS = ("o", "^", "s", "D", "v", "P")
-ADAPTED = {"finetuned": "#009E73", "unseen": "#CC79A7"}
 
 
 def run_figure(
     rows: list[dict[str, Any]],
     columns: dict[str, np.ndarray],
-    scores: ClientScoresByRound | None = None,
+    scores: ScoreTable | None = None,
 ) -> Figure:
     """Returns a figure of three panels: label counts, score by round, score by client.
 
@@ -44,19 +45,20 @@ def run_figure(
         draw_adaptation(more[0], curves, score_name(rows))
     labels = [name for name in columns if name.startswith("label_")]
     if labels:
-        draw_partition(left, np.stack([columns[name] for name in labels], 1))
+        names = [name.removeprefix("label_") for name in labels]
+        draw_partition(left, np.stack([columns[name] for name in labels], 1), names)
     else:
-        left.bar(columns["client"], columns["train_samples"], color=COLOURS["local"])
+        left.bar(columns["client"], columns["train_samples"], color=MODELS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
     draw_curves(middle, rows, scores)
     draw_clients(right, columns)
     return figure
 
 
-def partition_figure(counts: np.ndarray) -> Figure:
+def partition_figure(counts: np.ndarray, names: Sequence[str] | None = None) -> Figure:
     """Returns a figure of the label counts [M, K]; see `draw_partition`."""
     figure = Figure(figsize=(5, 3.8), layout="constrained")
-    draw_partition(figure.subplots(), counts)
+    draw_partition(figure.subplots(), counts, names)
     return figure
 
 
@@ -65,15 +67,9 @@ def collaboration_figure(
 ) -> Figure:
     """Returns a heat map of who learns from whom: a row per client, a column per partner.
 
-    Args:
-        client: Client of each entry.
-        partner: Partner of each entry.
-        weight: Weight of the partner in the client's model, for each entry.
-        round_index: Number of the round, for the title.
+    The arrays are those of `weight_matrix`; the number of the round stands in the title.
     """
-    ids = np.union1d(client, partner)
-    matrix = np.zeros((len(ids), len(ids)))
-    matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
+    ids, matrix = weight_matrix(client, partner, weight)
     figure = Figure(figsize=(5, 4.2), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(matrix, cmap="Blues", vmin=0, interpolation="nearest")
@@ -120,42 +116,41 @@ def embedding_figure(
     return figure
 
 
-def draw_partition(axes: Axes, counts: np.ndarray) -> None:
-    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
+def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
+    """Draws the label counts [M, K] as a heat map: a row per label, a column per client.
+
+    Names of the K labels that are words stand beside their rows.
+    """
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if names and not all(name.isdigit() for name in names):
+        axes.set_yticks(range(len(names)), names)
     axes.figure.colorbar(image, ax=axes, label="training samples")
 
 
-def draw_curves(
-    axes: Axes, rows: list[dict[str, Any]], scores: ClientScoresByRound | None = None
-) -> None:
+def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
     """Draws the mean test score by round; the worst tenth of the clients is dotted.
 
     A band holds the scores of the personalized models (or else those of the global model) without
     the lowest and the highest tenth of the clients, if there are scores by round.
     """
-    number = score_name(rows)
-    for kind in ("global", "personalized"):
-        for suffix, style in (("", "-"), ("_worst10", ":")):
-            name = f"test/{kind}/{number}{suffix}"
-            points = [(row["round"], row[name]) for row in rows if name in row]
-            if points:
-                label = kind if not suffix else f"{kind}, worst 10 %"
-                axes.plot(*zip(*points, strict=True), style, color=COLOURS[kind], label=label)
-    for kind in ("personalized", "global") if scores is not None else ():
-        assert scores is not None
-        if f"test_{kind}_{number}" in scores.columns:
-            band = scores.over_rounds(f"test_{kind}_{number}")
-            if band:
-                label = f"{kind}, 80 % of clients"
-                edges = (band["q10"], band["q90"])
-                axes.fill_between(
-                    scores.rounds, *edges, color=COLOURS[kind], alpha=0.15, lw=0, label=label
-                )
-            break
+    number, names = score_name(rows), scores_among(columns_of(rows), "test")
+    shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
+    for name in shown:
+        for suffix, form, words in (("", "-", ""), ("_worst10", ":", ", worst 10 %")):
+            points = [(row["round"], row[key]) for row in rows if (key := f"{name}{suffix}") in row]
+            if not points:
+                continue
+            x, y = np.array(points, float).T
+            band = {"q10": y, "q90": y}
+            if scores is not None and name == shown[-1] and name in scores.names and not suffix:
+                found = scores.over_rounds(name)
+                band = found if found and np.array_equal(scores.rounds, x) else band
+            line = Line(name.model, {}, x, y, band["q10"], band["q90"])
+            look = {"color": MODELS[name.model], "label": f"{name.model}{words}"}
+            plot(axes, line, form, f"{name.model}, 80 % of clients", **look)
     axes.set(xlabel="round", ylabel=f"test {number}", title="Mean over clients")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -164,17 +159,18 @@ def draw_curves(
 
 def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
     """Draws each client's test score; clients are sorted by the score of their first model."""
-    number = "accuracy" if any(k.endswith("_accuracy") for k in columns) else "loss"
-    kinds = [kind for kind in COLOURS if f"test_{kind}_{number}" in columns]
-    if not kinds:
-        return
-    order = np.argsort(columns[f"test_{kinds[0]}_{number}"])
     markers = {"global": "o", "personalized": "^", "local": "x"}
-    for kind in kinds:
-        values = columns[f"test_{kind}_{number}"][order]
-        axes.plot(values, markers[kind], color=COLOURS[kind], label=kind, alpha=0.8)
+    names = [n for n in scores_among(columns, "test") if n.model in markers]
+    number = "accuracy" if any(name.number == "accuracy" for name in names) else "loss"
+    names = [name for name in names if name.number == number]
+    if not names:
+        return
+    order = np.argsort(columns[str(names[0])])
+    for name in names:
+        values, colour = columns[str(name)][order], MODELS[name.model]
+        axes.plot(values, markers[name.model], color=colour, label=name.model, alpha=0.8)
     axes.set(
-        xlabel=f"clients, by {number} of the {kinds[0]} model",
+        xlabel=f"clients, by {number} of the {names[0].model} model",
         ylabel=f"test {number}",
         title="Each client",
     )
@@ -185,20 +181,16 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
 def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """Returns the mean test scores of the last evaluation by numbers of steps of fine-tuning.
 
-    Args:
-        rows: The rows of `metrics.csv`.
-
-    Returns:
-        Pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
+    They are pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
     """
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
     tested = [row for row in rows if any(name.startswith("test/") for name in row)]
     last = tested[-1] if tested else {}
-    for kind in tested_kinds(last, number):
-        name, _, steps = kind.partition("/")
-        if steps:
-            curves.setdefault(name, []).append((int(steps), last[f"test/{kind}/{number}"]))
+    for name in scores_among(last, "test"):
+        kind, _, steps = name.model.partition("/")
+        if steps and name.number == number:
+            curves.setdefault(kind, []).append((int(steps), last[str(name)]))
     return curves
 
 
@@ -207,7 +199,7 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
     labels = {"finetuned": ("clients that train", "o-"), "unseen": ("unseen clients", "s--")}
     for name, points in curves.items():
         label, style = labels[name]
-        axes.plot(*zip(*points, strict=True), style, color=ADAPTED[name], label=label)
+        axes.plot(*zip(*points, strict=True), style, color=MODELS[name], label=label)
     axes.set(xlabel="local steps of fine-tuning", ylabel=f"test {number}", title="Fine-tuning")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
@@ -216,5 +208,5 @@ def draw_adaptation(axes: Axes, curves: dict[str, list[tuple[int, float]]], numb
 
 def score_name(rows: list[dict[str, Any]]) -> str:
     """Returns "accuracy" if the rows have one, otherwise "loss" (regression)."""
-    tested = (k for row in rows for k in row if k.startswith("test/"))
-    return "accuracy" if any(k.endswith("/accuracy") for k in tested) else "loss"
+    first = candidates(columns_of(rows), "test")
+    return first[0].number if first else "loss"

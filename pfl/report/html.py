@@ -1,22 +1,20 @@
-"""A report of runs as one HTML page that needs neither a server nor a network."""
+"""Runs as one HTML page that opens without a server or a network."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
-from string import Template
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pfl import files
 from pfl.errors import ConfigError
 from pfl.report.comparison import Comparison
-from pfl.report.folders import config_of
-from pfl.report.results import Run, kinds
-from pfl.report.table import in_words
+from pfl.report.comparison_tables import parameters_of
+from pfl.report.table import Cell, Column, Link, Table, html, template
+from pfl.scores.names import ScoreName, models_of
+from pfl.scores.runs import Run, config_of
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -28,20 +26,21 @@ PLOT = {
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }
 COUNTED = ("client", "never trains")  # columns of whole numbers, with those of samples and bytes
+COUNTS = ("_samples", "_bytes")
 OPEN = 3  # number of runs up to which all of them are shown at once
-Cell = str | float | None
 
 
-def page(runs: Sequence[Run], title: str, version: str) -> str:
-    """Returns the page of some runs, with Plotly's script in it.
+def page(runs: Sequence[Run], title: str, version: str, metric: str | None = None) -> str:
+    """Returns the page.
 
     Args:
-        runs: The runs; those with the same label and other seeds are one method in the curves.
+        runs: The runs, which may be unfinished.
         title: The title of the page.
-        version: The version of lightning-pfl.
+        version: The version of this framework.
+        metric: The score that counts, as in `Comparison`.
 
     Raises:
-        ConfigError: Plotly is not installed.
+        ConfigError: Plotly is not installed, a file of a run is damaged, or no run has the score.
     """
     try:
         from plotly.offline import get_plotlyjs
@@ -49,29 +48,37 @@ def page(runs: Sequence[Run], title: str, version: str) -> str:
         raise ConfigError(
             "report: it needs Plotly; install it with: pip install 'lightning-pfl[report]'"
         ) from None
-    body = [f"<h1>{escape(title)}</h1>", _overview(runs), *_curves(runs)]
+    from markupsafe import Markup
+
+    comparison = Comparison(runs, runs[0].label, metric=metric)
     seen: dict[str, int] = {}
-    body += [_run(index, run, len(runs) <= OPEN, seen) for index, run in enumerate(runs)]
-    body.append(f"<p>This page was made with lightning-pfl {version}.</p>")
-    template = (Path(__file__).parent / "page.html").read_text()
-    return Template(template).substitute(
-        title=escape(title), plotly=get_plotlyjs(), body="\n".join(body)
+    parts = []
+    for index, run in enumerate(runs):
+        of_run = comparison if comparison.score_of(run.label) else Comparison([run], run.label)
+        with files.reading(run.folder):
+            parts.append(_part(index, run, of_run, len(runs) <= OPEN, seen))
+    notes = " ".join(comparison.notes()[2:])
+    scores = bool(models_of(comparison.columns, comparison.number))
+    return template((Path(__file__).parent / "page.html").read_text()).render(
+        title=title,
+        plotly=Markup(get_plotlyjs()),
+        version=version,
+        notes=f"Scores are the clients' mean test {comparison.number}. " * scores + notes,
+        overview=Markup(html(_overview(comparison))),
+        curves=_curves(comparison),
+        parts=parts,
+        html=lambda table: Markup(html(table)),
     )
-
-
-def _name(run: Run) -> str:
-    return f"{run.label}, seed {run.seed}"
 
 
 # ---- all runs ------------------------------------------------------------------------------------
 
 
-def _overview(runs: Sequence[Run]) -> str:
+def _overview(comparison: Comparison) -> Table:
     """Returns a table with a row for each run."""
-    comparison = Comparison(runs, runs[0].label)
-    number = comparison.number
-    shown = kinds(runs, number)
-    heads = ["run", "seed", "rounds", "round that counts", *map(in_words, shown), "worst 10%"]
+    runs, number = comparison.runs, comparison.number
+    models = models_of(comparison.columns, number)
+    heads = ["run", "seed", "rounds", "round that counts", "model", *models, "worst 10%"]
     gained = [comparison.gained_of(run) for run in runs]
     heads += ["gained"] if any(share is not None for share in gained) else []
     costs = {
@@ -81,94 +88,72 @@ def _overview(runs: Sequence[Run]) -> str:
     }
     rows: list[list[Cell]] = []
     for index, (run, share) in enumerate(zip(runs, gained, strict=True)):
-        row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label)
-        cells: list[Cell] = [f"#run-{index} {run.label}", run.seed, _rounds(run), row.get("round")]
-        cells += [row.get(f"test/{kind}/{number}") for kind in shown]
-        cells.append(row.get(f"test/{main}/{number}_worst10"))
+        row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
+        last = run.rows[-1] if run.rows else {}
+        cells: list[Cell] = [Link(f"#run-{index}", run.label), run.seed, last.get("round")]
+        cells += [row.get("round"), main or None]
+        names = [f"test/{model}/{number}" for model in models]
+        cells += [row.get(name) for name in [*names, f"test/{main}/{number}_worst10"]]
         cells += [share] if "gained" in heads else []
-        spent = row or (run.rows[-1] if run.rows else {})
+        spent = row or last
         for column, unit in costs.values():
             cells.append(spent[column] / unit if column in spent else None)
-        cells += [row.get(f"parameters/{main}"), run.summary.get("wall_seconds")]
-        rows.append(cells)
-    notes = comparison.notes()[2:]
-    words = f"Scores are the clients' mean test {number}. " * bool(shown) + " ".join(notes)
-    heads += [*costs, "parameters", "seconds"]
-    return f"<h2>Runs</h2><p>{escape(words)}</p>{_table(heads, rows)}"
+        cells.append(row.get(parameters_of(main, comparison.columns)))
+        rows.append([*cells, run.summary.get("wall_seconds")])
+    return Table([*heads, *costs, "parameters", "seconds"], rows)
 
 
-def _rounds(run: Run) -> float | None:
-    return run.rows[-1]["round"] if run.rows else None
-
-
-def _curves(runs: Sequence[Run]) -> list[str]:
+def _curves(comparison: Comparison) -> dict[str, Any] | None:
+    """Returns the figures of all runs, and what can be chosen in them; None without curves."""
     from pfl.report import html_figures as figures
 
-    mean, worst = figures.curves(runs), figures.curves(runs, "_worst10")
-    scores = list(figures.scores_of(runs))
+    mean, worst = (figures.curves(comparison.runs, suffix) for suffix in ("", "_worst10"))
     if mean is None:
-        return []
-    axes = next(iter(mean.data)).meta["x"]
-    boxes = figures.boxes(_scores_by_label(runs), Comparison(runs, runs[0].label).number)
-    return [
-        "<h2>Curves</h2>",
-        "<p>Lines are means over seeds, with a band from the lowest to the highest seed. "
-        "Click on a name in a legend to hide its line, and drag in a figure to enlarge a part.</p>",
-        f'<p class="choice">{_select("axis", axes)} {_select("score", scores)}</p>',
-        '<div class="figures">',
-        f'<div class="curves">{_plot(mean)}</div>',
-        f'<div class="curves">{_plot(worst)}</div>' if worst else "",
-        _plot(boxes),
-        "</div>",
-    ]
-
-
-def _scores_by_label(runs: Sequence[Run]) -> dict[str, np.ndarray]:
-    comparison = Comparison(runs, runs[0].label)
-    scores = {}
-    for label in comparison.labels:
-        found = [comparison.client_scores(run) for run in comparison.of(label)]
-        known = [values for values in found if values is not None]
-        if known:
-            scores[label] = np.concatenate(known)
-    return scores
-
-
-def _select(name: str, options: Iterable[str]) -> str:
-    items = "".join(f"<option>{escape(option)}</option>" for option in options)
-    return f'<label>{name} <select id="{name}">{items}</select></label>'
+        return None
+    found: dict[str, list[np.ndarray]] = {}
+    for run in comparison.runs:
+        if (scores := comparison.client_scores(run)) is not None:
+            found.setdefault(run.label, []).append(scores)
+    boxes = {label: np.concatenate(parts) for label, parts in found.items()}
+    return {
+        "lines": [_plot(figure) for figure in (mean, worst) if figure is not None],
+        "boxes": [_plot(f) for f in [figures.boxes(boxes, comparison.number)] if f is not None],
+        "axes": list(next(iter(mean.data)).meta["x"]),
+        "scores": list(figures.columns_by_title(comparison.runs)),
+    }
 
 
 # ---- one run -------------------------------------------------------------------------------------
 
 
-def client_table(run: Run) -> dict[str, np.ndarray]:
+def client_table(run: Run, comparison: Comparison) -> dict[str, np.ndarray]:
     """Returns what is known of a run's clients, by columns [M], in the round that counts.
 
-    The columns are `client`, the sizes, label counts and bytes of `clients.csv`, the test scores of
-    each kind of model (`global`, `personalized`, `unseen/5`, ...) and `alone`, and `gain`, which is
-    positive where a client is better off than alone. What the run has not recorded is missing.
+    The columns are `client`, the names, sizes, label counts and bytes of `clients.csv`, the test
+    scores of each kind of model (`global`, `personalized`, `unseen/5`, `local`, ...), and `gain`,
+    which is positive where a client is better off than with its local baseline. What the run has
+    not recorded is missing.
     """
-    comparison = Comparison([run], run.label)
     row, number = comparison.chosen[id(run)], comparison.number
     table = {}
-    for kind in kinds([run], number):
-        scores = run.client_scores(row, f"test_{kind}_{number}") if row else None
+    for model in [*models_of(comparison.columns, number), "local"]:
+        scores = run.client_scores(row, ScoreName("test", model, number)) if row else None
         if scores is not None:
-            table[kind] = scores
-    if (alone := run.clients.get(f"test_local_{number}")) is not None:
-        table["alone"] = alone
+            table[model] = scores
     if (gains := comparison.gains_of(run)) is not None:
         table["gain"] = gains
     known = {
         name: values
         for name, values in run.clients.items()
-        if name.startswith("label_") or name.endswith(("_samples", "_bytes"))
+        if name == "name" or name.startswith("label_") or name.endswith(COUNTS)
     }
     if "unseen" in run.clients:
         known["never trains"] = run.clients["unseen"]
     count = len(next(iter({**table, **known}.values()), []))
-    return {"client": np.arange(count), **table, **known}
+    columns = {"client": np.arange(count), **table, **known}
+    if len({len(values) for values in columns.values()}) > 1:
+        raise ConfigError(f"{run.folder}: its files have different numbers of clients")
+    return columns
 
 
 def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
@@ -182,107 +167,63 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     return {name: values[chosen] for name, values in table.items()}
 
 
-def _run(index: int, run: Run, opened: bool, seen: dict[str, int]) -> str:
-    """Returns the part of one run.
-
-    Args:
-        index: The number of the run.
-        run: The run.
-        opened: Whether the part is shown at once.
-        seen: The first run of each partition, which this function adds to.
-    """
+def _part(
+    index: int, run: Run, comparison: Comparison, is_open: bool, seen: dict[str, int]
+) -> dict[str, Any]:
+    """Returns what the page says of a run; `seen` has the first run of each partition."""
     from pfl.report import html_figures as figures
 
-    whole = client_table(run)
+    whole = client_table(run, comparison)
     table = _fewer(whole, figures.MOST_CLIENTS)
-    partition = figures.partition(table)
     digest = str(run.summary.get("partition_hash", index))
     state = "The run diverged." if run.diverged else "The run has not ended."
-    words = [escape(str(run.summary.get("protocol", state)))]
-    if (first := seen.setdefault(digest, index)) != index:
-        partition = None
-        words.append(f'The partition is that of <a href="#run-{first}">this run</a>.')
+    words = [str(run.summary.get("protocol", state))]
     if len(table["client"]) < len(whole["client"]):
         words.append(
             f"Of {len(whole['client']):,} clients, {len(table['client']):,} are shown, from the "
             f"lowest to the highest score; all are in clients.csv."
         )
-    number = Comparison([run], run.label).number
+    first, path = seen.setdefault(digest, index), run.folder / "collaboration.csv"
     plots = [
-        figures.clients(table, number),
-        partition,
-        figures.collaboration(files.last_round(run.folder / "collaboration.csv")),
+        figures.clients(table, comparison.number),
+        figures.partition(table) if first == index else None,
+        figures.collaboration(files.last_round(path)),
     ]
-    parts = [
-        f"<p>{' '.join(words)}</p>",
-        f'<div class="figures">{"".join(map(_plot, plots))}</div>',
-        _details(f"{len(table['client']):,} clients", _clients(table), 'class="high"'),
-        _details("Configuration", f"<pre>{escape(config_of(run.folder))}</pre>"),
-        _details("Versions, to cite", _cite(run)),
-    ]
-    name, state = escape(f"{_name(run)} ({run.folder})"), " open" if opened else ""
-    body = "\n".join(parts)
-    return (
-        f'<section class="run" id="run-{index}"><details{state}><summary>{name}</summary>'
-        f"{body}</details></section>"
-    )
-
-
-def _details(title: str, content: str, attributes: str = "") -> str:
-    inner = f"<div {attributes}>{content}</div>"
-    return f"<details><summary>{escape(title)}</summary>{inner}</details>" if content else ""
-
-
-def _clients(table: dict[str, np.ndarray]) -> str:
-    """Returns the sortable table of the clients; empty if nothing is known of them."""
-    columns = {name: values for name, values in table.items() if not name.startswith("label_")}
-    heads = [in_words(name).replace("_", " ") for name in columns]
-    counted = [name in COUNTED or name.endswith(("_samples", "_bytes")) for name in columns]
-    rows: list[list[Cell]] = [
-        [int(v) if whole else float(v) for v, whole in zip(row, counted, strict=True)]
-        for row in zip(*columns.values(), strict=True)
-    ]
-    return _table(heads, rows) if rows else ""
-
-
-def _cite(run: Run) -> str:
-    """Returns the versions, the seed and the partition of a run, as a table."""
-    facts = dict(run.summary.get("versions", {}))
+    facts = dict(run.summary.get("versions") or {})
     names = ("algorithm", "seed", "partition_hash", "engine", "folder")
     facts |= {name: run.summary[name] for name in names if name in run.summary}
-    return _table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()])
+    return {
+        "title": f"{run.label}, seed {run.seed} ({run.folder})",
+        "is_open": is_open,
+        "words": words,
+        "same_as": None if first == index else first,  # the run whose partition this run has
+        "plots": [_plot(figure) for figure in plots if figure is not None],
+        "clients": _clients(table),
+        "facts": Table(["what", "value"], [[str(key), str(value)] for key, value in facts.items()]),
+        "config": config_of(run.folder),
+    }
 
 
-# ---- pieces --------------------------------------------------------------------------------------
+def _clients(table: dict[str, np.ndarray]) -> Table | None:
+    """Returns the table of the clients; None if nothing is known of them."""
+    shown = {name: values for name, values in table.items() if not name.startswith("label_")}
+    order = ["client", *(["name"] if "name" in shown else [])]
+    order += [name for name in shown if name not in order]
+    columns = [
+        shown[name].astype(int).tolist()
+        if name in COUNTED or name.endswith(COUNTS)
+        else shown[name].tolist()
+        for name in order
+    ]
+    heads = [Column(name.replace("_", " ")) for name in order]
+    return Table(heads, list(zip(*columns, strict=True))) if len(table["client"]) else None
 
 
-def _plot(figure: go.Figure | None) -> str:
-    if figure is None:
-        return ""
-    title = escape(figure.layout.title.text)  # above the figure, where it wraps on small screens
+def _plot(figure: go.Figure) -> dict[str, Any]:
+    """Returns a figure's title, which stands above it and wraps on small screens, and its HTML."""
+    from markupsafe import Markup
+
+    title = figure.layout.title.text
     figure.update_layout(title=None)
     content = figure.to_html(full_html=False, include_plotlyjs=False, config=PLOT)
-    return f'<div role="figure" aria-label="{title}"><h3>{title}</h3>{content}</div>'
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Returns a table that sorts; each cell has its exact value, and shows it shortened.
-
-    A text that begins with "#" is a link within the page and its words.
-    """
-    head = "".join(f'<th scope="col"><button>{escape(name)}</button></th>' for name in heads)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
-    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
-    return f'<div class="wide"><table>{table}</table></div>'
-
-
-def _cell(value: Cell) -> str:
-    if value is None or value != value:
-        return '<td data-value="">–</td>'
-    if isinstance(value, str):
-        link, _, words = value.partition(" ") if value.startswith("#") else ("", "", value)
-        shown = f'<a href="{link}">{escape(words)}</a>' if link else escape(words)
-        return f'<td data-value="{escape(words, quote=True)}">{shown}</td>'
-    whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
-    digits = 0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4
-    return f'<td data-value="{json.dumps(value)}">{value:,.{digits}f}</td>'
+    return {"title": title, "content": Markup(content)}

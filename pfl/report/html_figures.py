@@ -6,57 +6,46 @@ Colours are Okabe & Ito's. Lines differ in their dashes and markers, too.
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from pfl.report.curves import COLOURS, Line, Panel
-from pfl.report.results import Run, tested_kinds
-from pfl.report.table import in_words, size
+from pfl.report.curves import BYTES, COLOURS, MODELS, Line, Panel, rows_of, weight_matrix
+from pfl.report.run_summary import size
+from pfl.scores.names import scores_among
+from pfl.scores.runs import Run, columns_of
 
-AXES = {
-    "rounds": "round",
-    "MB sent and received": "comm/bytes",
-    "sample gradients": "train/samples",
-}
-UNITS = {"comm/bytes": 1e6}
+AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
+UNITS = {BYTES: 1e6}
 KINDS = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
-COLOUR_OF = {"global": COLOURS[0], "personalized": COLOURS[1], "alone": "#666666"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon")
-SYMBOL_OF = {"global": "circle", "personalized": "triangle-up", "alone": "x"}
+SYMBOL_OF = {"global": "circle", "personalized": "triangle-up", "local": "x"}
 MOST_CLIENTS = 1000  # that a figure or a table shows
 MOST_LABELS = 6  # that a hover text lists
-SCORED = re.compile(r"(test|val)/(\w+(?:/\d+)?)/(accuracy|loss)(_\w+)?$")
-COUNTED = re.compile(r"round$|train/samples$|comm/|participants$|parameters/")
+COUNTED = ("round", "train/samples", "participants", "parameters/", "comm/")
 SPLITS = {"test": "test", "val": "validation"}
 
 
 # ---- curves --------------------------------------------------------------------------------------
 
 
-def scores_of(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
-    """Returns what curves can show: by title, for each kind of model, a column of `metrics.csv`.
+def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
+    """Returns what curves can show: by title, for each model, a column of `metrics.csv`.
 
-    Args:
-        runs: The runs.
-        suffix: "_worst10" for the means of the worst tenth of the clients.
+    The suffix "_worst10" stands for the means of the worst tenth of the clients.
     """
-    names = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
-    scores: dict[str, dict[str, str]] = {}
+    columns = columns_of(row for run in runs for row in run.rows)
+    titles: dict[str, dict[str, str]] = {}
     for split, words in SPLITS.items():
-        have = [name.replace(split, "test", 1) for name in names if name.startswith(f"{split}/")]
-        for number in ("accuracy", "loss"):
-            columns = {k: f"{split}/{k}/{number}{suffix}" for k in tested_kinds(have, number)}
-            columns = {kind: column for kind, column in columns.items() if column in names}
-            if columns:
-                scores[f"{words} {number}"] = columns
-    if not suffix:
-        rest = [name for name in names if not (SCORED.match(name) or COUNTED.match(name))]
-        scores |= {name: {"": name} for name in rest}
-    return scores
+        for name in scores_among(columns, split):
+            if f"{name}{suffix}" in columns:
+                models = titles.setdefault(f"{words} {name.number}", {})
+                models[name.model] = f"{name}{suffix}"
+    titles = dict(sorted(titles.items(), key=lambda item: not item[0].endswith("accuracy")))
+    others = [] if suffix else [n for n in columns if not n.startswith(("test/", "val/", *COUNTED))]
+    return titles | {name: {"": name} for name in others}
 
 
 def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
@@ -66,11 +55,15 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     which the page's script changes score and axis. None if there is nothing to show.
     """
     figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
-    scores = scores_of(runs, suffix)
-    axes = _axes(runs)
+    scores = columns_by_title(runs, suffix)
+    have = [set(columns_of(rows_of([run]))) for run in runs if run.rows]
+    axes = {title: name for title, name in AXES.items() if all(name in names for names in have)}
+    rows, names = rows_of(runs), {label: label for label in labels}
     for score, columns in scores.items():
         for kind, column in columns.items():
-            lines = [_lines(runs, labels, column, x) for x in axes.values()]
+            units = [(x, UNITS.get(x, 1)) for x in axes.values()]
+            panels = [Panel(names, {}, x=x, y=[column], x_unit=unit) for x, unit in units]
+            lines = [{line.label: line for line in panel.lines(rows)} for panel in panels]
             for label in labels:
                 if all(label in found for found in lines):
                     by_axis = dict(zip(axes, (found[label] for found in lines), strict=True))
@@ -82,30 +75,6 @@ def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
     return _laid_out(figure, "Worst tenth of the clients" if suffix else "Mean", 430, **titles)
 
 
-def _axes(runs: Sequence[Run]) -> dict[str, str]:
-    """Returns the axes for which every run with rounds has numbers."""
-    have = [{name for row in _table([run]) for name in row} for run in runs if run.rows]
-    return {title: name for title, name in AXES.items() if all(name in names for names in have)}
-
-
-def _table(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    table = []
-    for run in runs:
-        for row in run.rows:
-            entry = {"run": run.label, "seed": run.seed, "diverged": 0, **row}
-            both = [row.get(f"comm/{way}_bytes") for way in ("uplink", "downlink")]
-            if None not in both:
-                entry["comm/bytes"] = sum(both)
-            table.append(entry)
-    return table
-
-
-def _lines(runs: Sequence[Run], labels: Sequence[str], column: str, x: str) -> dict[str, Line]:
-    names = {label: label for label in labels}
-    panel = Panel(names, {}, x=x, y=[column], x_unit=UNITS.get(x, 1))
-    return {line.label: line for line in panel.lines(_table(runs))}
-
-
 def _line(
     score: str, kind: str, by_axis: dict[str, Line], labels: Sequence[str], visible: bool
 ) -> list[go.Scatter]:
@@ -114,51 +83,48 @@ def _line(
     number, base = labels.index(line.label), kind.partition("/")[0]
     colour = COLOURS[number % len(COLOURS)]
     if len(labels) == 1:
-        colour = COLOUR_OF.get(base, COLOURS[2 + list(KINDS).index(base) % 4 if base else 0])
+        colour = MODELS.get(base, COLOURS[0])
     meta = {"score": score, "x": {axis: one.x.tolist() for axis, one in by_axis.items()}}
-    name = html.escape(", ".join(filter(None, [line.label, in_words(kind)])))
+    name = html.escape(", ".join(filter(None, [line.label, kind])))
     common = {"x": line.x, "meta": meta, "visible": visible, "legendgroup": name}
     traces = []
     if (line.high > line.low).any():
         border = {**common, "mode": "lines", "line_width": 0, "hoverinfo": "skip"}
-        traces = [
-            go.Scatter(y=line.low, showlegend=False, **border),
-            go.Scatter(
-                y=line.high, showlegend=False, fill="tonexty", fillcolor=_pale(colour), **border
-            ),
-        ]
+        rgb = ", ".join(str(int(colour[i : i + 2], 16)) for i in (1, 3, 5))
+        band = {"fill": "tonexty", "fillcolor": f"rgba({rgb}, 0.15)"}
+        for y, fill in ((line.low, {}), (line.high, band)):
+            traces.append(go.Scatter(y=y, showlegend=False, **fill, **border))
     style = {"color": colour, "dash": KINDS.get(base, "solid"), "width": 2}
     marker = {"symbol": SYMBOLS[number % len(SYMBOLS)], "maxdisplayed": 12, "size": 7}
-    return [
-        *traces,
-        go.Scatter(y=line.y, name=name, mode="lines+markers", line=style, marker=marker, **common),
-    ]
+    look = {"mode": "lines+markers", "line": style, "marker": marker}
+    return [*traces, go.Scatter(y=line.y, name=name, **look, **common)]
 
 
 # ---- clients -------------------------------------------------------------------------------------
 
 
 def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
-    """Returns each client's scores; a client's text tells labels, sizes, scores and gain.
+    """Returns each client's scores; the text of a client has its labels, sizes, scores and gain.
 
     Args:
         table: The columns of a run's clients, as `pfl.report.html.client_table` makes them.
         number: "accuracy" or "loss".
     """
-    kinds = [name for name in table if name.partition("/")[0] in {*KINDS, "alone"}]
-    drawn = [kind for kind in kinds if kind in COLOUR_OF]
-    drawn += [kind for kind in kinds if kind.startswith("unseen")][-1:]  # after the most steps
+    kinds = [name for name in table if name.partition("/")[0] in MODELS]
+    drawn = [kind for kind in kinds if kind in SYMBOL_OF]
+    for adapted in ("finetuned", "unseen"):  # after the most steps
+        drawn += [kind for kind in kinds if kind.startswith(adapted)][-1:]
     if not drawn:
         return None
     order = np.argsort(table[drawn[0]], kind="stable")
     texts = [_text(table, client, kinds) for client in order]
     figure = go.Figure()
     for kind in drawn:
-        symbol, colour = SYMBOL_OF.get(kind, "star"), COLOUR_OF.get(kind, COLOURS[2])
+        symbol, colour = SYMBOL_OF.get(kind, "star"), MODELS[kind.partition("/")[0]]
         figure.add_scatter(
             x=np.arange(1, len(order) + 1),
             y=table[kind][order],
-            name=in_words(kind),
+            name=kind,
             mode="markers",
             marker={"symbol": symbol, "color": colour, "size": 9, "opacity": 0.8},
             text=texts,
@@ -170,32 +136,29 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
 
 def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> str:
     """Returns what is known of a client, in lines."""
-    lines = [f"<b>client {table['client'][client]:.0f}</b>"]
+    name = f", {html.escape(str(table['name'][client]))}" if "name" in table else ""
+    lines = [f"<b>client {table['client'][client]:.0f}{name}</b>"]
     sizes = {"training": "train_samples", "validation": "val_samples", "test": "test_samples"}
     known = [f"{table[key][client]:.0f} {word}" for word, key in sizes.items() if key in table]
     lines += [f"samples: {', '.join(known)}"] if known else []
     labels = [name for name in table if name.startswith("label_")]
     if labels:
-        counts = sorted(((table[name][client], name[6:]) for name in labels), reverse=True)
+        of_labels = ((table[name][client], html.escape(name[6:])) for name in labels)
+        counts = sorted(of_labels, reverse=True)
         have = [f"{label}: {count:.0f}" for count, label in counts if count]
         more = f", and {len(have) - MOST_LABELS} more" if len(have) > MOST_LABELS else ""
         lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
     scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
-    lines += [f"{in_words(kind)}: {table[kind][client]:.4f}" for kind in scores]
+    lines += [f"{kind}: {table[kind][client]:.4f}" for kind in scores]
     if "gain" in table and not np.isnan(table["gain"][client]):
-        lines.append(f"gain over alone: {table['gain'][client]:+.4f}")
+        lines.append(f"gain over local: {table['gain'][client]:+.4f}")
     ways = {"sent": "uplink_bytes", "received": "downlink_bytes"}
     sent = [f"{word} {size(table[key][client])}" for word, key in ways.items() if key in table]
     return "<br>".join(lines + ([", ".join(sent)] if sent else []))
 
 
 def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
-    """Returns the distribution over clients and seeds of each method, with every client as a point.
-
-    Args:
-        scores: For each label, the scores of its runs' clients.
-        number: "accuracy" or "loss".
-    """
+    """Returns how each method's scores (by label) are distributed over clients and seeds."""
     if len(scores) < 2:
         return None
     figure = go.Figure()
@@ -219,17 +182,15 @@ def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
     if "train_samples" not in table:
         return None
     ids, labels = table["client"].astype(int), [n for n in table if n.startswith("label_")]
+    thinned = len(ids) and len(ids) != ids.max() + 1
+    who = [str(i) for i in ids] if thinned else ids.tolist()
+    if "name" in table:
+        who = [html.escape(str(name)) for name in table["name"]]
     if labels:
-        figure = go.Figure(
-            go.Heatmap(
-                z=np.stack([table[name] for name in labels]),
-                x=ids if len(ids) == ids.max() + 1 else [str(i) for i in ids],
-                y=[name[6:] for name in labels],
-                colorscale="Blues",
-                colorbar_title_text="samples",
-                hovertemplate="client %{x}, label %{y}: %{z} training samples<extra></extra>",
-            )
-        )
+        x = who if len(set(who)) == len(who) else ids
+        names = [html.escape(name.removeprefix("label_")) for name in labels]
+        text = "client %{x}, label %{y}: %{z} training samples<extra></extra>"
+        figure = _heat(np.stack([table[name] for name in labels]), x, names, "samples", text)
         y = {"yaxis_title": "label", "yaxis_type": "category"}
         return _laid_out(figure, "Who has which labels", 380, xaxis_title="client", **y)
     figure = go.Figure(go.Bar(x=ids, y=table["train_samples"], marker_color=COLOURS[0]))
@@ -238,40 +199,26 @@ def partition(table: dict[str, np.ndarray]) -> go.Figure | None:
 
 
 def collaboration(table: dict[str, np.ndarray]) -> go.Figure | None:
-    """Returns who learned from whom in the last round, as a heat map; None if not recorded.
-
-    Args:
-        table: `client`, `partner` and `weight` of each entry.
-    """
+    """Returns who learned from whom in the last round, as a heat map; None if not recorded."""
     if not table:
         return None
-    ids = np.union1d(table["client"], table["partner"])
-    matrix = np.zeros((len(ids), len(ids)))
-    places = np.searchsorted(ids, table["client"]), np.searchsorted(ids, table["partner"])
-    matrix[places] = table["weight"]
+    ids, matrix = weight_matrix(table["client"], table["partner"], table["weight"])
     names = [f"{client:.0f}" for client in ids]
     text = "client %{y} takes %{z:.4f} from client %{x}<extra></extra>"
-    heat = go.Heatmap(
-        z=matrix,
-        x=names,
-        y=names,
-        colorscale="Blues",
-        zmin=0,
-        colorbar_title_text="weight",
-        hovertemplate=text,
-    )
-    figure = _laid_out(
-        go.Figure(heat),
-        "Who learned from whom in the last round",
-        420,
-        xaxis_title="partner",
-        yaxis_title="client",
-    )
+    heat = _heat(matrix, names, names, "weight", text)
+    axes = {"xaxis_title": "partner", "yaxis_title": "client"}
+    figure = _laid_out(heat, "Who learned from whom in the last round", 420, **axes)
     figure.update_xaxes(type="category")
     return figure.update_yaxes(type="category", autorange="reversed")
 
 
 # ---- common --------------------------------------------------------------------------------------
+
+
+def _heat(z: np.ndarray, x: Any, y: Any, unit: str, text: str) -> go.Figure:
+    """Returns a heat map from 0, with a text for each of its fields."""
+    look = {"colorscale": "Blues", "zmin": 0, "colorbar_title_text": unit, "hovertemplate": text}
+    return go.Figure(go.Heatmap(z=z, x=x, y=y, **look))
 
 
 def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Figure:
@@ -285,8 +232,3 @@ def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Fig
         **axes,
     )
     return figure.update_xaxes(automargin=True).update_yaxes(automargin=True)
-
-
-def _pale(colour: str) -> str:
-    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, 0.15)"

@@ -17,38 +17,57 @@ from datamodules.measures import (
     trained_on,
     wasserstein,
 )
-from pfl.files import write_csv
-from pfl.report.table import left_out
+from pfl.files import write_csv, write_figure
+from pfl.report.run_summary import left_out
+from pfl.report.table import Cell, Column, Table, text
 
 MOST_ROWS = 20  # clients of a table that is printed
 HEADS = {  # column of `partition.csv`: its heading in the printed table, and its format
-    "train_samples": ("train", "8,.0f"),
-    "val_samples": ("val", "8,.0f"),
-    "test_samples": ("test", "8,.0f"),
-    "effective_classes": ("classes", "9.2f"),
-    "total_variation": ("variation", "11.3f"),
-    "wasserstein": ("Wasserstein", "13.3f"),
-    "train_test_variation": ("train/test", "12.3f"),
+    "train_samples": ("train", ",.0f"),
+    "val_samples": ("val", ",.0f"),
+    "test_samples": ("test", ",.0f"),
+    "effective_classes": ("classes", ".2f"),
+    "total_variation": ("variation", ".3f"),
+    "wasserstein": ("Wasserstein", ".3f"),
+    "train_test_variation": ("train/test", ".3f"),
 }
+
+
+def client_columns(
+    data: FederatedDataModule, clients: slice = slice(None)
+) -> dict[str, np.ndarray]:
+    """Returns who some clients are and what they own, a row for each.
+
+    The columns are `client`; `name`, if the data module has `client_names`; the number of samples
+    by split; and where every sample has one label the number of training samples of each class,
+    `label_0` and so on, or with the names of the data module's `class_names`.
+    """
+    ids = np.arange(*clients.indices(data.num_clients))
+    columns = {"client": ids}
+    if (names := getattr(data, "client_names", None)) is not None:
+        columns["name"] = np.array(names, str)[clients]
+    for split, arrays in data.partition.splits.items():
+        columns[f"{split}_samples"] = np.asarray(arrays.sizes)[clients]
+    if data.has_labels:
+        counts = data.label_counts(clients=clients)
+        classes = getattr(data, "class_names", None) or range(counts.shape[1])
+        columns |= {f"label_{name}": counts[:, k] for k, name in enumerate(classes)}
+    return columns
 
 
 def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
     """Returns the columns of `partition.csv`, a row for each client.
 
-    They are `client`, the number of samples by split, and where every sample has one label: the
-    number of training samples of each class, `label_0` and so on; `effective_classes`;
+    They are those of `client_columns` and, where every sample has one label, `effective_classes`;
     `total_variation` and `wasserstein`, the distances of the client's training labels from those of
     all clients together; and `train_test_variation`, the total variation between the labels that
     the client trains on and those that it is tested on. `datamodules.measures` defines all of them.
     """
-    columns = {"client": np.arange(data.num_clients)}
-    for split, arrays in data.partition.splits.items():
-        columns[f"{split}_samples"] = np.asarray(arrays.sizes)
+    columns = client_columns(data)
     if data.has_labels:
         counts = data.label_counts()
         shares, tested = label_shares(counts), label_shares(data.label_counts("test"))
         everyone = counts.sum(0) / counts.sum()
-        columns |= {f"label_{k}": counts[:, k] for k in range(counts.shape[1])}
         columns["effective_classes"] = effective_classes(shares)
         columns["total_variation"] = total_variation(shares, everyone)
         columns["wasserstein"] = wasserstein(shares, everyone)
@@ -64,24 +83,27 @@ def partition_text(data: FederatedDataModule, columns: dict[str, np.ndarray]) ->
         columns: Its `partition_columns`.
     """
     shown = {name: entry for name, entry in HEADS.items() if name in columns}
-    head = f"  {'client':<8}" + "".join(
-        f"{title:>{form.split('.')[0].rstrip(',')}}" for title, form in shown.values()
-    )
-    lines = [f"{type(data).__name__}: {data.describe()}", "", head, "  " + "-" * (len(head) - 2)]
-    for client in range(data.num_clients if data.num_clients <= MOST_ROWS else 0):
-        lines.append(_row(str(client), {name: columns[name][client] for name in shown}))
-    if data.num_clients <= MOST_ROWS:
-        lines.append(lines[3])
-    for name, statistic in (("least", np.min), ("mean", np.mean), ("most", np.max)):
-        lines.append(_row(name, {key: statistic(_known(columns[key])) for key in shown}))
-    return "\n".join([*lines, "", *_notes(data, columns)])
+    heads = [Column("client".ljust(8)), *(Column(head, form) for head, form in shown.values())]
+    names = columns.get("name", columns["client"]).tolist()
+    few = len(names) <= MOST_ROWS
+    rows: list[list[Cell]] = [
+        [str(names[client]), *(float(columns[name][client]) for name in shown)]
+        for client in range(len(names) if few else 0)
+    ]
+    for word, statistic in (("least", np.min), ("mean", np.mean), ("most", np.max)):
+        rows.append([word, *(float(statistic(_known(columns[name]))) for name in shown)])
+    lines = text(Table(heads, rows)).splitlines()
+    if few:
+        lines.insert(-3, lines[1])
+    above = [f"{type(data).__name__}: {data.describe()}", ""]
+    return "\n".join([*above, *(f"  {line}" for line in lines), "", *_notes(data, columns)])
 
 
 def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: Path) -> list[Path]:
     """Writes `partition.npz`, `.csv` and `.png`, and `clients.parquet`, and returns their paths.
 
-    Without the package `pyarrow`, and for targets that are no labels, what cannot be written is
-    left out.
+    Skips `clients.parquet` if pyarrow is not installed, and the label columns if the targets are
+    not class labels.
     """
     files = [out / "partition.npz", out / "partition.csv"]
     data.partition.save(files[0])
@@ -90,7 +112,9 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
         from pfl.report.figures import partition_figure  # matplotlib takes long to import
 
         files.append(out / "partition.png")
-        partition_figure(data.label_counts()).savefig(files[-1], dpi=150)
+        write_figure(
+            files[-1], partition_figure(data.label_counts(), getattr(data, "class_names", None))
+        )
     try:
         write_parquet(data, out / "clients.parquet")
         files.append(out / "clients.parquet")
@@ -99,13 +123,8 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
     return files
 
 
-def _row(name: str, values: dict[str, float]) -> str:
-    """Returns a row of the printed table."""
-    return f"  {name:<8}" + "".join(f"{values[key]:>{HEADS[key][1]}}" for key in values)
-
-
 def _known(values: np.ndarray) -> np.ndarray:
-    """Returns the values that are no NaN, or one NaN if there are none."""
+    """Returns the values that are not NaN, or one NaN if all are."""
     known = values[~np.isnan(values)]
     return known if len(known) else np.array([np.nan])
 
@@ -122,6 +141,6 @@ def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[st
         f"{trained_on(parts.train, parts.test, total):,} are trained on by one client and tested "
         "by a client."
     )
-    told = left_out(data.left_out())
-    notes.append(f"Left out: {told}." if told else "Every sample has a client.")
+    words = left_out(data.left_out())
+    notes.append(f"Left out: {words}." if words else "Every sample has a client.")
     return [*notes, f"Hash: {parts.hash}"]

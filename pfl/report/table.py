@@ -1,92 +1,281 @@
-"""The table that is printed at the end of a run."""
+"""One type for tables, and how it is shown: terminal, Markdown, LaTeX, CSV, HTML."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from pfl.report.results import metric_names, tested_kinds
+import numpy as np
 
-COLUMNS = {"": "     mean", "_std": "      std", "_worst10": "  worst 10%", "_clients": "  clients"}
+from pfl import files
+from pfl.errors import require_one_of
 
-
-def summary_table(summary: dict[str, Any]) -> str:
-    """Returns a run's summary in a few lines: scores, gains, bytes, parameters."""
-    title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
-    lines = ["", title, *(_scores(summary, "accuracy") or _scores(summary, "loss"))]
-    for name in metric_names(summary):
-        lines += _scores(summary, name)
-    if "gained" in summary:
-        lines.append(
-            f"  against training alone {summary['gained']:.0%} of the clients gained, "
-            f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
-        )
-    up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
-    lines.append(f"  sent up {up}, down {down}")
-    counts = [
-        f"{name} {summary[f'parameters/{name}']:,.0f}"
-        for name in ("global", "personalized")
-        if f"parameters/{name}" in summary
-    ]
-    if counts:
-        lines.append(f"  parameters: {', '.join(counts)}")
-    if told := left_out(summary):
-        lines.append(f"  left out: {told}")
-    lines.append(f"  everything else: {summary['folder']}")
-    return "\n".join(lines)
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%_#${}"}
+    | {"\\": r"\textbackslash{}", "^": r"\^{}", "~": r"\~{}", "±": r"$\pm$", "–": "--"}
+)
+HTML = """<div class="wide"><table><thead><tr>
+{%- for column in table.forms %}<th scope="col"><button>{{ column.head }}</button></th>
+{%- endfor %}</tr></thead><tbody>
+{%- for row in table.rows %}<tr>
+{%- for cell, column in table.pairs(row) %}<td data-value="{{ value(cell) }}">
+{%- if cell.target %}<a href="{{ cell.target }}">{{ cell.words }}</a>
+{%- else %}{{ column.text(cell) }}{% endif %}</td>
+{%- endfor %}</tr>
+{%- endfor %}</tbody></table></div>"""
 
 
-def left_out(numbers: dict[str, Any]) -> str:
-    """Returns what the partition leaves out in words; empty if it leaves out nothing.
+class Estimate(NamedTuple):
+    """A mean, and its sample standard deviation, which a single value does not have."""
+
+    mean: float
+    std: float | None = None
+
+    @classmethod
+    def of(cls, values: np.ndarray) -> Estimate:
+        """Returns the estimate of some values; the mean is NaN where one is missing."""
+        std = float(values.std(ddof=1)) if len(values) > 1 else None
+        return cls(float(values.mean()) if len(values) else np.nan, std)
+
+
+class Link(NamedTuple):
+    """Words that lead to a place within a page of HTML."""
+
+    target: str
+    words: str
+
+
+Cell = str | float | Estimate | Link | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        head: The heading.
+        form: The format of numbers; "": as many digits as they need.
+        better: Whether large numbers are good; None: nothing is the best.
+        is_share: Whether the numbers are shares, which can be shown in percent.
+        scale: By which numbers are multiplied where they are shown.
+    """
+
+    head: str
+    form: str = ""
+    better: bool | None = None
+    is_share: bool = False
+    scale: float = 1
+
+    def text(self, cell: Cell) -> str:
+        """Returns a cell in words; "–" if there is no value."""
+        if isinstance(cell, Link):
+            return cell.words
+        if isinstance(cell, str):
+            return " ".join(cell.split())
+        number = number_of(cell)
+        if number is None:
+            return "–"
+        std = cell.std if isinstance(cell, Estimate) else None
+        return self._number(number) + ("" if std is None else f" ± {self._number(std)}")
+
+    def _number(self, value: float) -> str:
+        if self.form:
+            return f"{self.scale * value:{self.form}}"
+        whole = float(value).is_integer() and (abs(value) > 1 or isinstance(value, int))
+        return f"{value:,.{0 if whole or abs(value) >= 1000 else 1 if abs(value) >= 10 else 4}f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns and rows of cells.
 
     Args:
-        numbers: The numbers of `FederatedDataModule.left_out`, perhaps among others.
+        columns: The columns, or their headings.
+        rows: The rows.
+        caption: What the table shows.
+        label: The label by which LaTeX refers to the table.
+
+    Example:
+        >>> columns = ["method", Column("score", ".2f", better=True)]
+        >>> table = Table(columns, [["A", 0.5], ["B", 0.25]])
+        >>> print(text(table), end="")
+        method  score
+        -------------
+        A        0.50
+        B        0.25
     """
-    words = {
-        "samples_unused": ("sample", "that no client has"),
-        "clients_without_train_samples": ("client", "without training samples"),
-        "clients_without_test_samples": ("client", "without test samples"),
-    }
-    return ", ".join(
-        f"{count:,} {noun}{'s' * (count != 1)} {text}"
-        for key, (noun, text) in words.items()
-        if (count := numbers.get(key))
-    )
+
+    columns: Sequence[Column | str]
+    rows: Sequence[Sequence[Cell]] = ()
+    caption: str = ""
+    label: str = ""
+
+    @property
+    def forms(self) -> list[Column]:
+        """The columns, where a heading has the plainest form."""
+        return [Column(one) if isinstance(one, str) else one for one in self.columns]
+
+    @property
+    def heads(self) -> list[str]:
+        """The headings."""
+        return [column.head for column in self.forms]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The headings and all rows in words."""
+        return [
+            self.heads,
+            *([column.text(cell) for cell, column in self.pairs(r)] for r in self.rows),
+        ]
+
+    def pairs(self, row: Sequence[Cell]) -> Iterable[tuple[Cell, Column]]:
+        """Returns each cell of a row with its column."""
+        return zip(row, self.forms, strict=True)
+
+    def only(self, heads: Sequence[str]) -> Table:
+        """Returns the table with some of its columns, in this order.
+
+        Raises:
+            ConfigError: There is no such column.
+        """
+        for head in heads:
+            require_one_of("columns", head, *self.heads)
+        places = [self.heads.index(head) for head in heads]
+        rows = [[row[place] for place in places] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in places], rows=rows)
+
+    def in_percent(self) -> Table:
+        """Returns the table with shares in percent, to two digits."""
+        columns = [
+            replace(c, head=f"{c.head} (%)", form=".2f", scale=100) if c.is_share else c
+            for c in self.forms
+        ]
+        return replace(self, columns=columns)
+
+    def numbers(self, place: int) -> list[float]:
+        """Returns the numbers, or means, in a column."""
+        numbers = (number_of(row[place]) for row in self.rows)
+        return [number for number in numbers if number is not None]
+
+    def best(self, place: int) -> str | None:
+        """Returns the text of the best mean in a column; None if nothing is the best."""
+        column, known = self.forms[place], self.numbers(place)
+        if column.better is None or len(known) < 2:
+            return None
+        return column.text(max(known) if column.better else min(known))
 
 
-def _scores(summary: dict[str, Any], number: str) -> list[str]:
-    """Returns a header and one row for each kind of tested model; nothing if there is none."""
-    kinds = {in_words(kind): f"test/{kind}/" for kind in tested_kinds(summary, number)}
-    rows = {name: f"{prefix}{number}" for name, prefix in {**kinds, "local": "local/"}.items()}
-    rows = {name: key for name, key in rows.items() if key in summary}
-    columns = {
-        suffix: heading
-        for suffix, heading in COLUMNS.items()
-        if any(f"{key}{suffix}" in summary for key in rows.values())
-    }
-    width = max(21, len(number) + 6)
-    head = f"  {'test ' + number:<{width}}" + "".join(columns.values())
-    lines = [head, "  " + "-" * (len(head) - 2)] if rows else []
-    for name, key in rows.items():
-        line = f"  {name:<{width}}"
-        for suffix, heading in columns.items():
-            value = summary.get(f"{key}{suffix}")
-            digits = 0 if suffix == "_clients" else 4
-            line += " " * len(heading) if value is None else f"{value:{len(heading)}.{digits}f}"
-        lines.append(line.rstrip())
-    return lines
+def number_of(cell: Cell) -> float | None:
+    """Returns the number, or the mean, in a cell; None if there is none, or it is NaN."""
+    value = cell.mean if isinstance(cell, Estimate) else cell
+    return value if isinstance(value, int | float) and value == value else None
 
 
-def in_words(kind: str) -> str:
-    """Returns a kind of model in words: "finetuned, 5 steps" for "finetuned/5"."""
-    name, _, steps = kind.partition("/")
-    return f"{name}, {steps} step{'s' * (steps != '1')}" if steps else name
+# ---- renderers -----------------------------------------------------------------------------------
 
 
-def size(count: float) -> str:
-    """Returns bytes in a suitable unit, as in "893.92 GB"; 1 kB is 1,000 bytes."""
-    unit = "B"
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000 or unit == "TB":
-            break
-        count /= 1000
-    return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"
+def text(table: Table) -> str:
+    """Returns a table for a terminal, with aligned columns."""
+    columns = [list(column) for column in zip(*table.cells, strict=True)]
+    for number, column in enumerate(columns):
+        width = max(map(len, column))
+        columns[number] = [c.rjust(width) if number else c.ljust(width) for c in column]
+    head, *rows = ("  ".join(row).rstrip() for row in zip(*columns, strict=True))
+    return "\n".join([head, "-" * len(head), *rows]) + "\n"
+
+
+def markdown(table: Table) -> str:
+    """Returns a table in Markdown."""
+    escaped = [[cell.replace("|", r"\|") for cell in row] for row in table.cells]
+    head, *rows = (f"| {' | '.join(row)} |" for row in escaped)
+    return "\n".join([head, f"|{'---|' * len(table.columns)}", *rows]) + "\n"
+
+
+def latex(
+    table: Table,
+    *,
+    percent: bool = False,
+    bold: bool = True,
+    columns: Sequence[str] | None = None,
+    mean: bool = False,
+) -> str:
+    """Returns a table in LaTeX, for the package booktabs; a caption makes it a float.
+
+    Args:
+        table: The table.
+        percent: Shows shares in percent.
+        bold: Prints the best numbers of each column in bold.
+        columns: The headings of the columns that are shown; None: all.
+        mean: Adds a row with the mean ± sample standard deviation over rows.
+    """
+    table = table if columns is None else table.only(columns)
+    table = table.in_percent() if percent else table
+    best = [table.best(place) if bold else None for place in range(len(table.columns))]
+    lines = [" & ".join(map(escaped, table.heads)) + r" \\", r"\midrule"]
+    for row in table.rows:
+        cells = []
+        for (cell, column), good in zip(table.pairs(row), best, strict=True):
+            words, number = escaped(column.text(cell)), number_of(cell)
+            is_best = number is not None and column.text(number) == good
+            cells.append(rf"\textbf{{{words}}}" if is_best else words)
+        lines.append(" & ".join(cells) + r" \\")
+    if mean:
+        means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]
+        pairs = zip(table.forms[1:], means[1:], strict=True)
+        last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
+        lines += [r"\midrule", " & ".join(map(escaped, last)) + r" \\"]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
+    lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
+    if table.caption:
+        label = [rf"\label{{{table.label}}}"] if table.label else []
+        head = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(table.caption)}}}", *label]
+        lines = [*head, *lines, r"\end{table}"]
+    return "\n".join(lines) + "\n"
+
+
+def escaped(words: str) -> str:
+    """Returns a text for LaTeX, in one line."""
+    return " ".join(words.split()).translate(LATEX)
+
+
+def csv(table: Table) -> bytes:
+    """Returns a table as CSV with exact numbers; deviations have columns of their own."""
+    spread = {place for row in table.rows for place, c in enumerate(row) if isinstance(c, Estimate)}
+    rows: list[list[Any]] = [[], *([] for _ in table.rows)]
+    for place, column in enumerate(table.forms):
+        rows[0] += [column.head] + [f"{column.head} std"] * (place in spread)
+        for line, row in zip(rows[1:], table.rows, strict=True):
+            cell = row[place]
+            line.append(exact(cell))
+            if place in spread:
+                line.append(cell.std if isinstance(cell, Estimate) else None)
+    return files.csv_lines(rows)
+
+
+def exact(cell: Cell) -> str | float | None:
+    """Returns the words, or the number, in a cell without rounding."""
+    if isinstance(cell, Link | str):
+        return cell.words if isinstance(cell, Link) else cell
+    return number_of(cell)
+
+
+def html(table: Table) -> str:
+    """Returns a table of HTML that sorts; each cell has its exact value, and shows it shortened."""
+
+    def value(cell: Cell) -> str:
+        found = exact(cell)
+        return found if isinstance(found, str) else "" if found is None else json.dumps(found)
+
+    return template(HTML).render(table=table, value=value)
+
+
+@functools.cache
+def template(source: str) -> Any:
+    """Returns a template of Jinja, which comes with PyTorch; it escapes everything."""
+    import jinja2
+
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.ChainableUndefined)
+    return environment.from_string(source)

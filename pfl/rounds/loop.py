@@ -21,9 +21,9 @@ from datamodules.errors import check_whole, require
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
-from pfl.rounds.evaluation import Finetuning
-from pfl.rounds.metrics import ClientMetrics
 from pfl.rounds.participation import Participation, Sampling
+from pfl.scores.evaluation import Finetuning
+from pfl.scores.metrics import ClientMetrics
 
 Split = Literal["val", "test"]
 
@@ -63,8 +63,10 @@ class FederatedLoop(LightningDataModule):
         metrics: Metrics of torchmetrics that are computed for each client beside accuracy and loss:
             a list, or a dict of names (docs/metrics.md).
         select_by: The validation score that chooses the `best` round in `summary.json`: "accuracy",
-            "loss", or one of `metrics`, of the personalized models where there are some. None: the
-            accuracy, or the loss for regression.
+            "loss", or one of `metrics`, perhaps with the model whose score counts, such as
+            "finetuned/5/accuracy" or "global/loss". None: the accuracy, or the loss for regression;
+            of models after the most steps of `finetune`, of personalized models, or else of the
+            global one.
         seed: The seed of client sampling and of the order of samples; None: the data module's.
 
     Raises:
@@ -126,7 +128,7 @@ class FederatedLoop(LightningDataModule):
         self.evaluate = tuple(evaluate)
         self.finetuning = Finetuning.read(finetune, finetune_lr)
         self.metrics = ClientMetrics.read(metrics)
-        self.metrics.check_score("loop.select_by", select_by)
+        self.metrics.check_score("loop.select_by", select_by, self.finetuning.steps)
         self.select_by = select_by
         self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None

@@ -138,7 +138,7 @@ def test_scores_are_those_of_the_adapted_models(tmp_path):
     folder = algorithm.trainer.run_dir
     clients = table(folder / "clients.csv")
     assert [row["unseen"] for row in clients] == ["0", "0", "0", "0", "1"]
-    assert float(clients[4]["test_unseen/3_loss"]) == pytest.approx(losses[3][4], rel=1e-12)
+    assert float(clients[4]["test/unseen/3/loss"]) == pytest.approx(losses[3][4], rel=1e-12)
 
 
 def test_steps_begin_anew_for_each_number(tmp_path):
@@ -308,6 +308,6 @@ def test_one_line_of_the_command_line(tmp_path, capsys):
     words += ["--trainer.callbacks", "RunFigure", "--trainer.default_root_dir", str(tmp_path)]
     assert main(["fit", *words, "--loop.finetune", "[0,5]", "--loop.unseen", "0.2"]) == 0
     output = capsys.readouterr().out
-    for words in ("finetuned, 0 steps", "finetuned, 5 steps", "unseen, 0 steps", "unseen, 5 steps"):
+    for words in ("finetuned/0", "finetuned/5", "unseen/0", "unseen/5"):
         assert f"\n  {words}" in output
     assert (tmp_path / "quickstart" / "report.png").stat().st_size > 10_000

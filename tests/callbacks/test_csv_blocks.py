@@ -9,6 +9,10 @@ from models import LogisticRegression
 from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline
+from pfl.report.figures import run_figure
+from pfl.report.partition import partition_columns, partition_text
+from tests.commands import table
+from tests.refusal import refused
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 100])  # of a block
@@ -37,7 +41,7 @@ def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeyp
         enable_checkpointing=False,
     )
     trainer.fit(FedAvg(LogisticRegression(5, 3)), datamodule=FederatedLoop(data, 3))
-    table, columns = trainer.recorder.table, trainer.recorder.columns
+    written, columns = trainer.recorder.table, trainer.recorder.columns
     whole = (trainer.run_dir / "clients.csv").read_bytes()
     head, *rows = whole.decode().splitlines()
     assert head.split(",") == list(columns) and len(rows) == 8
@@ -51,5 +55,60 @@ def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeyp
     assert columns["uplink_bytes"].sum() == 2 * 3 * (5 * 3 + 3) * 4  # rounds, clients, float32
     for size in (1, 3, 8):
         monkeypatch.setattr(files, "CSV_ROWS", size)
-        table.write(tmp_path / "again.csv")
+        written.write(tmp_path / "again.csv")
         assert (tmp_path / "again.csv").read_bytes() == whole
+
+
+def test_no_text_is_a_formula(tmp_path):
+    """A spreadsheet computes a text that begins so; numbers below 0 stay numbers."""
+    records = [{"method": "=1+1", "score": -0.5}, {"method": "@A", "score": None}]
+    files.write_records(tmp_path / "table.csv", records)
+    assert (tmp_path / "table.csv").read_text() == "method,score\n'=1+1,-0.5\n'@A,\n"
+
+
+def test_a_figure_is_written_as_a_whole(tmp_path):
+    """On a full disk the file stays what it was."""
+
+    class FullDisk:
+        def savefig(self, file, **kwargs):
+            file.write(b"half")
+            raise OSError(28, "No space left on device")
+
+    path = tmp_path / "figure.png"
+    path.write_bytes(b"before")
+    with refused(str(path), "No space left"):
+        files.write_figure(path, FullDisk())
+    assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
+
+
+def test_clients_and_classes_have_their_names(tmp_path, capsys):
+    """In clients.csv, in the partition's table, and in the lines at the end of the run."""
+    torch.manual_seed(0)
+    data = TensorDataModule(
+        torch.randn(60, 5), torch.arange(60) % 2, num_clients=3, partition=IID()
+    )
+    data.client_names, data.class_names = ["Bern", "=Oslo", "Rome"], ["cat", "dog"]
+    trainer = Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        callbacks=[LocalBaseline()],
+        enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(FedAvg(LogisticRegression(5, 2)), datamodule=FederatedLoop(data))
+    rows = table(tmp_path / "run" / "clients.csv")
+    assert [row["name"] for row in rows] == ["Bern", "'=Oslo", "Rome"]
+    counts = [[int(row[f"label_{name}"]) for name in data.class_names] for row in rows]
+    assert counts == data.label_counts().tolist()
+    summary, printed = trainer.recorder.summary, capsys.readouterr().out
+    scores = {row["name"].lstrip("'"): float(row["test/global/accuracy"]) for row in rows}
+    worst = min(scores, key=scores.get)
+    assert (
+        summary["lowest_clients"] == scores and f"  lowest: {worst} {scores[worst]:.4f}" in printed
+    )
+    local = {row["name"].lstrip("'"): float(row["test/local/accuracy"]) for row in rows}
+    assert summary["lost_clients"] == [name for name in scores if scores[name] < local[name]]
+    shown = run_figure(trainer.recorder.rows, trainer.recorder.columns).axes[0]
+    assert [label.get_text() for label in shown.get_yticklabels()] == data.class_names
+    assert "Bern  " in partition_text(data, partition_columns(data))

@@ -78,10 +78,10 @@ def test_the_figure_is_written_and_says_the_accuracies_of_the_run(
     assert (folder / "embedding.png").stat().st_size > 1000
     titles = [axes.get_title() for axes in drawn[0].axes]
     row = table(folder / "clients.csv")[CLIENT]
-    expected = float(row["test_global_accuracy"])
+    expected = float(row["test/global/accuracy"])
     assert len(titles) == count and titles[-1].endswith(f"accuracy {expected:.4f}")
     if count == 4:
-        assert titles[0].endswith(f"accuracy {float(row['test_personalized_accuracy']):.4f}")
+        assert titles[0].endswith(f"accuracy {float(row['test/personalized/accuracy']):.4f}")
 
 
 def test_a_client_with_few_samples_gets_a_warning(tmp_path):

@@ -10,7 +10,7 @@ from datamodules import DigitsDataModule, Natural, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
-from pfl.report.table import left_out
+from pfl.report.run_summary import left_out
 
 
 def fitted(data, root, capsys):

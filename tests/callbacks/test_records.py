@@ -17,7 +17,7 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
 from pfl.report.figures import collaboration_figure, run_figure
-from pfl.report.table import size, summary_table
+from pfl.report.run_summary import size, summary_table
 from tests.commands import table
 
 
@@ -61,7 +61,7 @@ def test_rounds_without_validation_have_empty_cells(tmp_path):
     assert summary["test/global/accuracy"] == float(rows[-1]["test/global/accuracy"])
     assert summary["best"]["round"] in (2, 4, 5)
     # The result belongs to the last round.
-    scores = [float(row["test_global_accuracy"]) for row in table(tmp_path / "run" / "clients.csv")]
+    scores = [float(row["test/global/accuracy"]) for row in table(tmp_path / "run" / "clients.csv")]
     assert np.mean(scores) == pytest.approx(summary["test/global/accuracy"])
     assert trainer.recorder.rows[0].keys() < trainer.recorder.rows[1].keys()
 
@@ -133,7 +133,7 @@ def test_regression_is_recorded_by_its_loss(tmp_path, capsys):
     assert not [name for name in rows[0] if "accuracy" in name]
     assert float(rows[-1]["test/global/loss"]) > 0
     assert not [name for name in clients[0] if name.startswith("label_")]
-    losses = [float(row["test_personalized_loss"]) for row in clients]
+    losses = [float(row["test/personalized/loss"]) for row in clients]
     assert np.mean(losses) == pytest.approx(float(rows[-1]["test/personalized/loss"]))
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["best"]["selected_by"] == "val/personalized/loss"
@@ -141,7 +141,7 @@ def test_regression_is_recorded_by_its_loss(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "test loss" in printed and "accuracy" not in printed
     assert f"{summary['test/global/loss']:.4f}" in printed
-    assert f"{summary['local/loss']:.4f}" in printed
+    assert f"{summary['test/local/loss']:.4f}" in printed
     assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -222,7 +222,7 @@ def test_table_shows_scores_gains_bytes_and_parameters():
         "equal": 0.25,
         "lost": 0.25,
     }
-    for k, kind in enumerate(("test/global", "test/personalized", "local")):
+    for k, kind in enumerate(("test/global", "test/personalized", "test/local")):
         for n, suffix in enumerate(("", "_std", "_worst10")):
             summary[f"{kind}/accuracy{suffix}"] = 0.1 * (k + 1) + 0.01 * (n + 1)
     lines = summary_table(summary).splitlines()
@@ -244,7 +244,7 @@ def test_table_has_metrics_and_the_clients_that_count():
     summary |= {"comm/uplink_bytes": 1, "comm/downlink_bytes": 1}
     summary |= {"test/global/accuracy": 0.5, "test/global/accuracy_std": 0.1}
     summary |= {"test/global/balanced_accuracy": 0.25, "test/global/balanced_accuracy_std": 0.2}
-    summary |= {"test/global/balanced_accuracy_clients": 7.0, "local/balanced_accuracy": 0.125}
+    summary |= {"test/global/balanced_accuracy_clients": 7.0, "test/local/balanced_accuracy": 0.125}
     summary |= {"test/global/undefined_clients": 0.0}
     cells = [line.split() for line in summary_table(summary).splitlines()]
     assert ["test", "accuracy", "mean", "std"] in cells

@@ -9,11 +9,13 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from datamodules import DigitsDataModule
+from datamodules import DigitsDataModule, SplitOwn, TensorDataModule
 from models import MLP
 from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
+from pfl.report.comparison import Comparison
+from pfl.scores.runs import read_runs
 from tests.commands import table
 from tests.refusal import refused
 
@@ -94,7 +96,7 @@ def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
         fit(trainer, clients_at_once=2)
     summary = json.loads((trainer.run_dir / "summary.json").read_text())
     rows = table(trainer.run_dir / "clients.csv")
-    scores = [float(row["test_global_accuracy"]) for row in rows]
+    scores = [float(row["test/global/accuracy"]) for row in rows]
     assert summary["round"] == 1 and len(rows) == 6
     assert sum(scores) / 6 == pytest.approx(summary["test/global/accuracy"])
 
@@ -203,6 +205,33 @@ def test_one_local_baseline_serves_two_runs(tmp_path, networks):
         method = fit(trainer_in(tmp_path, max_epochs=1, callbacks=baseline), LocalTrain(network))
         for name, values in method.evaluation.scores["test", "personalized"].items():
             np.testing.assert_array_equal(baseline.scores[name], values, err_msg=name)
+
+
+def test_local_training_gains_nothing_over_itself(tmp_path, networks):
+    """In the best round by validation, which is not the last, the baseline is the run itself."""
+    data = DigitsDataModule(6, protocol=SplitOwn(test=0.3, validation=0.3))
+    trainer = trainer_in(tmp_path, max_epochs=8, callbacks=LocalBaseline())
+    trainer.fit(LocalTrain(networks[0], lr=2.0), datamodule=FederatedLoop(data))
+    best = trainer.recorder.summary["best"]["round"]
+    assert best < 8
+    (run,) = read_runs([trainer.run_dir])
+    comparison = Comparison([run], "LocalTrain")
+    assert run.local.rounds.tolist() == [best, 8] and comparison.gained_of(run) == 0
+    np.testing.assert_array_equal(comparison.gains_of(run), np.zeros(6))
+    last = run.scores.of(8, "test/personalized/accuracy")
+    assert (last != run.scores.of(best, "test/personalized/accuracy")).any()
+
+
+def test_a_run_that_overflows_in_float64_has_its_result(tmp_path):
+    """Rate 1e40 for three steps: losses of 1e200 and more, whose squares are no float64."""
+    x = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
+    data = TensorDataModule(x, x.sum(1, keepdim=True), num_clients=3, seed=0)
+    trainer = trainer_in(tmp_path, max_epochs=1, precision="64-true")
+    method = FedAvg(torch.nn.Linear(3, 1), lr=1e40, local_steps=3)
+    trainer.fit(method, datamodule=FederatedLoop(data))
+    summary = json.loads((trainer.run_dir / "summary.json").read_text())
+    assert summary["finished"] and 1e200 < summary["test/global/loss"] < 1e308
+    assert 1 / 3 <= summary["distribution"]["test/global/loss"]["jain"] <= 1
 
 
 def test_one_recorder_records_two_runs(tmp_path, networks):

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from pfl.callbacks.run_result import compare, distributions, gains, peak_memory, versions
-from pfl.report.results import best_round
-from pfl.rounds.evaluation import worst_tenth
+from pfl.scores.distribution import worst_tenth
+from pfl.scores.names import ScoreName
+from pfl.scores.runs import best_round
 
 NAN = float("nan")
 VAL = {
@@ -47,50 +48,58 @@ def test_test_scores_never_select():
     assert best_round([]) is None
 
 
+def named(columns):
+    """Columns by the names of their scores."""
+    return {ScoreName.read(name): values for name, values in columns.items()}
+
+
 def test_compare_counts_gains_over_the_local_baseline():
     columns = {
-        "test_local_accuracy": np.array([0.5, 0.5, 0.5, 0.5, np.nan]),
-        "test_local_loss": np.array([1.0, 1.0, 1.0, 1.0, np.nan]),
-        "test_global_accuracy": np.array([0.0, 0.0, 0.0, 0.0, np.nan]),
-        "test_personalized_accuracy": np.array([0.7, 0.6, 0.5, 0.4, np.nan]),
+        "test/local/accuracy": np.array([0.5, 0.5, 0.5, 0.5, np.nan]),
+        "test/local/loss": np.array([1.0, 1.0, 1.0, 1.0, np.nan]),
+        "test/global/accuracy": np.array([0.0, 0.0, 0.0, 0.0, np.nan]),
+        "test/personalized/accuracy": np.array([0.7, 0.6, 0.5, 0.4, np.nan]),
     }
-    result = compare(columns)
+    result = compare(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
-    assert result["local/accuracy"] == 0.5 and result["local/accuracy_std"] == 0.0
-    del columns["test_personalized_accuracy"]
-    result = compare(columns)
+    assert result["test/local/accuracy"] == 0.5 and result["test/local/accuracy_std"] == 0.0
+    del columns["test/personalized/accuracy"]
+    result = compare(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.0, 0.0, 1.0)
     untested = {name: np.full(5, np.nan) for name in columns}
-    assert compare(untested) == {}
-    del columns["test_local_accuracy"]
-    assert compare(columns) == {}
+    assert compare(named(untested), {}) == {}
+    del columns["test/local/accuracy"], columns["test/local/loss"]
+    assert compare(named(columns), {}) == {}
 
 
 def test_compare_takes_a_lower_loss_as_a_gain():
     columns = {
-        "test_local_accuracy": np.full(4, np.nan),
-        "test_local_loss": np.array([1.0, 2.0, 3.0, 10.0]),
-        "test_global_loss": np.array([0.5, 2.0, 4.0, 5.0]),
-        "test_global_accuracy": np.full(4, np.nan),
+        "test/local/accuracy": np.full(4, np.nan),
+        "test/local/loss": np.array([1.0, 2.0, 3.0, 10.0]),
+        "test/global/loss": np.array([0.5, 2.0, 4.0, 5.0]),
+        "test/global/accuracy": np.full(4, np.nan),
     }
-    result = compare(columns)
+    result = compare(named(columns), {})
     assert (result["gained"], result["equal"], result["lost"]) == (0.5, 0.25, 0.25)
-    assert (result["local/loss"], result["local/loss_worst10"]) == (4.0, 10.0)
-    assert "local/accuracy" not in result
+    assert (result["test/local/loss"], result["test/local/loss_worst10"]) == (4.0, 10.0)
+    assert "test/local/accuracy" not in result
 
 
 def test_the_baseline_has_metrics_too_and_all_are_distributions():
     """An error of 0.1, 0.2 and 0.6, whose worst is the highest; one client has none."""
     local = {"accuracy": [0.5, 0.4, 0.3, 0.2], "loss": [1.0] * 4, "error": [0.1, 0.2, 0.6, NAN]}
-    columns = {f"test_local_{name}": np.array(values) for name, values in local.items()}
-    columns["test_global_accuracy"] = np.array([0.7, 0.4, 0.2, 0.4])
-    result = compare(columns, {"error": False})
-    assert result["local/error"] == pytest.approx(0.3) and result["local/error_worst10"] == 0.6
-    assert "local/loss" not in result
-    np.testing.assert_allclose(gains(columns), [0.2, 0, -0.1, 0.2], atol=1e-12)
-    numbers = distributions(columns, {"error": False})
+    columns = {f"test/local/{name}": np.array(values) for name, values in local.items()}
+    columns["test/global/accuracy"] = np.array([0.7, 0.4, 0.2, 0.4])
+    result = compare(named(columns), {"error": False})
+    assert (
+        result["test/local/error"] == pytest.approx(0.3)
+        and result["test/local/error_worst10"] == 0.6
+    )
+    assert "test/local/loss" not in result
+    np.testing.assert_allclose(gains(named(columns)), [0.2, 0, -0.1, 0.2], atol=1e-12)
+    numbers = distributions(named(columns), {"error": False})
     assert numbers.keys() == {*columns, "gain"}
-    assert numbers["test_local_error"]["best10"] == pytest.approx(0.1)
+    assert numbers["test/local/error"]["best10"] == pytest.approx(0.1)
     assert numbers["gain"]["mean"] == pytest.approx(0.3 / 4)
     # |differences| of 0.2, 0, -0.1, 0.2: 0.2, 0.3, 0, 0.1, 0.2, 0.3, each twice; over 2 16 0.075.
     assert numbers["gain"]["gini"] == pytest.approx(2.2 / (2 * 16 * 0.075))
@@ -107,3 +116,12 @@ def test_peak_memory_is_in_bytes_and_versions_are_the_installed_ones():
     assert 1e7 < peak_memory() < 1e12
     assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_the_gain_is_that_of_the_model_that_counts():
+    """After fine-tuning a client gains 0.2 and not 0.1, unless `select_by` names another model."""
+    columns = {"test/local/accuracy": 0.5, "test/global/accuracy": 0.6}
+    columns["test/finetuned/5/accuracy"] = 0.7
+    scores = named({name: np.array([value]) for name, value in columns.items()})
+    np.testing.assert_allclose(gains(scores), [0.2])
+    np.testing.assert_allclose(gains(scores, select_by="global/accuracy"), [0.1])

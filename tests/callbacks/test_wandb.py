@@ -13,7 +13,7 @@ import yaml
 
 from pfl.cli import main
 from pfl.configuration.messages import explain
-from pfl.report.client_scores import ClientScoresByRound
+from pfl.scores.table import ScoreTable
 from tests.cli.configurations import SMALL, changed
 from tests.commands import ROOT, table
 from tests.wandb_records import offline, read_records, rows_of, values
@@ -137,13 +137,13 @@ def test_scores_are_drawn_against_bytes_too(sent, history):
 
 
 def test_every_evaluation_has_a_histogram_over_clients(sent, history):
-    scores = ClientScoresByRound.read(sent[0])
-    rows = [row for row in history if "clients/test_personalized_accuracy" in row]
+    scores = ScoreTable.read(sent[0])
+    rows = [row for row in history if "clients/test/personalized/accuracy" in row]
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
-        histogram = row["clients/test_personalized_accuracy"]
+        histogram = row["clients/test/personalized/accuracy"]
         assert histogram["_type"] == "histogram"
-        clients = scores.of(row["round"], "test_personalized_accuracy")
+        clients = scores.of(row["round"], "test/personalized/accuracy")
         edges = np.array(histogram["bins"]) + np.append(
             np.full(64, -1e-6), 1e-6
         )  # the file has float32
@@ -186,10 +186,10 @@ def test_the_scores_of_all_evaluations_are_a_table(sent, history):
     path = sent[1] / "files" / row["clients_by_round"]["path"]
     content = json.loads(path.read_text())
     assert content["columns"][:2] == ["round", "client"] and len(content["data"]) == ROUNDS * 6
-    place = content["columns"].index("test_global_loss")
-    scores = ClientScoresByRound.read(sent[0])
+    place = content["columns"].index("test/global/loss")
+    scores = ScoreTable.read(sent[0])
     for cells in content["data"]:
-        expected = scores.of(cells[0], "test_global_loss")[cells[1]]
+        expected = scores.of(cells[0], "test/global/loss")[cells[1]]
         assert cells[place] == pytest.approx(expected)
 
 
@@ -267,7 +267,7 @@ def test_summary_has_the_final_numbers(sent):
     expected = json.loads((sent[0] / "summary.json").read_text())
     for name in ("test/global/accuracy", "test/personalized/accuracy", "comm/uplink_bytes"):
         assert summary[name] == pytest.approx(expected[name])
-    for name in ("round", "partition_hash", "protocol", "local/accuracy", "gained", "seed"):
+    for name in ("round", "partition_hash", "protocol", "test/local/accuracy", "gained", "seed"):
         assert summary[name] == expected[name], name
     assert summary["best"]["round"] == expected["best"]["round"]
     assert tables(summary)

@@ -28,21 +28,21 @@ def test_a_run_reports_them_everywhere(tmp_path):
     clients, summary = table(tmp_path / "small/clients.csv"), tmp_path / "small/summary.json"
     numbers = json.loads(summary.read_text())
     for name in ("f1_score", "auroc"):
-        column = np.array([float(row[f"test_global_{name}"]) for row in clients])
+        column = np.array([float(row[f"test/global/{name}"]) for row in clients])
         have = column[~np.isnan(column)]
         assert 0 < len(have) <= 6 and have.min() >= 0 and have.max() <= 1
         last = table(tmp_path / "small/metrics.csv")[-1]
         assert float(last[f"test/global/{name}"]) == pytest.approx(have.mean())
         assert float(last[f"test/global/{name}_clients"]) == len(have)
         assert numbers[f"test/global/{name}"] == pytest.approx(have.mean())
-        median = numbers["distribution"][f"test_global_{name}"]["q50"]
+        median = numbers["distribution"][f"test/global/{name}"]["q50"]
         assert median == pytest.approx(np.median(have))
         lines = [line.split() for line in out.splitlines()]
         assert ["test", name, "mean", "std", "worst", "10%", "clients"] in lines
         worst = [f"{float(last[f'test/global/{name}{x}']):.4f}" for x in ("", "_std", "_worst10")]
         assert ["global", *worst, str(len(have))] in lines
-        assert f"local/{name}" in numbers and f"test_local_{name}" in clients[0]
-    assert {"gini", "q50"} <= numbers["distribution"]["test_global_accuracy"].keys()
+        assert f"test/local/{name}" in numbers and f"test/local/{name}" in clients[0]
+    assert {"gini", "q50"} <= numbers["distribution"]["test/global/accuracy"].keys()
     # The saved configuration repeats the run.
     again = call("fit", "--config", tmp_path / "small/config.yaml", "--trainer.name=again", root)
     assert again[0] == 0
@@ -54,7 +54,7 @@ def test_names_are_keys(tmp_path):
     given = ("--config", write(tmp_path / "c.yaml", config), "--trainer.max_epochs=1")
     status, _, err = call("fit", *given, f"--trainer.default_root_dir={tmp_path}")
     assert (status, err) == (0, "")
-    assert {"test_global_micro", "test_global_area"} <= table(tmp_path / "small/clients.csv")[
+    assert {"test/global/micro", "test/global/area"} <= table(tmp_path / "small/clients.csv")[
         0
     ].keys()
 

@@ -20,7 +20,7 @@ from pfl.engines.memory import clients_that_fit
 from pfl.engines.oracle import Oracle
 from pfl.method import set_up
 from pfl.parameters import ParameterSpace
-from pfl.rounds.evaluation import ClientScores
+from pfl.scores.evaluation import ClientScores
 from tests.problems import least_squares, run
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.

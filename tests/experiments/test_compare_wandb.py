@@ -7,7 +7,7 @@ import wandb
 import yaml
 
 from pfl.experiments import Results
-from pfl.experiments.results import markdown
+from pfl.report.table import Table, markdown
 from tests.cli.configurations import SMALL, changed
 from tests.commands import call
 from tests.refusal import refused
@@ -35,7 +35,7 @@ def test_a_comparison_is_a_run_of_its_own(tmp_path, tmp_path_factory):
     written = (out / "comparison.md").read_text()
     for name in ("scores", "statistics"):
         content = json.loads((file.parent / "files" / row[name]["path"]).read_text())
-        assert markdown([content["columns"], *content["data"]]) in written
+        assert markdown(Table(content["columns"], content["data"])) in written
     assert "| auroc |" in written
     image = file.parent / "files" / row["curves"]["path"]
     assert image.read_bytes().startswith(b"\x89PNG")

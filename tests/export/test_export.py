@@ -112,13 +112,13 @@ def test_models_score_without_pfl_as_in_the_run(exported, tmp_path):
         if client is None:  # all samples together: the mean weighs clients by their samples
             sizes = [int(row["test_samples"]) for row in rows]
             expected = [
-                np.average([float(row[f"test_global_{k}"]) for row in rows], weights=sizes)
+                np.average([float(row[f"test/global/{k}"]) for row in rows], weights=sizes)
                 for k in ("accuracy", "loss")
             ]
         else:
             kind = "unseen/0" if client == 5 else "personalized"
             row = table(run / "clients.csv")[client]
-            expected = [float(row[f"test_{kind}_{k}"]) for k in ("accuracy", "loss")]
+            expected = [float(row[f"test/{kind}/{k}"]) for k in ("accuracy", "loss")]
         np.testing.assert_allclose(scores[str(folder)], expected, rtol=2e-6)
 
 
@@ -137,7 +137,7 @@ def test_the_card_says_where_the_model_comes_from(exported):
     assert card["seed"] == {"seed_everything": 0, "data": 0, "loop": 0}
     assert card["data"]["init_args"]["partition"]["init_args"]["alpha"] == 1.0
     assert card["versions"]["run"] == summary["versions"]
-    assert card["scores"]["test_personalized_loss"] == float(row["test_personalized_loss"])
+    assert card["scores"]["test/personalized/loss"] == float(row["test/personalized/loss"])
     assert card["scores"]["train_samples"] == int(row["train_samples"])
     whole = json.loads((out / "global" / "card.json").read_text())
     assert whole["scores"]["test/global/accuracy"] == summary["test/global/accuracy"]

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from pfl.report import comparison_tables as tables
-from pfl.report.client_scores import ClientScoresByRound
 from pfl.report.comparison import Comparison
 from pfl.report.comparison_figures import (
     _cliques,
@@ -18,7 +17,11 @@ from pfl.report.comparison_figures import (
     rank_diagram,
     scatter,
 )
-from pfl.report.results import Run, kinds
+from pfl.report.table import Column, Estimate, Table, csv
+from pfl.scores.names import models_of
+from pfl.scores.runs import Run, columns_of
+from pfl.scores.table import ScoreTable
+from tests.refusal import refused
 
 
 def run(label, seed, tests, validations=None, kind="global", clients=None, **more):
@@ -33,17 +36,22 @@ def run(label, seed, tests, validations=None, kind="global", clients=None, **mor
         rows.append(row)
     scores = None
     if clients is not None:
-        values = np.asarray(clients, np.float32)[:, None]
-        column = [f"test_{kind}_accuracy"]
-        scores = ClientScoresByRound(np.arange(1, len(values) + 1), column, values)
+        scores = by_round(f"test/{kind}/accuracy", clients)
     summary = {"wall_seconds": 2.0, "finished": True, **more.pop("summary", {})}
     return Run(label, seed, Path(), rows=rows, summary=summary, scores=scores, **more)
 
 
-def cell(cells, label, column):
+def by_round(name, values):
+    """The table of a score of all clients, [rounds, clients]."""
+    return ScoreTable.from_rounds(
+        {number: {name: np.array(scores)} for number, scores in enumerate(values, 1)}
+    )
+
+
+def cell(table, label, column):
     """One cell of a table."""
-    row = next(row for row in cells if row[0] == label)
-    return row[cells[0].index(column)]
+    row = next(row for row in table.cells if row[0] == label)
+    return row[table.heads.index(column)]
 
 
 def test_validation_chooses_the_round_and_not_the_test():
@@ -61,13 +69,13 @@ def test_the_overview_of_a_grid_is_sorted_by_mean_rank():
     first = [run("A", s, [0.5]) for s in (0, 1)] + [run("B", s, [0.6 + s / 10]) for s in (0, 1)]
     second = [run("A", 0, [0.9]), run("B", 0, [0.8])]
     points = [Comparison(first, "A", title="x"), Comparison(second, "A", title="y")]
-    assert tables.overview_table(points) == [
+    assert tables.overview_table(points).cells == [
         ["method", "model", "x", "y", "mean rank"],
         ["B", "global", "0.6500 ± 0.0707", "0.8000", "1.33"],
         ["A", "global", "0.5000 ± 0.0000", "0.9000", "1.67"],
     ]
     lacking = Comparison([*first, run("C", 0, [0.1])], "A", title="x")
-    assert tables.overview_table([lacking])[-1] == ["C", "global", "0.1000", "–"]
+    assert tables.overview_table([lacking]).cells[-1] == ["C", "global", "0.1000", "–"]
 
 
 def test_without_validation_the_last_round_counts_and_the_table_says_so():
@@ -157,8 +165,8 @@ def test_pairs_are_clients_of_the_same_seed():
 
 
 def test_a_method_without_scores_of_clients_gets_dashes():
-    cells = tables.statistics_table(Comparison([run("A", 0, [0.5]), run("B", 0, [0.5])], "A"))
-    assert cells[1] == ["B", *["–"] * 6]
+    cells = tables.statistics_table(Comparison([run("A", 0, [0.5]), run("B", 0, [0.5])], "A")).cells
+    assert cells[1] == ["B", "global", *["–"] * 6]
 
 
 def test_unequal_budgets_are_pointed_out():
@@ -172,20 +180,22 @@ def test_unequal_budgets_are_pointed_out():
 
 
 def test_a_cut_run_has_no_seconds_and_no_gain_over_training_alone():
-    """Both are known of whole runs only."""
-    one = with_baseline(run("A", 0, [0.5, 0.6], clients=[[0.5, 0.5], [0.6, 0.6]]), 0.1, 0.1)
+    """The seconds are known of the whole run, and the local baseline of its last round only."""
+    one = run("A", 0, [0.5, 0.6], clients=[[0.5, 0.5], [0.6, 0.6]])
+    local = {2: {"test/local/accuracy": np.array([0.1, 0.1])}}
+    one = replace(one, local=ScoreTable.from_rounds(local))
     whole, cut = (
         tables.score_table(Comparison([one], "A", budget)) for budget in (None, ("rounds", 1))
     )
     assert cell(whole, "A", "seconds") == "2.0" and cell(whole, "A", "gained") == "100%"
-    assert cell(cut, "A", "seconds") == "–" and "gained" not in cut[0]
+    assert cell(cut, "A", "seconds") == "–" and "gained" not in cut.heads
 
 
 def test_a_method_that_lost_a_seed_is_not_judged_by_the_others():
     runs = [run(name, s, [0.5], clients=[[0.5, 0.6]]) for name in "AB" for s in (0, 1)]
     runs[3] = replace(runs[3], diverged=True)
-    cells = tables.statistics_table(Comparison(runs, "A"))
-    assert cells[1] == ["B", *["–"] * 6]
+    cells = tables.statistics_table(Comparison(runs, "A")).cells
+    assert cells[1] == ["B", "global", *["–"] * 6]
 
 
 def test_runs_with_other_partitions_are_not_paired():
@@ -212,7 +222,7 @@ def test_ranks_of_points_with_other_scores_and_other_methods():
     for one in second:
         one.rows[0]["test/global/loss"] = one.rows[0].pop("test/global/accuracy")
     points = [Comparison(first, "A", title="x"), Comparison(second, "A", title="y")]
-    rows = [[row[0], row[-1]] for row in tables.overview_table(points)[1:]]
+    rows = [[row[0], row[-1]] for row in tables.overview_table(points).cells[1:]]
     assert rows == [["A", "1.00"], ["B", "2.00"], ["C", "–"]]
 
 
@@ -224,9 +234,8 @@ def test_a_diverged_run_is_named_and_has_no_mean():
 
 
 def with_baseline(one, *alone):
-    """The run with scores that its clients reach alone, as `clients.csv` has them."""
-    one.__dict__["clients"] = {"test_local_accuracy": np.array(alone)}
-    return one
+    """The run with scores that its clients reach alone, the same after each round."""
+    return replace(one, local=by_round("test/local/accuracy", [alone] * len(one.rows)))
 
 
 def test_the_share_of_clients_that_gained_over_alone():
@@ -248,7 +257,7 @@ def test_metrics_of_the_model_that_counts_have_columns():
         row |= {"test/global/f1": 0.25 + number, "test/global/f1_clients": 3.0}
     cells = tables.score_table(Comparison(runs, "A"))
     assert cell(cells, "A", "f1") == "1.2500" and cell(cells, "B", "f1") == "–"
-    assert len({len(row) for row in cells}) == 1
+    assert len({len(row) for row in cells.cells}) == 1
 
 
 @pytest.mark.parametrize(("smaller_is_better", "row", "wins"), [(True, 1, 2), (False, 2, 1)])
@@ -258,7 +267,7 @@ def test_another_score_can_count(smaller_is_better, row, wins):
     Of A's three clients, two have a smaller error than under B in round 2, and one has a larger one
     in round 3; the accuracies, 0.9 and 0.1, do not count.
     """
-    error, better = "test_global_error", not smaller_is_better
+    error, better = "test/global/error", not smaller_is_better
     runs = [run("A", 0, [0.1, 0.9, 0.1], [0.1, 0.2, 0.3]), run("B", 0, [0.2])]
     values = {"A": [[9, 9, 9], [1, 1, 3], [2, 2, 3]], "B": [[2, 2, 2]]}
     for one in runs:
@@ -266,16 +275,11 @@ def test_another_score_can_count(smaller_is_better, row, wins):
             entry |= {"test/global/error": np.mean(values[one.label][number])}
             entry |= {"test/global/error_clients": 3.0}
             entry |= {"val/global/error": [0.3, 0.1, 0.5][number]}
-    scores = {
-        label: ClientScoresByRound(
-            np.arange(1, len(by_round) + 1),
-            [error],
-            np.array(by_round, np.float32)[:, None],
-            {"error": better},
-        )
-        for label, by_round in values.items()
-    }
-    runs = [replace(one, scores=scores[one.label]) for one in runs]
+    scores = {label: by_round(error, np.array(rounds, float)) for label, rounds in values.items()}
+    runs = [
+        replace(one, scores=scores[one.label], summary={"higher_is_better": {"error": better}})
+        for one in runs
+    ]
     comparison = Comparison(runs, "B", metric="error")
     cells = tables.score_table(comparison)
     assert cell(cells, "A", "global") == f"{np.mean(values['A'][row]):.4f}"
@@ -287,19 +291,19 @@ def test_another_score_can_count(smaller_is_better, row, wins):
 def test_kinds_come_in_the_order_of_the_table():
     names = ["unseen/0", "finetuned/10", "finetuned/5", "personalized", "global"]
     runs = [run("A", 0, [0.5], kind=name) for name in names]
-    assert kinds(runs, "accuracy") == names[::-1]
-    head = tables.score_table(Comparison(runs[:3], "A"))[0]
-    assert head[1:4] == ["finetuned, k = 5", "finetuned, k = 10", "unseen, k = 0"]
+    assert models_of(columns_of(row for one in runs for row in one.rows), "accuracy") == names[::-1]
+    heads = tables.score_table(Comparison(runs[:3], "A")).heads
+    assert heads[2:5] == ["finetuned/5", "finetuned/10", "unseen/0"]
 
 
 def test_formats():
-    cells = [["method", "a_b"], ["FedAvg", "50% ± 1"]]
+    cells = Table(["method", "a_b"], [["FedAvg", "50% ± 1"]])
     assert tables.markdown(cells) == "| method | a_b |\n|---|---|\n| FedAvg | 50% ± 1 |\n"
     assert tables.text(cells).splitlines()[2] == "FedAvg  50% ± 1"
     latex = tables.latex(cells)
     assert r"method & a\_b \\" in latex and r"FedAvg & 50\% $\pm$ 1 \\" in latex
     assert r"\begin{tabular}{lr}" in latex and r"\bottomrule" in latex
-    assert tables.markdown([["a|b"]]).startswith(r"| a\|b |")
+    assert tables.markdown(Table(["a|b"])).startswith(r"| a\|b |")
     assert tables.escaped("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
 
@@ -342,7 +346,7 @@ def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
     notes = Comparison(runs, "A", tuning={"A": {"trials": 20}}).notes()
     assert "Unequal tuning: B had 0 trials, A 20." in notes
     assert "tuned with equal" in Comparison(runs, "A", tuning={"A": {}}).notes()[-1]
-    assert "tuning trials" not in tables.score_table(Comparison(runs, "A"))[0]
+    assert "tuning trials" not in tables.score_table(Comparison(runs, "A")).heads
 
 
 def test_communication_takes_the_mean_clients_bytes():
@@ -359,3 +363,103 @@ def test_communication_takes_the_mean_clients_bytes():
     (line,) = communication(comparison, 400).axes[0].lines
     assert line.get_xydata().tolist() == [[1, 2], [2, 5]]
     assert communication(Comparison([run("A", 0, [0.5])], "A"), 400) is None
+
+
+# ---- which model counts --------------------------------------------------------------------------
+
+
+def finetuned(label, seed=0, **choice):
+    """A run with global models (0.5, and per client) and after 1 and 5 steps (0.6 and 0.7)."""
+    one = run(label, seed, [0.5], [0.5], clients=[[0.25, 0.75]], summary=choice)
+    scores = {"test/global/accuracy": np.array([0.25, 0.75])}
+    for steps, mean in ((1, 0.6), (5, 0.7)):
+        one.rows[0][f"test/finetuned/{steps}/accuracy"] = mean
+        one.rows[0][f"test/finetuned/{steps}/accuracy_worst10"] = mean / 7
+        scores[f"test/finetuned/{steps}/accuracy"] = np.array([mean, mean])
+    return replace(one, scores=ScoreTable.from_rounds({1: scores}))
+
+
+@pytest.mark.parametrize(
+    ("metric", "select_by", "model", "difference", "worst"),
+    [
+        (None, None, "finetuned/5", 0.7 - 0.4, "0.1000"),  # the file asks for fine-tuning
+        (None, "global/accuracy", "global", 0.5 - 0.4, "0.2500"),  # told otherwise
+        ("finetuned/1/accuracy", "global/accuracy", "finetuned/1", None, "0.0857"),
+        ("global/accuracy", None, "global", 0.5 - 0.4, "0.2500"),
+    ],
+)
+def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, difference, worst):
+    """Statistics, worst tenth and ranks are those of the model that the table names."""
+    runs = [run("A", 0, [0.4], [0.4], clients=[[0.4, 0.4]]), finetuned("B", select_by=select_by)]
+    comparison = Comparison(runs, "A", metric=metric)
+    cells = tables.score_table(comparison)
+    assert cell(cells, "B", "model") == model and cell(cells, "B", "worst 10%") == worst
+    (result, _) = comparison.statistics["B"]
+    if difference is None:  # A has no such model
+        assert cell(cells, "A", "model") == "–" and result.pairs == 0
+    else:
+        assert result.difference == pytest.approx(difference, abs=1e-6)
+        assert cell(tables.overview_table([comparison]), "B", "mean rank") == "1.00"
+
+
+def test_a_score_that_no_run_has_is_named_with_those_that_there_are():
+    with refused("compare: metric: finetuned/9/accuracy", "global/accuracy, finetuned/1/accuracy"):
+        Comparison([finetuned("A")], "A", metric="finetuned/9/accuracy")
+
+
+def test_gained_compares_the_same_round_of_both():
+    """Round 1 is the best: 0.6 beats the baseline's 0.5 of that round, and not its later 0.7."""
+    one = run("A", 0, [0.6, 0.4], [0.9, 0.1], clients=[[0.6, 0.6], [0.4, 0.4]])
+    local = by_round("test/local/accuracy", [[0.5, 0.7], [0.7, 0.7]])
+    one = replace(one, local=local)
+    assert Comparison([one], "A").gained_of(one) == 0.5
+
+
+# ---- LaTeX ---------------------------------------------------------------------------------------
+
+
+def test_latex_for_a_paper():
+    """Shares in percent, the best of each column in bold, chosen columns, and means ± std.
+
+    Of 0.5 and 0.7: mean 60, deviation 10 √2 = 14.14; the smaller number of steps is the best.
+    """
+    columns = ["method", Column("score", ".4f", True, is_share=True), Column("steps", ".0f", False)]
+    rows = [["A_1", Estimate(0.5, 0.01), 3], ["B", Estimate(0.7), 4], ["C", None, None]]
+    table = Table([*columns, "notes"], [[*row, "x"] for row in rows], "A & B", "tab:ab")
+    lines = tables.latex(
+        table, percent=True, mean=True, columns=["method", "score", "steps"]
+    ).splitlines()
+    assert lines[:4] == [r"\begin{table}", r"\centering", r"\caption{A \& B}", r"\label{tab:ab}"]
+    assert lines[6:] == [
+        r"method & score (\%) & steps \\",
+        r"\midrule",
+        r"A\_1 & 50.00 $\pm$ 1.00 & \textbf{3} \\",
+        r"B & \textbf{70.00} & 4 \\",
+        r"C & -- & -- \\",
+        r"\midrule",
+        r"mean $\pm$ std & 60.00 $\pm$ 14.14 & 4 $\pm$ 1 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    with refused("columns: 'other'", "method or score or steps or notes"):
+        tables.latex(table, columns=["other"])
+
+
+def test_no_title_leaves_its_place_in_latex():
+    comparison = Comparison([run("A", 0, [0.5])], "A", title="% a\n\\input{b}")
+    caption = next(
+        line
+        for line in tables.latex(tables.score_table(comparison)).splitlines()
+        if "caption" in line
+    )
+    assert caption.startswith(r"\caption{\% a \textbackslash{}input\{b\}. The score is accuracy.")
+
+
+def test_a_table_as_csv_has_exact_numbers():
+    table = Table(["method", "score"], [["=A1", Estimate(1 / 3, 0.5)], ["-", Estimate(0.5)]])
+    assert csv(table).decode().splitlines() == [
+        "method,score,score std",
+        "'=A1,0.3333333333333333,0.5",
+        "'-,0.5,",
+    ]

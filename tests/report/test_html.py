@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pfl.cli.main import main
-from pfl.report.folders import read_runs
+from pfl.scores.runs import read_runs
+from pfl.scores.table import append
 from tests.commands import call
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -34,7 +35,7 @@ def write_run(folder, name="FedAvg", seed=0, clients=3, rounds=2, bonus=0.0, **s
         {"client": i, "train_samples": 5 + i, "label_0": i, "label_1": 5} for i in range(clients)
     ]
     for i, row in enumerate(scores):
-        row |= {"test_global_accuracy": 0.2 * i + bonus, "test_local_accuracy": 0.25}
+        row |= {"test/global/accuracy": 0.2 * i + bonus, "test/local/accuracy": 0.25}
         row |= {"uplink_bytes": 100, "downlink_bytes": 300}
     write_csv(folder / "clients.csv", scores)
     (folder / "config.yaml").write_text(
@@ -57,6 +58,13 @@ def write_csv(path, rows):
         writer = csv.DictWriter(file, list(rows[0]))
         writer.writeheader()
         writer.writerows(rows)
+
+
+def add_column(path, name, values):
+    """Adds a column to a table."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    write_csv(path, [{**row, name: value} for row, value in zip(rows, values, strict=True)])
 
 
 class Page(HTMLParser):
@@ -142,6 +150,19 @@ def test_the_numbers_are_those_of_the_runs(folder):
         assert float(values["gained"]) == pytest.approx((1 / 3, 2 / 3)[place])
 
 
+def test_another_model_can_count(folder):
+    """Of FedSLR the models after 5 steps count, unless `--metric` names another model."""
+    path = folder / "FedSLR" / "seed0" / "metrics.csv"
+    add_column(path, "test/finetuned/5/accuracy", [0.75, 0.75])
+    heads, *table = Page(report(folder)).tables[0]
+    row = dict(zip(heads, next(r for r in table if r[:2] == ["FedSLR", "0"]), strict=True))
+    assert (row["model"], row["finetuned/5"], row["worst 10%"]) == ("finetuned/5", "0.75", "")
+    status, _, error = call("report", folder, "--metric", "global/loss")
+    assert status == 2 and "the runs have accuracy" in error
+    heads, *table = Page(report(folder, "--metric", "global/accuracy")).tables[0]
+    assert {row[heads.index("model")] for row in table} == {"global"}
+
+
 def test_curves_have_every_axis(folder):
     """Two rounds, of 2 MB and 10 gradients each."""
     data = figures(Page(report(folder)))[0]
@@ -159,8 +180,8 @@ def test_a_client_tells_labels_sizes_scores_and_gain(folder):
         "samples: 7 training",
         "labels: 1: 5, 0: 2",
         "global: 0.4000",
-        "alone: 0.2500",
-        "gain over alone: +0.1500",
+        "local: 0.2500",
+        "gain over local: +0.1500",
         "sent 100 B, received 300 B",
     ]
 
@@ -173,6 +194,64 @@ def test_words_of_runs_are_escaped(tmp_path):
     assert not [script for script in page.scripts if script.strip().startswith("bad")]
     assert evil in "".join(page.words) and "3 clients <&>" in "".join(page.words)
     assert "</pre><script>bad()" in "".join(page.words)  # of the configuration
+
+
+def test_no_value_of_a_run_can_leave_its_place(tmp_path):
+    """Versions, the engine, names of clients and the hash stand in the page as text alone."""
+    evil = '#"><script>bad()</script><img src=x>'
+    summary = {"versions": {evil: evil}, "engine": evil, "partition_hash": evil, "protocol": evil}
+    write_run(tmp_path / "runs" / "a", evil, **summary)
+    add_column(tmp_path / "runs" / "a" / "clients.csv", "name", [evil] * 3)
+    page = Page(report(tmp_path / "runs"))
+    assert all(address.startswith("#run-") for address in page.addresses)
+    assert not [script for script in page.scripts if script.strip().startswith("bad")]
+    assert [evil, evil] in page.tables[-1] and ["engine", evil] in page.tables[-1]
+    (text, *_) = next(f for f in figures(page) if "text" in f[0])[0]["text"]
+    assert "<script" not in text and "&lt;script&gt;bad()" in text
+
+
+def test_named_clients_have_their_names(tmp_path):
+    write_run(tmp_path / "runs" / "a")
+    names = [f"hospital {number}" for number in range(3)]
+    add_column(tmp_path / "runs" / "a" / "clients.csv", "name", names)
+    page = Page(report(tmp_path / "runs"))
+    assert [row[:2] for row in page.tables[1][1:]] == [[str(i), f"hospital {i}"] for i in range(3)]
+    text = next(f for f in figures(page) if "text" in f[0])[0]["text"][2]
+    assert text.startswith("<b>client 2, hospital 2</b>")
+
+
+DAMAGE = {
+    "summary.json": ["{", "[]", "3", '{"seed": "x"}', '{"versions": 3}', '{"select_by": 1}'],
+    "clients.csv": ["", "client\nx\n", "client,a\n1\n", "client,train_samples\n0,1\n"],
+    "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n", "round,a\n1,2,3\n"],
+    "config.yaml": ["a: [", "- 1", "seed_everything: x\n", "\0", "model: 3"],
+    "outcome.json": ["{", "[1]"],
+    "client_scores.npy": ["", "text", "\x93NUMPY\x01\x00"],
+    "local_scores.npy": ["text"],
+    "collaboration.csv": ["round,client\n1,x\n", "round,a\n1,2\n", ""],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]]
+)
+@pytest.mark.parametrize("command", ["report", "compare"])
+def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, name, content):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "a", clients=3)
+    if name == "config.yaml" and content != "a: [":  # whose content the summary may lack
+        path = tmp_path / "runs" / "a" / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seed": None, "algorithm": 0}))
+    if name == "clients.csv" and "train" in content:  # fewer clients than in the scores
+        loss = {"test/global/accuracy": np.zeros(3)}
+        append(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
+    (tmp_path / "runs" / "a" / name).write_text(content, "latin-1")
+    status, errors = main([command, "runs"]), capsys.readouterr().err
+    if status:
+        assert status == 2 and errors.startswith("error: runs/a"), errors
+        assert errors.count("\n") == 1 and ("damaged" in errors or "client" in errors)
+    else:  # the command does not read this file
+        assert command == "compare" and name in ("collaboration.csv", "clients.csv")
 
 
 def test_the_configuration_and_versions_are_there(folder):

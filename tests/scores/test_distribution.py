@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from pfl.report.distribution import direction, distribution, gini, jain
+from pfl.scores.distribution import distribution, gini, jain
+from pfl.scores.names import direction
 
 NAN = float("nan")
 
@@ -61,8 +62,16 @@ def test_nobody_counts():
     assert distribution(np.full(3, NAN)) == {}
 
 
-def test_the_direction_of_a_column_is_that_of_its_longest_name():
+def test_the_direction_of_a_score_is_that_of_its_number():
     metrics = {"accuracy_loss": None, "error": False, "balanced_accuracy": True}
-    expected = {"test_global_accuracy_loss": None, "test_local_error": False, "train_samples": None}
-    expected |= {"val_global_loss": False, "test_finetuned/5_balanced_accuracy": True}
+    expected = {"test/global/accuracy_loss": None, "test/local/error": False, "train_samples": None}
+    expected |= {"val/global/loss": False, "test/finetuned/5/balanced_accuracy": True}
     assert {name: direction(name, metrics) for name in expected} == expected
+
+
+def test_scores_of_models_that_diverged_overflow_nothing():
+    """Squares of 1e200 have no float64; the index of (1, 3) is 16/20 at any scale."""
+    assert jain(np.array([1e200, 3e200])) == pytest.approx(0.8)
+    assert math.isnan(jain(np.array([1.0, math.inf])))
+    numbers = distribution(np.array([1e300, 1e308, 1.5e308]), higher_is_better=False)
+    assert numbers["worst10"] == 1.5e308 and numbers["q50"] == 1e308

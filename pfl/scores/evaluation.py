@@ -15,7 +15,9 @@ from torch import Tensor
 from datamodules.errors import require
 from pfl.clients import Clients
 from pfl.engines.oracle import Oracle
-from pfl.rounds.metrics import ClientMetrics
+from pfl.scores.distribution import worst_tenth
+from pfl.scores.metrics import ClientMetrics
+from pfl.scores.names import Directions, ScoreName, direction
 
 
 class Scores(NamedTuple):
@@ -154,13 +156,24 @@ class ClientScores(torchmetrics.Metric):
         return result
 
 
-def numbers_of(scores: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the columns of scores that are recorded for each client: all but `count`."""
-    return {name: values for name, values in scores.items() if name != "count"}
+def by_name(
+    scores: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
+) -> dict[ScoreName, np.ndarray]:
+    """Returns what is recorded for each client, [M] by name: all scores but their `count`.
+
+    Args:
+        scores: What `ClientScores.compute` returns, by split and model.
+    """
+    return {
+        ScoreName(split, model, number): values
+        for (split, model), numbers in scores.items()
+        for number, values in numbers.items()
+        if number != "count"
+    }
 
 
 def summarize(
-    scores: dict[str, np.ndarray], higher_is_better: Mapping[str, bool | None] | None = None
+    scores: dict[str, np.ndarray], higher_is_better: Directions | None = None
 ) -> dict[str, float]:
     """Returns the reported numbers of accuracy, loss and metrics over clients that have samples.
 
@@ -185,33 +198,26 @@ def summarize(
         values = scores[name][have]
         if name == "accuracy" and np.isnan(values).all():
             continue
-        result |= client_mean(name, values, name == "accuracy")
+        result |= client_mean(name, values)
         result[f"{name}_pooled"] = float(np.average(values, weights=count[have]))
-    for name, higher in (higher_is_better or {}).items():
+    for name in higher_is_better or {}:
         values = scores[name][~np.isnan(scores[name])]
         if len(values):
-            result |= client_mean(name, values, higher)
+            result |= client_mean(name, values, higher_is_better)
         result[f"{name}_clients"] = float(len(values))
     return result
 
 
-def client_mean(name: str, values: np.ndarray, higher_is_better: bool | None) -> dict[str, float]:
+def client_mean(
+    name: str | ScoreName, values: np.ndarray, metrics: Directions | None = None
+) -> dict[str, float]:
     """Returns the mean over clients as `name`, and `_std` and `_worst10` of `summarize`."""
-    result = {name: float(values.mean()), f"{name}_std": float(values.std())}
-    if higher_is_better is not None:
-        sign = 1 if higher_is_better else -1
+    with np.errstate(over="ignore", invalid="ignore"):  # models that diverged
+        result = {str(name): float(values.mean()), f"{name}_std": float(values.std())}
+    if (higher := direction(name, metrics)) is not None:
+        sign = 1 if higher else -1
         result[f"{name}_worst10"] = sign * worst_tenth(sign * values)
     return result
-
-
-def worst_tenth(values: np.ndarray) -> float:
-    """Returns the mean of the lowest tenth of the values, rounded up to a whole number of values.
-
-    NaN, the loss of a model that diverged, is the worst of all.
-    """
-    if np.isnan(values).any():
-        return math.nan
-    return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())
 
 
 def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) -> Iterator[Scores]:
@@ -227,25 +233,12 @@ def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) 
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
-        predicted = split(oracle, outputs, batch.targets, batch.counts) if keep else ()
+        predicted: list[tuple[Tensor, Tensor]] = []
+        if keep:
+            real = zip(outputs.cpu(), batch.targets.cpu(), batch.counts, strict=True)
+            predicted = [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in real]
         counts, number = oracle.runner.target_counts(batch.targets, 2), torch.tensor(batch.counts)
         if counts is not None:  # sequences: each real target counts once
             counts = counts * (batch.sample_weights(losses.dtype) > 0)
             losses, correct, number = losses * counts, correct * counts, counts.sum(1)
         yield Scores(ids[rows], losses.sum(1), correct.sum(1), number, predicted)
-
-
-def split(
-    oracle: Oracle, outputs: Tensor, targets: Tensor, counts: Sequence[int]
-) -> list[tuple[Tensor, Tensor]]:
-    """Returns each client's outputs and targets as metrics expect them, on the host.
-
-    Args:
-        oracle: Knows the loss, and so what the outputs mean.
-        outputs: [C, B, ...], of which the first `counts` of each row are real.
-        targets: [C, B, ...].
-        counts: [C].
-    """
-    outputs, targets = outputs.cpu(), targets.cpu()
-    rows = zip(outputs, targets, counts, strict=True)
-    return [oracle.runner.predicted(o[:n], t[:n]) for o, t, n in rows]

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 9999
-ROUNDING = 2.0**-22  # of differences of differences of float32 numbers, relative to the numbers
+ROUNDING = 2.0**-22  # two differences closer than this, relative to the scores, are equal: float32
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def holm(p: Sequence[float]) -> list[float]:
     """Returns p-values corrected for several comparisons by Holm's step-down method (1979).
 
     The smallest of m p-values is multiplied by m, the next by m - 1, and so on; a corrected value
-    is never below that of a smaller p-value. NaN stays NaN and is no comparison.
+    is never below that of a smaller p-value. NaN stays NaN and does not count as a comparison.
 
     Example:
         >>> [round(value, 2) for value in holm([0.01, 0.04, 0.03])]

@@ -27,7 +27,7 @@ from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.clients import Clients
 from pfl.method.scoring import predictions
 from pfl.rounds.loop import FederatedLoop
-from pfl.rounds.metrics import ClientMetrics
+from pfl.scores.metrics import ClientMetrics
 from tests.networks import put
 from tests.problems import run
 from tests.refusal import refused
@@ -151,6 +151,40 @@ def test_a_score_that_cannot_select_is_refused(name, words):
     metrics = {"error": MulticlassCalibrationError(CLASSES), "unclear": MeanMetric()}
     with refused("loop.select_by", words):
         FederatedLoop(data(SplitOwn()), metrics=metrics, select_by=name)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        (
+            "finetuned/9/accuracy",
+            "global, personalized, finetuned/0, finetuned/5, unseen/0, unseen/5",
+        ),
+        ("unseen/7/loss", "unseen/0, unseen/5"),
+        ("finetuned/loss", "validation score"),
+        ("global/5/loss", "validation score"),
+        ("local/loss", "validation score"),  # the local baseline has no validation scores
+    ],
+)
+def test_a_model_that_is_not_scored_is_refused(name, words):
+    with refused("loop.select_by", words):
+        FederatedLoop(data(SplitOwn()), finetune=[0, 5], select_by=name)
+
+
+@pytest.mark.parametrize(
+    ("choice", "model"), [(None, "finetuned/2"), ("global/loss", "global"), ("loss", "finetuned/2")]
+)
+def test_any_model_can_be_the_one_that_counts(tmp_path, choice, model):
+    torch.manual_seed(0)
+    algorithm, recorder = FedAvg(MLP(4, (5,), CLASSES), lr=0.5, batch_size=8), RunRecorder()
+    protocol = SplitOwn(test=0.3, validation=0.3)
+    given = {"finetune": [0, 2], "select_by": choice, "callbacks": [recorder]}
+    run(algorithm, data(protocol), 3, root=tmp_path, **given)
+    number = "loss" if choice else "accuracy"
+    values = [row[f"val/{model}/{number}"] for row in recorder.rows]
+    best, summary = recorder.summary["best"], recorder.summary
+    assert (best["selected_by"], summary["model"]) == (f"val/{model}/{number}", model)
+    assert best["round"] == 1 + (np.argmin if choice else np.argmax)(values)
 
 
 def test_regression_leaves_out_clients_without_a_value(tmp_path):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
-
-from pfl.rounds.evaluation import worst_tenth
 
 QUANTILES = (10, 25, 50, 75, 90)
 """In percent."""
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of models that diverged
 def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> dict[str, float]:
     """Returns the numbers that describe one value for each client.
 
@@ -43,22 +41,6 @@ def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> di
         result["best10"] = -sign * worst_tenth(-sign * values)
     inequality = {"gini": gini(values), "jain": jain(values)}
     return result | {name: value for name, value in inequality.items() if not math.isnan(value)}
-
-
-def direction(column: str, metrics: Mapping[str, bool | None]) -> bool | None:
-    """Returns whether large values of a column of scores are good; None if that is not known.
-
-    Args:
-        column: A column of `clients.csv`, such as `test_global_loss`.
-        metrics: The answer for each metric beside accuracy and loss, by its name.
-
-    Example:
-        >>> direction("test_global_loss", {}), direction("test_global_auroc", {"auroc": True})
-        (False, True)
-    """
-    known = {"accuracy": True, "loss": False, **metrics}
-    names = [name for name in known if column.endswith(f"_{name}")]
-    return known[max(names, key=len)] if names else None
 
 
 def gini(values: np.ndarray) -> float:
@@ -95,11 +77,24 @@ def jain(values: np.ndarray) -> float:
         values: [n].
 
     Returns:
-        The index; NaN if all values are 0.
+        The index; NaN if all values are 0, or one is infinite.
 
     Example:
         >>> jain(np.array([0.0, 0.0, 0.0, 1.0]))
         0.25
     """
-    squares = float(values @ values)
-    return float(values.sum()) ** 2 / (len(values) * squares) if squares > 0 else math.nan
+    largest = float(np.abs(values).max(initial=0.0))
+    if not 0 < largest < math.inf:
+        return math.nan
+    scaled = values / largest  # squares of large values would overflow
+    return float(scaled.sum() ** 2 / (len(scaled) * (scaled @ scaled)))
+
+
+def worst_tenth(values: np.ndarray) -> float:
+    """Returns the mean of the lowest tenth of the values, rounded up to a whole number of values.
+
+    NaN, the loss of a model that diverged, is the worst of all.
+    """
+    if np.isnan(values).any():
+        return math.nan
+    return float(np.sort(values)[: math.ceil(len(values) / 10)].mean())

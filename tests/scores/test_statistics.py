@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pfl.report.statistics import critical_difference, holm, mean_interval, mean_ranks, paired
+from pfl.scores.statistics import critical_difference, holm, mean_interval, mean_ranks, paired
 
 
 def test_wilcoxon_counts_signs_of_ranks():

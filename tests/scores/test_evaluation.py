@@ -15,7 +15,8 @@ from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
 from pfl.method.scoring import Evaluation, predictions
-from pfl.rounds.evaluation import ClientScores, summarize, worst_tenth
+from pfl.scores.distribution import worst_tenth
+from pfl.scores.evaluation import ClientScores, summarize
 from tests.networks import put
 from tests.problems import run
 

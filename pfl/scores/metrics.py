@@ -22,6 +22,7 @@ from torchmetrics.classification import (
 from datamodules.errors import require
 from pfl.engines.runner import IGNORED
 from pfl.errors import ConfigError
+from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of
 
 RESERVED = ("accuracy", "loss", "count")
 _UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -82,24 +83,28 @@ class ClientMetrics:
         pairs = [*zip(keys, metrics, strict=True)]
         names = [name for name, _ in pairs]
         for name, metric in pairs:
-            possible = re.fullmatch(r"[A-Za-z]\w*", name) and name not in RESERVED
-            if not possible or names.count(name) > 1:
+            is_word = name.isascii() and name.isidentifier() and not name.startswith("_")
+            taken = name in RESERVED or name.endswith(STATISTICS) or names.count(name) > 1
+            if taken or not is_word:
                 raise ConfigError(
                     f"loop.metrics: {name!r} cannot be the name of {type(metric).__name__}; it "
                     f"must be one word that is not {', '.join(RESERVED)} or the name of another "
-                    f"metric, given as the key: {{my_name: {{class_path: ...}}}}"
+                    f"metric, and does not end with {', '.join(STATISTICS)}, given as the key: "
+                    f"{{my_name: {{class_path: ...}}}}"
                 )
         return cls(dict(pairs))
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def check_score(self, key: str, name: str | None) -> None:
+    def check_score(self, key: str, name: str | None, steps: Sequence[int] = ()) -> None:
         """Checks that models can be chosen by a score.
 
         Args:
             key: The key that names the score, for the error.
-            name: The score, such as `f1_score` or `val/global/f1_score`; None: the default.
+            name: The score, such as `f1_score`, `finetuned/5/accuracy` or `val/global/loss`; None:
+                the default.
+            steps: The numbers of steps of fine-tuning, of `Finetuning`.
 
         Raises:
             ConfigError: There is no such score, it is a test score, or torchmetrics does not know
@@ -107,13 +112,16 @@ class ClientMetrics:
         """
         if name is None:
             return
-        kind, _, number = name.rpartition("/")
-        if kind and not kind.startswith("val/"):
+        model, number = parts_of(name)
+        models = [*MODELS[:2], *(f"finetuned/{k}" for k in steps)]
+        models += [f"unseen/{k}" for k in sorted({0, *steps})]
+        if name.startswith("test/") or (model and model not in models):
             raise ConfigError(
-                f"{key}: {name}; it must be a validation score, such as val/global/loss"
+                f"{key}: {name}; it must be a validation score, such as val/global/loss, of the "
+                f"models {', '.join(models)}"
             )
-        known = {"accuracy": True, "loss": False, **self.higher_is_better}
-        clear = [score for score, higher in known.items() if higher is not None]
+        directions = {**HIGHER_IS_BETTER, **self.higher_is_better}
+        clear = [score for score, higher in directions.items() if higher is not None]
         if number not in clear:
             raise ConfigError(
                 f"{key}: {name}; it must be one of {', '.join(clear)}, or one of loop.metrics of "

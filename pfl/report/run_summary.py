@@ -1,0 +1,93 @@
+"""The table that is printed at the end of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pfl.report.table import Cell, Column, Table, text
+from pfl.scores.names import ScoreName, models_of, numbers_of
+
+COLUMNS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clients"}
+
+
+def summary_table(summary: dict[str, Any]) -> str:
+    """Returns a run's summary in a few lines: scores, gains, bytes, parameters."""
+    title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
+    numbers = numbers_of(summary)
+    shown = [number for number in numbers if number != "loss" or "accuracy" not in numbers]
+    lines = ["", title]
+    for number in shown:
+        lines += [f"  {line}" for line in text(_scores(summary, number)).splitlines()]
+    if "gained" in summary:
+        which = summary.get("model") or "federated"
+        lines.append(
+            f"  {which} against local: {summary['gained']:.0%} of the clients gained, "
+            f"{summary['equal']:.0%} are equal, {summary['lost']:.0%} lost"
+        )
+    lowest = [f"{name} {score:.4f}" for name, score in summary.get("lowest_clients", {}).items()]
+    for word, names in (("lowest", lowest), ("lost", summary.get("lost_clients", []))):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            lines.append(f"  {word}: {', '.join(names[:5])}{more}")
+    up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
+    lines.append(f"  sent up {up}, down {down}")
+    counts = [
+        f"{name} {summary[f'parameters/{name}']:,.0f}"
+        for name in ("global", "personalized")
+        if f"parameters/{name}" in summary
+    ]
+    if counts:
+        lines.append(f"  parameters: {', '.join(counts)}")
+    if words := left_out(summary):
+        lines.append(f"  left out: {words}")
+    lines.append(f"  everything else: {summary['folder']}")
+    return "\n".join(lines)
+
+
+def _scores(summary: dict[str, Any], number: str) -> Table:
+    """Returns a row for each model that was tested."""
+    names = [str(ScoreName("test", model, number)) for model in models_of(summary, number)]
+    have = {
+        suffix: heading
+        for suffix, heading in COLUMNS.items()
+        if any(f"{name}{suffix}" in summary for name in names)
+    }
+    forms = [
+        Column(head, ".0f" if suffix == "_clients" else ".4f") for suffix, head in have.items()
+    ]
+    rows: list[list[Cell]] = [
+        [
+            name.split("/", 1)[1].rpartition("/")[0],
+            *(summary.get(f"{name}{suffix}", "") for suffix in have),
+        ]
+        for name in names
+    ]
+    return Table([Column(f"test {number}".ljust(21)), *forms], rows)
+
+
+def left_out(numbers: dict[str, Any]) -> str:
+    """Returns what the partition leaves out in words; empty if it leaves out nothing.
+
+    Args:
+        numbers: The numbers of `FederatedDataModule.left_out`, perhaps among others.
+    """
+    words = {
+        "samples_unused": ("sample", "that no client has"),
+        "clients_without_train_samples": ("client", "without training samples"),
+        "clients_without_test_samples": ("client", "without test samples"),
+    }
+    return ", ".join(
+        f"{count:,} {noun}{'s' * (count != 1)} {text}"
+        for key, (noun, text) in words.items()
+        if (count := numbers.get(key))
+    )
+
+
+def size(count: float) -> str:
+    """Returns bytes in a suitable unit, as in "893.92 GB"; 1 kB is 1,000 bytes."""
+    unit = "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:,.0f} B" if unit == "B" else f"{count:,.2f} {unit}"

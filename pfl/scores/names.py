@@ -1,0 +1,131 @@
+"""The name of a score, `<split>/<model>/<number>`, with one spelling in all files and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+SPLITS = ("val", "test")
+MODELS = ("global", "personalized", "finetuned", "unseen", "local")
+STATISTICS = ("_std", "_worst10", "_pooled", "_clients")
+"""What `summarize` adds to the name of a mean over clients; no metric may end like this."""
+
+
+class ScoreName(NamedTuple):
+    """The name of one score of every client, and of its mean over clients.
+
+    Attributes:
+        split: "val" or "test".
+        model: "global", "personalized", "local" (what each client reaches alone), "finetuned/<k>"
+            (after k steps of fine-tuning) or "unseen/<k>" (the same of clients that never train).
+        number: "accuracy", "loss" or the name of a metric.
+
+    Example:
+        >>> name = ScoreName.read("test/finetuned/5/accuracy")
+        >>> name.model, name.number, str(name)
+        ('finetuned/5', 'accuracy', 'test/finetuned/5/accuracy')
+        >>> ScoreName.read("train/loss") is None
+        True
+    """
+
+    split: str
+    model: str
+    number: str
+
+    def __str__(self) -> str:
+        return "/".join(self)
+
+    @classmethod
+    def read(cls, text: str) -> ScoreName | None:
+        """Returns the name that a column has; None for a column that is not a score.
+
+        Columns of statistics, such as `test/global/accuracy_std`, are not scores.
+        """
+        parts = text.split("/")
+        whole = len(parts) == 3 or (len(parts) == 4 and parts[2].isdigit())
+        if parts[0] not in SPLITS or not (whole and all(parts)) or parts[-1].endswith(STATISTICS):
+            return None
+        return cls(parts[0], "/".join(parts[1:-1]), parts[-1])
+
+
+def scores_among(columns: Iterable[str], split: str | None = None) -> list[ScoreName]:
+    """Returns the scores among some columns, of one split or both, by kind of model and steps."""
+    found = dict.fromkeys(filter(None, map(ScoreName.read, columns)))
+    return sorted((name for name in found if split in (None, name.split)), key=_place)
+
+
+def models_of(columns: Iterable[str], number: str, split: str = "test") -> list[str]:
+    """Returns the models that have a score of a split, in the order of the tables."""
+    return [name.model for name in scores_among(columns, split) if name.number == number]
+
+
+def numbers_of(columns: Iterable[str], split: str = "test") -> list[str]:
+    """Returns the numbers of which there are scores: accuracy, loss and then metrics."""
+    found = dict.fromkeys(name.number for name in scores_among(columns, split))
+    return [n for n in ("accuracy", "loss") if n in found] + [
+        n for n in found if n not in ("accuracy", "loss")
+    ]
+
+
+def candidates(columns: Iterable[str], split: str, wanted: str | None = None) -> list[ScoreName]:
+    """Returns the scores that may count, the preferred one first.
+
+    Accuracy comes before loss, and a model after the most steps of fine-tuning, which only a
+    configuration asks for, before the personalized and the global model.
+
+    Args:
+        columns: Names of columns.
+        split: The split that counts.
+        wanted: A score that is chosen by name, of which the split and the model may be left out:
+            `f1_score`, `finetuned/5/accuracy`, `val/global/loss`. None: accuracy, else loss.
+
+    Example:
+        >>> columns = ["test/global/accuracy", "test/finetuned/5/accuracy"]
+        >>> [str(name) for name in candidates(columns, "test")]
+        ['test/finetuned/5/accuracy', 'test/global/accuracy']
+        >>> [str(name) for name in candidates(columns, "test", "global/accuracy")]
+        ['test/global/accuracy']
+    """
+    model, number = parts_of(wanted)
+    order = ("finetuned", "personalized", "global")
+
+    def preference(name: ScoreName) -> tuple[int, int, int]:
+        kind, _, steps = name.model.partition("/")
+        return name.number != "accuracy", order.index(kind), -int(steps or 0)
+
+    have = scores_among(columns, split)
+    have = [name for name in have if name.number in ((number,) if number else HIGHER_IS_BETTER)]
+    if model:
+        return [name for name in have if name.model == model]
+    return sorted((n for n in have if n.model.partition("/")[0] in order), key=preference)
+
+
+def parts_of(wanted: str | None) -> tuple[str, str]:
+    """Returns the model and the number that a choice names, "" where it leaves one open."""
+    *front, number = (wanted or "").split("/")
+    return "/".join(front[1:] if front and front[0] in SPLITS else front), number
+
+
+HIGHER_IS_BETTER = {"accuracy": True, "loss": False}
+Directions = Mapping[str, "bool | None"]
+"""For each metric beside accuracy and loss whether large values are good; None: not known."""
+
+
+def direction(name: str | ScoreName, metrics: Directions | None = None) -> bool | None:
+    """Returns whether large values of a score are good; None if that is not known.
+
+    Example:
+        >>> direction("test/global/loss"), direction("test/global/auroc", {"auroc": True})
+        (False, True)
+    """
+    return {**HIGHER_IS_BETTER, **(metrics or {})}.get(str(name).rpartition("/")[2])
+
+
+def signed(name: str | ScoreName, value: float, metrics: Directions | None = None) -> float:
+    """Returns a score, larger for better: one whose small values are good gets a minus."""
+    return -value if direction(name, metrics) is False else value
+
+
+def _place(name: ScoreName) -> tuple[int, int]:
+    kind, _, steps = name.model.partition("/")
+    return MODELS.index(kind) if kind in MODELS else len(MODELS), int(steps or 0)

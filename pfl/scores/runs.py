@@ -1,0 +1,311 @@
+"""Runs that are read from their folders: rows, results, scores of clients, configurations."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from pfl import files
+from pfl.errors import ConfigError
+from pfl.scores.names import Directions, ScoreName, candidates, signed
+from pfl.scores.table import LOCAL, ScoreTable
+
+Row = dict[str, Any]
+BUDGETS = {
+    "rounds": ("round",),
+    "bytes": ("comm/uplink_bytes", "comm/downlink_bytes"),
+    "gradients": ("train/samples",),
+}
+"""What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
+OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs
+OF_A_RUN = re.compile(r"(?m)^(seed_everything|ckpt_path|\s+name|\s+default_root_dir):.*\n")
+OF_A_SEED = re.compile(r"seed\d+$")
+
+
+def columns_of(rows: Iterable[Row]) -> list[str]:
+    """Returns the names of all columns that some row has."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def best_round(
+    rows: Sequence[Row], metric: str | None = None, metrics: Directions | None = None
+) -> Row | None:
+    """Returns the row with the best validation score; None if no round was validated.
+
+    The score is the first of `pfl.scores.names.candidates` that a row has: the mean accuracy of the
+    models after fine-tuning, of the personalized models or of the global model; for regression
+    their loss. The first of equal rounds wins.
+
+    Args:
+        rows: The rows of `metrics.csv`.
+        metric: A score that is chosen by name, such as `f1_score` or `global/loss`.
+        metrics: For each metric beside accuracy and loss whether large values are good.
+
+    Returns:
+        A copy of the row, with the name of the score as `selected_by`.
+    """
+    for score in map(str, candidates(columns_of(rows), "val", metric)):
+        have = [row for row in rows if not math.isnan(row.get(score, math.nan))]
+        if have:
+            best = max(have, key=lambda row: signed(score, row[score], metrics))
+            return {"selected_by": score, **best}
+    return None
+
+
+def spent(row: Row, what: str) -> float:
+    """Returns what a run has spent up to a round's row of one of `BUDGETS`."""
+    return float(sum(row.get(name, 0.0) for name in BUDGETS[what]))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended.
+
+    Attributes:
+        label: The name of the method in the comparison.
+        seed: The seed of the run.
+        folder: The folder of the run.
+        point: The run's values on the axes of a grid.
+        rows: The rows of `metrics.csv`.
+        summary: The content of `summary.json`; empty if the run diverged in its first round.
+        scores: Every client's scores by round, if the run has recorded them.
+        local: The same of the local baseline, in the rounds that are compared with it.
+        diverged: Whether the models were no longer finite.
+    """
+
+    label: str
+    seed: int
+    folder: Path
+    point: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    summary: Row = field(default_factory=dict)
+    scores: ScoreTable | None = None
+    local: ScoreTable | None = None
+    diverged: bool = False
+
+    @classmethod
+    def read(
+        cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
+    ) -> Run:
+        """Returns the run in a folder.
+
+        Args:
+            label: The name of the method in the comparison.
+            seed: The seed of the run.
+            folder: The folder of the run.
+            unfinished: Allows a run that has not ended, whose `summary` is empty.
+            known: `point` and `diverged`.
+
+        Raises:
+            ConfigError: The folder has no run that has ended, or a file of it is damaged.
+        """
+        summary = folder / "summary.json"
+        if not (unfinished or known.get("diverged") or summary.is_file()):
+            raise ConfigError(
+                f"compare: {folder} has no summary.json; it must be the folder of a run that has "
+                f"ended"
+            )
+        return cls(
+            label,
+            seed,
+            folder,
+            rows=_rows(folder / "metrics.csv"),
+            summary=_summary(summary),
+            scores=ScoreTable.read(folder),
+            local=ScoreTable.read(folder, LOCAL),
+            **known,
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended as it was meant to."""
+        return bool(self.summary.get("finished", False))
+
+    @property
+    def metrics(self) -> Directions:
+        """For each metric beside accuracy and loss whether large values are good."""
+        return self.summary.get("higher_is_better") or {}
+
+    def shares_partition(self, other: Run) -> bool | None:
+        """Returns whether two runs have the same partition; None if a run has not recorded it."""
+        hashes = [run.summary.get("partition_hash") for run in (self, other)]
+        return None if None in hashes else hashes[0] == hashes[1]
+
+    def within(self, budget: tuple[str, float] | None) -> list[Row]:
+        """Returns the rows of rounds that a budget, one of `BUDGETS` and its limit, allows."""
+        if budget is None:
+            return self.rows
+        return [row for row in self.rows if spent(row, budget[0]) <= budget[1]]
+
+    def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
+        """Returns the rows of rounds with a test score that a budget allows."""
+        rows = self.within(budget)
+        return [row for row in rows if any(name.startswith("test/") for name in row)]
+
+    def selected(
+        self, budget: tuple[str, float] | None = None, metric: str | None = None
+    ) -> Row | None:
+        """Returns the row of the round that counts: the best by validation, else the last.
+
+        None if the run diverged, or has no evaluated round within the budget.
+
+        Args:
+            budget: One of `BUDGETS` and the limit.
+            metric: The score, as in `best_round`; None: the run's own `loop.select_by`.
+        """
+        rows = self.evaluated(budget)
+        if self.diverged or not rows:
+            return None
+        chosen = metric or self.summary.get("select_by")
+        return best_round(rows, chosen, self.metrics) or rows[-1]
+
+    def client_scores(self, row: Row, name: ScoreName) -> np.ndarray | None:
+        """Returns the clients' scores [M] in a round; None if the run has not recorded them."""
+        table = self.local if name.model == "local" else self.scores
+        if table is not None and not table.percentiles:
+            return table.of(int(row["round"]), name)
+        if not self.rows or row["round"] != self.rows[-1]["round"]:
+            return None
+        return self.clients.get(str(name))
+
+    @cached_property
+    def clients(self) -> dict[str, np.ndarray]:
+        """The columns of `clients.csv` [M]; none before the end.
+
+        They are float64 with NaN where empty, and text for the clients' `name`.
+        """
+        path = self.folder / "clients.csv"
+        if not path.is_file():
+            return {}
+        with files.reading(path), path.open(newline="") as file:
+            names, *rows = csv.reader(file)
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+            return {
+                name: np.array(values)
+                if name == "name"
+                else np.array([value or "nan" for value in values], np.float64)
+                for name, values in columns.items()
+            }
+
+
+def _summary(path: Path) -> Row:
+    """Returns the content of `summary.json`, whose values that are read have the right types."""
+    types = {"seed": int, "select_by": str, "higher_is_better": dict, "versions": dict}
+    with files.reading(path):
+        content = files.read_json(path)
+        for key, kind in types.items():
+            if content.get(key) is not None and not isinstance(content[key], kind):
+                raise ValueError(f"{key}: {content[key]!r}")
+        return content
+
+
+def _rows(path: Path) -> list[Row]:
+    if not path.is_file():
+        return []
+    with files.reading(path), path.open(newline="") as file:
+        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+        if any("round" not in row for row in rows):
+            raise ValueError("a row without a round")
+        return rows
+
+
+# ---- folders -------------------------------------------------------------------------------------
+
+
+def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
+    """Returns the folders of runs among folders and below them, in the order of their names.
+
+    Args:
+        folders: Folders of runs, or folders that hold such folders.
+        command: The command, for errors.
+
+    Raises:
+        ConfigError: A folder does not exist, or holds no run.
+    """
+    found: dict[Path, None] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{command}: {folder} is not a folder; it must be the folder of a run"
+            )
+        below = sorted(p for name in ("metrics.csv", OUTCOME) for p in folder.rglob(name))
+        here = {path.parent: None for path in below if path.name == OUTCOME or _is_ours(path)}
+        if not here:
+            raise ConfigError(
+                f"{command}: {folder} has no metrics.csv; it must be the folder of a run, after "
+                f"its first round"
+            )
+        found |= here
+    return list(found)
+
+
+def _is_ours(metrics: Path) -> bool:
+    """Whether a `metrics.csv` is a run's, and not the file of a logger in the run's folder."""
+    with files.reading(metrics), metrics.open() as file:
+        return file.readline().partition(",")[0].strip() == "round"
+
+
+def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]:
+    """Returns the runs in folders; runs that differ in their seed only have the same label.
+
+    The label is the name of the method, or the path of the folder, as far as the folders differ, if
+    two configurations have the same method.
+
+    Args:
+        folders: The folders of runs.
+        unfinished: Allows runs that have not ended.
+
+    Raises:
+        ConfigError: A file of a run is damaged.
+    """
+    runs, keys = [], []
+    for place, folder in zip(_short_names(folders), folders, strict=True):
+        outcome = outcome_of(folder)
+        diverged = outcome.get("status") == "diverged"
+        run = Run.read(place, 0, folder, unfinished=unfinished, diverged=diverged)
+        text = config_of(folder)
+        with files.reading(folder / "config.yaml"):
+            config = yaml.safe_load(text) or {}
+            known, model = run.summary.get("seed"), config.get("model") or {}
+            seed = config.get("seed_everything", 0) if known is None else known
+            name = run.summary.get("algorithm") or model.get("class_path") or folder.name
+            runs.append(replace(run, seed=int(seed)))
+        # The name that an experiment has given the run, or else that of its method.
+        method = str(outcome.get("label") or str(name).rpartition(".")[2])
+        keys.append((method, OF_A_RUN.sub("", text) or str(folder)))
+    first = {key: run.label for key, run in reversed(list(zip(keys, runs, strict=True)))}
+    methods = [method for method, _ in first]
+    return [
+        replace(run, label=key[0] if methods.count(key[0]) == 1 else first[key])
+        for run, key in zip(runs, keys, strict=True)
+    ]
+
+
+def outcome_of(folder: Path) -> dict[str, Any]:
+    """Returns what a comparison has recorded of a run in its folder; empty before the run's end."""
+    return files.read_json(folder / OUTCOME)
+
+
+def config_of(folder: Path) -> str:
+    """Returns the text of a run's configuration; empty if a program, not a file, described it."""
+    path = folder / "config.yaml"
+    with files.reading(path):
+        return path.read_text() if path.is_file() else ""
+
+
+def _short_names(folders: Sequence[Path]) -> list[str]:
+    """Returns the folders' paths below their common folder, without `seed0` at the end."""
+    paths = [folder.resolve() for folder in folders]
+    paths = [path.parent if OF_A_SEED.match(path.name) else path for path in paths]
+    common = Path(os.path.commonpath(paths))
+    return [path.name if path == common else str(path.relative_to(common)) for path in paths]

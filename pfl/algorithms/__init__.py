@@ -12,8 +12,10 @@ from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from pfl.algorithms.fedpac import FedPAC
 from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedper import FedPer
+from pfl.algorithms.fedproto import FedProto
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
@@ -24,6 +26,7 @@ from pfl.algorithms.l2gd import L2GD
 from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
+from pfl.algorithms.moon import MOON
 from pfl.algorithms.per_fedavg import PerFedAvg
 from pfl.algorithms.pfedme import pFedMe
 from pfl.algorithms.scaffold import SCAFFOLD
@@ -34,6 +37,7 @@ __all__ = [
     "GPGD",
     "L2GD",
     "LPGD",
+    "MOON",
     "SCAFFOLD",
     "Ditto",
     "FedACS",
@@ -47,8 +51,10 @@ __all__ = [
     "FedCLUP",
     "FedDyn",
     "FedGH",
+    "FedPAC",
     "FedPD",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedSLR",

@@ -37,7 +37,7 @@ LEFT = [[0, 2], [1, 2, 3], [], [0, 1]]
 FROM_THE_COHORT = {
     name
     for name, method in METHODS.items()
-    if "self.client_rows(" in inspect.getsource(method.kind.begin_round)
+    if "self.kept_rows(" in inspect.getsource(method.kind.begin_round)
 }
 # Methods that train on pooled samples have no clients that could fail or be slow.
 FEDERATED = {n: m for n, m in METHODS.items() if not getattr(m.kind, "pooled", False)}
@@ -125,6 +125,7 @@ def test_which_methods_are_special():
     assert {METHODS[name].kind.__name__ for name in FROM_THE_COHORT} == {
         "FedACS",
         "FedAMP",
+        "FedPAC",
         "HeurFedAMP",
     }
     assert {m.kind.__name__ for m in METHODS.values() if m.kind.sends_first} == {"FedACS"}

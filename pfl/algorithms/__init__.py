@@ -13,8 +13,10 @@ from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fednova import FedNova
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
+from pfl.algorithms.fedpac import FedPAC
 from pfl.algorithms.fedpd import FedPD
 from pfl.algorithms.fedper import FedPer
+from pfl.algorithms.fedproto import FedProto
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedslr import FedSLR
@@ -26,6 +28,7 @@ from pfl.algorithms.l2gd import L2GD
 from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
+from pfl.algorithms.moon import MOON
 from pfl.algorithms.per_fedavg import PerFedAvg
 from pfl.algorithms.pfedme import pFedMe
 from pfl.algorithms.scaffold import SCAFFOLD
@@ -37,6 +40,7 @@ __all__ = [
     "IFCA",
     "L2GD",
     "LPGD",
+    "MOON",
     "SCAFFOLD",
     "Ditto",
     "FedACS",
@@ -51,8 +55,10 @@ __all__ = [
     "FedDyn",
     "FedGH",
     "FedNova",
+    "FedPAC",
     "FedPD",
     "FedPer",
+    "FedProto",
     "FedProx",
     "FedRep",
     "FedSLR",

@@ -118,6 +118,27 @@ def head_of_means(q: Quadratics, **_: Any) -> Models:
     return None, np.tile(biases, (len(q.optima), 1))
 
 
+def mixed_biases(
+    q: Quadratics,
+    *,
+    lr: float,
+    local_steps: int,
+    head_epochs: int,
+    head_lr: float,
+    **_: Any,
+) -> Models:
+    """FedPAC with the biases as the head, on one layer, whose features are its inputs. These have
+    mean 0, so H_i = 0, and |x|^2 = a_i d, so V_i = a_i d / n_i: α_ij is in proportion to n_j / a_j,
+    for all i. From the common bias b = sum_j α_j b_j full gradients leave r = (1 - η_h)^τ_h of the
+    distance to c_i: b_i = c_i + r (b - c_i), and so b = sum_j α_j c_j. Features do not move, and
+    the weights go where averaging takes them."""
+    shared = averaging(q, lr=lr, local_steps=local_steps)[0]
+    assert shared is not None
+    start = mean_of(q.problem.sizes[:, None] / q.curvatures[:, :1], q)
+    biases = q.optima + (1 - head_lr) ** head_epochs * (start - q.optima)
+    return None, np.where(weights_of(q), shared, biases)
+
+
 def messages(
     q: Quadratics,
     *,
@@ -187,6 +208,21 @@ def head_and_pair(x: Exchange) -> tuple[float, float]:
     head = [shape for name, shape in zip(names, x.shapes, strict=True) if name == names[-1]]
     outputs, features = next(shape for shape in head if len(shape) == 2)
     return sum(int(np.prod(shape)) for shape in head), features + outputs
+
+
+def prototype(x: Exchange) -> tuple[float, float]:
+    """FedProto in regression, where all samples are of one class: the K features of the last layer
+    and the class's number down, if it is known; the same and the number of samples up."""
+    features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
+    return (1 + features if x.round else 0), 2 + features
+
+
+def body_head_and_statistics(x: Exchange) -> tuple[float, float]:
+    """FedPAC in regression: a body and a head are all values; V_i and K values of H_i for each of
+    the last layer's outputs, besides what FedProto sends."""
+    down, up = prototype(x)
+    outputs, features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)
+    return x.size + down, x.size + 1 + outputs * features + up
 
 
 def everything_in_the_mask(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:

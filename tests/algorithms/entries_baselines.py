@@ -12,6 +12,7 @@ from pfl.algorithms import (
     APFL,
     IFCA,
     L2GD,
+    MOON,
     SCAFFOLD,
     Ditto,
     FedAdagrad,
@@ -23,7 +24,9 @@ from pfl.algorithms import (
     FedDyn,
     FedGH,
     FedNova,
+    FedPAC,
     FedPer,
+    FedProto,
     FedProx,
     FedRep,
     FedSpa,
@@ -269,6 +272,31 @@ ENTRIES = [
         settle={"lr": 0.4, "local_steps": 6, "server_batch_size": None},
         rounds=30,
         timed=True,  # the order of the pairs is drawn anew in each round
+    ),
+    Method(
+        name="FedPAC",
+        kind=FedPAC,
+        limit=more.mixed_biases,
+        cost=more.body_head_and_statistics,
+        arguments={"personal": ["*bias"], "head_epochs": 3, "head_lr": 0.5},
+        counts_matter=True,  # V_i has the factor 1 / n_i, H_i has not
+        more_epochs=3,
+    ),
+    Method(
+        name="FedProto",
+        kind=FedProto,
+        limit=forms.alone,  # one layer has its inputs as features, which nothing moves
+        cost=more.prototype,
+        private=("w",),
+        trained_with_private=True,
+        arguments={"penalty": 0.5},
+    ),
+    Method(
+        name="MOON",
+        kind=MOON,
+        limit=forms.averaging,  # one layer has its inputs as features, which nothing moves
+        cost=forms.dense,
+        arguments={"contrast": 2.0},
     ),
     Method(
         name="FedAMP",

@@ -30,6 +30,7 @@ class Method:
         settle: Further ones where the limit is looked for.
         rounds, accuracy: After how many rounds the limit is reached, and how closely.
         problem: The problem whose limit is known, by number of clients.
+        counts_matter: Whether more copies of all samples change the result.
         everyone: Whether all clients must take part in every round.
         timed: Whether the number of a round decides what it does, even with full gradients.
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
@@ -51,6 +52,7 @@ class Method:
     rounds: int = 12
     accuracy: float = 1e-7
     problem: Callable[[int], forms.Quadratics] = forms.different
+    counts_matter: bool = False
     everyone: bool = False
     timed: bool = False
     more_epochs: int = 0

@@ -124,6 +124,7 @@ def test_which_methods_are_special():
     assert {METHODS[name].kind.__name__ for name in FROM_THE_COHORT} == {
         "FedACS",
         "FedAMP",
+        "FedPAC",
         "HeurFedAMP",
     }
     assert {m.kind.__name__ for m in METHODS.values() if m.kind.sends_first} == {"FedACS"}

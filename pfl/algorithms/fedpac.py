@@ -1,0 +1,248 @@
+"""FedPAC.
+
+Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Classifier
+Collaboration", ICLR 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pfl.method import (
+    Clients,
+    ConfigError,
+    Message,
+    Network,
+    Objective,
+    PartlyPersonal,
+    Samples,
+    dense,
+    features,
+    head_name,
+    masked,
+    replace_values_in,
+    require,
+    values_in,
+)
+
+
+class FedPAC(PartlyPersonal):
+    """Shared body θ, aligned features, and a head for each client mixed from all (Algorithm 1).
+
+    With the received θ a client computes its features z, and with them the sums over its samples
+    H_i,c = 1/n_i sum_(x of class c) z(x) and V_i = 1/n_i (mean_x |z(x)|^2 - sum_c |H_i,c|^2);
+    h_i <- h_i - η_h g_h(θ, h_i), τ_h epochs from the received head, with θ as received;
+    θ_i <- θ_i - η g_θ(θ_i, h_i), local steps from θ on f_i + λ mean_(x, c) 1/K |z(x) - C_c|^2.
+    θ <- sum_S n_i θ_i / sum_S n_i;  C_c <- sum_S n_i,c C_i,c / sum_S n_i,c, with the class means
+    C_i,c of the features by θ_i; and each client of the next cohort S receives the head
+    sum_j α_ij h_j, with α_i = argmin sum_j α_j^2 V_j + sum_c |H_i,c - sum_j α_j H_j,c|^2 over the
+    α >= 0 that sum to 1, and j over the clients of S that have sent a head.
+
+    Evaluated: (θ, h_i) with the newest body and the head that the client trained last. Shared: θ,
+    the C_c, and the heads, which are sent. Cost: down the body, a head, and for each known C_c its
+    K values and the number of the class; up the body, the head, V_i, K values of H_i for every
+    class, and for each class of the client its number, n_i,c and K values of C_i; two forward
+    passes over all n_i more. Client state: h_i. Server state: the C_c, and of each client the last
+    h_i, H_i and V_i. A newcomer has the newest body and the initial head.
+
+    Args:
+        personal: The head, as for FedRep.
+        penalty: λ.
+        head_epochs: τ_h. The body's are `local_epochs`, or `local_steps` where that is given.
+        head_lr: η_h, without decay.
+
+    Note:
+        z is what the network's head gets, which is a linear layer.
+        Differences from the paper's print: there all clients take part, so that the heads of one
+        round are mixed; here those that the cohort has sent last, in whatever round. A client
+        without samples lends no head, and one that has sent none receives the initial one. A class
+        of which nothing is known yet adds nothing to the alignment, and one that no client of the
+        round has keeps its C_c.
+        Differences from the authors' code: there α_ij below 0.001 become 0; eigenvalues of the
+        program below 0.01 become 0 where rounding makes one negative; a class without C_c is
+        aligned to the client's own mean; and clients are scored after their local steps, with a
+        body of their own. Here H_i, V_i and C_i are taken in evaluation mode. For regression, which
+        the paper does not have, all samples are of one class.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedPAC(MLP(64, (8,)), penalty=1.0, head_epochs=1, head_lr=0.1)
+        >>> {name: message.nbytes // 4 for name, message in method.download().items()}
+        {'w': 520, 'centroids': 0}
+    """
+
+    centroids: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        penalty: float = 1.0,
+        head_epochs: int = 1,
+        head_lr: float = 0.1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, **kwargs)
+        require("penalty", penalty, penalty >= 0, "at least 0")
+        require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
+        require("head_lr", head_lr, head_lr > 0, "positive")
+        self.penalty, self.head_epochs, self.head_lr = penalty, head_epochs, head_lr
+        self.head_name = head_name(network)
+        layer = network.get_submodule(self.head_name)
+        if not isinstance(layer, nn.Linear):
+            raise ConfigError(
+                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
+                f"{type(layer).__name__}; FedPAC needs a linear layer"
+            )
+        # For each class whether C_c is known, and its values.
+        self.shape = layer.out_features, 1 + layer.in_features
+        self.add_server_state("centroids", self.global_model.new_zeros(self.shape))
+        self.keep_messages("head", lambda: self.global_model[self.personal_part])
+        width = 1 + layer.out_features * layer.in_features
+        self.keep_messages("statistics", lambda: self.global_model.new_zeros(width))  # V_i and H_i
+
+    def check_setup(self) -> None:
+        """Finds whether the samples have classes, and refuses samples with several labels."""
+        self.has_classes = self.problem_constant("num_classes") is not None
+        if self.has_classes and not self.problem_constant("has_labels"):
+            raise ConfigError("data: the targets are several labels per sample; FedPAC needs one")
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
+        return sizes * (self.head_epochs + self.epochs_of(sizes))
+
+    def begin_round(self, round_index: int) -> None:
+        """Mixes the heads of the cohort."""
+        self._ids = self.cohort(round_index)
+        self._heads = self.kept_rows("head", self._ids)
+        lends = np.isin(self._ids, self.kept_ids("head")) & (self.client_sizes[self._ids] > 0)
+        if lends.any():
+            rows = torch.from_numpy(lends.nonzero()[0])
+            statistics = self.kept_rows("statistics", self._ids[lends]).double().cpu().numpy()
+            weights = torch.from_numpy(mixing_weights(statistics[:, 0], statistics[:, 1:]))
+            self._heads[rows] = weights.to(self._heads) @ self._heads[rows]
+
+    def download(self) -> dict[str, Message]:  # type: ignore[override]
+        """Returns θ and the known C_c."""
+        known = int(self.centroids[:, 0].sum())
+        nbytes = known * self.centroids[0].nbytes  # the class's number, and K values
+        centroids = Message(self.centroids.flatten(), nbytes)
+        return {"w": masked(self.global_model, ~self.personal_part), "centroids": centroids}
+
+    def download_for(self, ids: np.ndarray) -> dict[str, Message]:
+        """Returns the mixed heads."""
+        return {"head": dense(self._heads[torch.from_numpy(np.searchsorted(self._ids, ids))])}
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """Computes H_i and V_i, trains the head and the body, and sends all of it."""
+        part = self.personal_part
+        v = w.repeat(len(clients), 1)
+        replace_values_in(part, v, clients.received["head"])
+        sums, squares = self._class_sums(clients, v)
+        sizes = sums[..., 0].sum(1).clamp_min(1)
+        mean = (sums[..., 1:] / sizes[:, None, None]).flatten(1)  # H_i
+        variance = (squares / sizes - mean.square().sum(1)) / sizes  # V_i
+        received = clients.received["centroids"].view(self.shape)
+        own = {"centroids": received.expand(len(clients), *self.shape)}
+        v = self.local_sgd(
+            clients, v, part=part, epochs=self.head_epochs, lr=self.head_lr, name="head"
+        )
+        v = self.local_sgd(clients, v, part=~part, objective=Objective(self._losses, own))
+        sums, _ = self._class_sums(clients, v)
+        sent = (sums[..., 0] > 0).sum(1)  # classes that the client has not are not sent
+        nbytes = sent * (sums.shape[-1] + 1) * sums.element_size()
+        return {
+            "w": self.keep_and_send(clients, v),
+            "head": dense(values_in(part, v)),
+            "statistics": dense(torch.cat([variance[:, None], mean], 1)),
+            "sums": Message(sums.flatten(1), nbytes, weighting="uniform"),
+        }
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Replaces θ by the clients' mean, and the C_c of the classes that the cohort has."""
+        super().server_update(mean)
+        sums = mean["sums"].view(self.shape)
+        new = sums / sums[:, :1]
+        self.centroids.copy_(torch.where(sums[:, :1] > 0, new, self.centroids))
+
+    def _losses(
+        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
+        centroids = own["centroids"]
+        centroids = centroids[samples.targets] if self.has_classes else centroids[:1]
+        known, center = centroids[:, 0], centroids[:, 1:]
+        away = (features - center).square().mean(1)
+        return self.oracle.losses(outputs, samples.targets) + self.penalty * known * away
+
+    def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""
+        sums = v.new_zeros(len(clients), *self.shape)
+        squares = v.new_zeros(len(clients))
+        for rows, batch in clients.samples():
+            buffers = None if clients.buffers is None else clients.buffers[rows]
+            z = features(self.oracle, v[rows], batch, self.head_name, buffers)
+            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
+            squares[rows] += (member * z.square()).sum((1, 2))
+            if self.has_classes:
+                member = member * nn.functional.one_hot(batch.targets, self.shape[0])
+            # Without classes, all samples go into the first row.
+            sums[rows, : member.shape[2], 0] += member.sum(1)
+            sums[rows, : member.shape[2], 1:] += member.mT @ z
+        return sums, squares
+
+
+def mixing_weights(variances: np.ndarray, means: np.ndarray) -> np.ndarray:
+    """Returns the weights α_ij of n clients' heads, float64 [n, n], whose rows sum to one.
+
+    Args:
+        variances: V_i, [n].
+        means: H_i, [n, classes * K].
+    """
+    away = (means - row for row in means)
+    return np.stack([simplex_minimum(np.diag(variances) + d @ d.T) for d in away])
+
+
+def simplex_minimum(matrix: np.ndarray) -> np.ndarray:
+    """Returns argmin x'Ax over the x >= 0 that sum to one, for a symmetric A >= 0 [n, n].
+
+    Wolfe's method ("Finding the nearest point in a polytope", 1976): the minimum over the x that
+    are 0 outside of a set; the set gains the index of the steepest descent, and loses those whose
+    value would become negative. The objective falls each time, so that no set comes twice, and the
+    points of a set are affinely independent, so that its minimum is one solution.
+
+    Example:
+        >>> simplex_minimum(np.diag([1.0, 3.0])).round(12).tolist()  # in proportion to 1 / A_ii
+        [0.75, 0.25]
+    """
+    n = len(matrix)
+    scale = max(float(matrix.diagonal().max()), np.finfo(float).tiny)
+    a, x = matrix / scale, np.zeros(n)
+    x[a.diagonal().argmin()] = 1.0
+    chosen = x > 0
+    while True:
+        slope = a @ x  # of half the objective; on the chosen indices it is the value x'Ax
+        best = int(slope.argmin())
+        if chosen[best] or slope[best] >= x @ slope - 1e-13:
+            return x
+        chosen[best] = True
+        while True:
+            y = np.zeros(n)
+            # The minimum on the set, whose values may be negative: A y = m, sum y = 1.
+            size = int(chosen.sum())
+            system = np.ones((size + 1, size + 1))
+            system[:size, :size], system[size, size] = a[np.ix_(chosen, chosen)], 0.0
+            y[chosen] = np.linalg.solve(system, np.eye(size + 1)[size])[:size]
+            negative = chosen & (y <= 0)
+            if not negative.any():
+                x = y
+                break
+            steps = x[negative] / (x[negative] - y[negative])
+            x = np.maximum(x + steps.min() * (y - x), 0.0)
+            leaves = negative.nonzero()[0][steps.argmin()]
+            x[leaves], chosen[leaves] = 0.0, False

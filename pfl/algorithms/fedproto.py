@@ -1,0 +1,147 @@
+"""FedProto.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pfl.method import (
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    Objective,
+    Samples,
+    features,
+    head_name,
+    require,
+)
+
+
+class FedProto(FederatedAlgorithm):
+    """Personal models whose features are held to common class means, the prototypes (Algorithm 1).
+
+    w_i <- w_i - η g_i(w_i), local steps from the client's own last w_i on
+    f_i(w_i) + λ mean_(x, c) 1/K |z(x) - C_c|^2, with the K features z of the sample x of class c;
+    C_i,c = mean of z(x) over the client's n_i,c samples of class c, with the new w_i;
+    C_c <- sum_S n_i,c C_i,c / sum_S n_i,c.
+    A class of which no prototype is known yet adds nothing; one that no client of the round has
+    keeps its prototype.
+
+    Evaluated: w_i. Shared: the prototypes. Personal: w_i, with the running statistics of BatchNorm.
+    Cost: down K values and the class's number for each known prototype; up the same and the number
+    of samples for each class of the client; one forward pass over all n_i more. Client state: w_i.
+    Server state: the prototypes. A newcomer has the initial model.
+
+    Args:
+        penalty: λ. 0: every client alone.
+
+    Note:
+        The head is a linear layer, and z is what it gets.
+        Differences from the paper's print: it measures |C_c - C_i,c|, the distance of prototypes.
+        The authors' code, followed here, has the mean squared error of each sample's features,
+        that is 1/K of the squared distance. The print divides C_c by the number of clients that
+        have the class once more, which would shrink it; here it is the mean over samples.
+        Differences from the authors' code: there C_c is the plain mean over clients; C_i,c are
+        means over the steps of the last epoch, while the model moves; a class that nobody of
+        the round has loses its prototype; and a test sample may also get the class of its nearest
+        prototype. For regression, which the paper does not have, all samples are of one class.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedProto(MLP(64, (8,)), penalty=1.0)
+        >>> method.download()["prototypes"].nbytes  # none are known
+        0
+    """
+
+    has_global = False
+    has_personalized = True
+    prototypes: Tensor
+
+    def __init__(self, network: Network, *, penalty: float = 1.0, **kwargs: Any) -> None:
+        # Sums over a class are weighted by themselves.
+        super().__init__(
+            network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
+        )
+        require("penalty", penalty, penalty >= 0, "at least 0")
+        self.penalty, self.head_name = penalty, head_name(network)
+        head = network.get_submodule(self.head_name)
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
+                f"{type(head).__name__}; FedProto needs a linear layer"
+            )
+        self.add_client_state("w", lambda: self.global_model)
+        # For each class whether the prototype is known, and its values.
+        self.shape = head.out_features, 1 + head.in_features
+        self.add_server_state("prototypes", self.global_model.new_zeros(self.shape))
+
+    @property
+    def personalization_penalty(self) -> float | None:
+        """0 without a penalty, every client alone; None: λ ties features, and not the models."""
+        return None if self.penalty else 0.0
+
+    def check_setup(self) -> None:
+        """Finds whether the samples have classes, and refuses samples with several labels."""
+        self.has_classes = self.problem_constant("num_classes") is not None
+        if self.has_classes and not self.problem_constant("has_labels"):
+            raise ConfigError("data: the targets are several labels per sample; FedProto needs one")
+
+    def download(self) -> dict[str, Message]:
+        """Returns the known prototypes."""
+        known = int(self.prototypes[:, 0].sum())
+        nbytes = known * self.prototypes[0].nbytes  # the class's number, and K values
+        return {"prototypes": Message(self.prototypes.flatten(), nbytes)}
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        """Trains w_i, keeps it and sends the sums of its features by class."""
+        received = clients.received["prototypes"].view(self.shape)
+        own = {"prototypes": received.expand(len(clients), *self.shape)}
+        v = self.local_sgd(clients, clients.state["w"], objective=Objective(self._losses, own))
+        clients.state["w"] = v
+        sums = self._class_sums(clients, v)
+        sent = (sums[..., 0] > 0).sum(1)  # classes that the client has not are not sent
+        nbytes = sent * (sums.shape[-1] + 1) * sums.element_size()
+        return {"sums": Message(sums.flatten(1), nbytes)}
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        """Replaces the prototypes of the classes that the cohort has."""
+        sums = mean["sums"].view(self.shape)
+        new = sums / sums[:, :1]
+        self.prototypes.copy_(torch.where(sums[:, :1] > 0, new, self.prototypes))
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns w_i."""
+        return clients.state["w"]
+
+    def _losses(
+        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
+        prototypes = own["prototypes"]
+        prototypes = prototypes[samples.targets] if self.has_classes else prototypes[:1]
+        known, center = prototypes[:, 0], prototypes[:, 1:]
+        away = (features - center).square().mean(1)
+        return self.oracle.losses(outputs, samples.targets) + self.penalty * known * away
+
+    def _class_sums(self, clients: Clients, v: Tensor) -> Tensor:
+        """Returns n_i,c and the sum of its features for each class, [C, classes, 1 + K]."""
+        sums = v.new_zeros(len(clients), *self.shape)
+        for rows, batch in clients.samples():
+            buffers = None if clients.buffers is None else clients.buffers[rows]
+            z = features(self.oracle, v[rows], batch, self.head_name, buffers)
+            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
+            if self.has_classes:
+                member = member * nn.functional.one_hot(batch.targets, self.shape[0])
+            # Without classes, all samples go into the first row.
+            sums[rows, : member.shape[2], 0] += member.sum(1)
+            sums[rows, : member.shape[2], 1:] += member.mT @ z
+        return sums

@@ -1,0 +1,170 @@
+"""FedProto against plain PyTorch, its bytes, its limit, its refusals, and slips that would show."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfl.algorithms import FedProto, LocalTrain
+from tests.algorithms.class_world import (
+    CLASSES,
+    FEATURES,
+    KNOWN,
+    LABELS,
+    LOCAL,
+    TRACE,
+    descend,
+    entropy,
+    network,
+    rate,
+    samples,
+    several_labels,
+    start,
+    world,
+    z_of,
+)
+from tests.problems import Models
+from tests.refusal import refused
+
+PENALTY = 0.8
+
+
+def slow():
+    """The prototypes by class, and all w_i, after each round."""
+    known, models, history = {}, [start() for _ in LABELS], []
+    for t, cohort in enumerate(TRACE):
+        for i in cohort:
+            x, y = samples()[i]
+
+            def loss(v, x=x, y=y):
+                away = sum(
+                    ((z - known[int(c)]) ** 2).sum() / FEATURES
+                    for z, c in zip(z_of(v, x), y, strict=True)
+                    if int(c) in known
+                )
+                return entropy(v, x, y) + PENALTY * away / len(x)
+
+            models[i] = descend(models[i], loss, rate(t), LOCAL["local_steps"])
+        # The mean over all samples of the cohort that are of the class.
+        for label in set(chain(*(LABELS[i] for i in cohort))):
+            own = [z_of(models[i], samples()[i][0])[samples()[i][1] == label] for i in cohort]
+            known[label] = torch.cat(own).mean(0)
+        history.append((dict(known), torch.stack(models).numpy()))
+    return history
+
+
+def assert_equal(fit, kind, **settings):
+    history = Models()
+    method = kind(network(), penalty=PENALTY, batch_size=None, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    for row, (known, models) in zip(history.rounds, slow(), strict=True):
+        np.testing.assert_allclose(row["w_i"], models, rtol=0, atol=1e-12)
+        for label in range(CLASSES):
+            flag, values = row["prototypes"][label, 0], row["prototypes"][label, 1:]
+            assert flag == (label in known)
+            expected = known.get(label, torch.zeros(FEATURES))
+            np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedProto, engine=engine)
+
+
+class Sums(FedProto):
+    """The distance is a sum over the features, not a mean."""
+
+    def __init__(self, network, *, penalty, **kwargs):
+        super().__init__(network, penalty=penalty * FEATURES, **kwargs)
+
+
+class PlainMean(FedProto):
+    """Prototypes are means over the clients that have the class, whatever their samples."""
+
+    def _class_sums(self, clients, v):
+        sums = super()._class_sums(clients, v)
+        return sums / sums[..., :1].clamp_min(1)
+
+
+class Drops(FedProto):
+    """A class that no client of the round has loses its prototype."""
+
+    def server_update(self, mean):
+        self.prototypes.zero_()
+        super().server_update(mean)
+
+
+class Zeros(FedProto):
+    """An unknown prototype is 0."""
+
+    def _losses(self, outputs, features, samples, own):
+        own = {"prototypes": own["prototypes"].clone()}
+        own["prototypes"][:, 0] = 1
+        return super()._losses(outputs, features, samples, own)
+
+
+class Early(FedProto):
+    """Clients send the means from before their training."""
+
+    def client_update(self, clients, w):
+        before = self._class_sums(clients, clients.state["w"])
+        message = super().client_update(clients, w)["sums"]
+        message.values = before.flatten(1)
+        return {"sums": message}
+
+
+@pytest.mark.parametrize("kind", [Sums, PlainMean, Drops, Zeros, Early])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_the_ledger_books_known_prototypes_and_the_classes_of_a_client(fit):
+    """Numbers of 8 bytes. Down 3 features and the class's number for each known class. Up
+    3 features, the number of the class and that of its samples for each of the client's classes."""
+    history = Models()
+    fit(FedProto(network(), batch_size=None), world(), 6, callbacks=[history], trace=TRACE)
+    classes = np.array([len(set(labels)) for labels in LABELS])
+    visits = np.array([[i in cohort for i in range(4)] for cohort in TRACE])
+    assert np.array_equal(history["up"], 8 * 5 * classes * visits.cumsum(0))
+    assert np.array_equal(history["down"], 8 * 4 * (visits.T * KNOWN).T.cumsum(0))
+
+
+def test_no_penalty_is_local_training(fit):
+    """Bit for bit, also with mini-batches; without weight decay, which the one takes into the
+    gradient and the other into a factor on w."""
+    settings = LOCAL | dict(batch_size=2, engine="sequential", weight_decay=0.0)
+    runs = [FedProto(network(), penalty=0.0, **settings), LocalTrain(network(), **settings)]
+    actual, expected = (
+        fit(method, world(), 6, trace=TRACE).client_rows("w", np.arange(4)) for method in runs
+    )
+    assert torch.equal(actual, expected)
+
+
+def test_a_client_without_samples_changes_nothing(fit):
+    """A round of it alone keeps its model and all prototypes."""
+    history = Models()
+    fit(FedProto(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+    one, two = history.rounds
+    assert np.array_equal(two["prototypes"], one["prototypes"])
+    assert np.array_equal(two["w_i"], one["w_i"])
+    assert np.array_equal(two["w_i"][4], start())
+    assert two["up"][4] == 0
+
+
+def test_a_head_that_is_no_linear_layer_is_refused():
+    with refused("model.network: the head '1' of Sequential is a Conv2d; FedProto needs a linear"):
+        FedProto(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
+
+
+def test_a_negative_penalty_is_refused():
+    with refused("model.penalty: -1.0; it must be at least 0"):
+        FedProto(network(), penalty=-1.0)
+
+
+def test_several_labels_per_sample_are_refused(fit):
+    net, data = several_labels()
+    with refused("data: the targets are several labels per sample; FedProto needs one"):
+        fit(FedProto(net), data, 1)

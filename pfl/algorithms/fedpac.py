@@ -127,7 +127,7 @@ class FedPAC(PartlyPersonal):
             weights = torch.from_numpy(mixing_weights(statistics[:, 0], statistics[:, 1:]))
             self._heads[rows] = weights.to(self._heads) @ self._heads[rows]
 
-    def download(self) -> dict[str, Message]:  # type: ignore[override]
+    def download(self) -> dict[str, Message]:
         """Returns θ and the known C_c."""
         known = int(self.centroids[:, 0].sum())
         nbytes = known * self.centroids[0].nbytes  # the class's number, and K values

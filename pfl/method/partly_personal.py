@@ -115,7 +115,7 @@ class PartlyPersonal(FederatedAlgorithm):
         """None: the clients share a part of the model, and no penalty ties the others."""
         return None
 
-    def download(self) -> Message:
+    def download(self) -> Message | dict[str, Message]:
         """Returns a message of φ."""
         return masked(self.global_model, ~self.personal_part)
 

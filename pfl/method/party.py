@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.client_side import first_messages, train_clients
 from pfl.method.facts import RunFacts
@@ -53,6 +54,9 @@ class Party:
         client: The client's id.
         max_rounds: The number of rounds of the run, if it is known.
         dtype: The dtype of the models.
+
+    Raises:
+        ConfigError: The method trains on the samples of all clients together.
     """
 
     def __init__(
@@ -63,6 +67,11 @@ class Party:
         max_rounds: int | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
+        if method.pooled:
+            raise ConfigError(
+                f"model: {type(method).__name__} trains one model on the samples of all clients; "
+                f"it cannot run where each client has its own"
+            )
         loop.setup()
         self.method, self.loop, self.client = method.to(dtype), loop, client
         method.run = RunFacts(loop, max_rounds=max_rounds)

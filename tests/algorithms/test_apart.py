@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from pfl import FederatedLoop
+from pfl.algorithms import GlobalTrain
+from pfl.method.party import Party
 from tests.algorithms.apart import Parties, Server, make
 from tests.algorithms.methods import (
     BATCHES,
@@ -15,9 +18,11 @@ from tests.algorithms.methods import (
     SIZES,
     differing,
     everything,
+    small_network,
     small_world,
     tables,
 )
+from tests.refusal import refused
 
 FEDERATED = {name: method for name, method in METHODS.items() if not method.pooled}
 ROUNDS = 4
@@ -76,3 +81,8 @@ def test_apart_is_the_simulation_bit_for_bit(fit, parties, name, normalized):
     for kind, values in scores.items():
         for number, column in values.items():
             assert np.array_equal(remote[kind][number], column, equal_nan=True), (kind, number)
+
+
+def test_pooled_training_is_refused():
+    with refused("model: GlobalTrain trains one model on the samples of all clients"):
+        Party(GlobalTrain(small_network()), FederatedLoop(small_world()), client=0)

@@ -151,6 +151,6 @@ def _checked(kind: type) -> type:
                 super().__setattr__("_server_names", names)
             super().__setattr__(name, value)
 
-    Checked.__name__, Checked.__qualname__ = kind.__name__, kind.__qualname__
-    Checked.__module__ = kind.__module__
+    # Its qualified name stays that of a local class, which the command line does not offer.
+    Checked.__name__, Checked.__module__ = kind.__name__, kind.__module__
     return Checked

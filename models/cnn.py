@@ -150,10 +150,12 @@ class CIFAR10CNN(CNN):
         super().__init__(in_channels, num_classes, image_size, 3, 512, (32, 64, 64))
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for name, layer in self.body.named_children():
-            if name == "linear1":
+            if name == "linear1" and dropout > 0:
                 layers["dropout1"] = nn.Dropout(dropout)
             layers[name] = layer
-        self.body = nn.Sequential(layers | {"dropout2": nn.Dropout(dropout)})
+        if dropout > 0:
+            layers["dropout2"] = nn.Dropout(dropout)
+        self.body = nn.Sequential(layers)
 
 
 class FEMNISTCNN(CNN):

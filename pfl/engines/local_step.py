@@ -113,7 +113,7 @@ class LocalOptimizer:
         part: Tensor | None = None,
     ) -> None:
         self.w, self.lr, self.weight_decay, self.part = w, lr, weight_decay, part
-        self._moving = w if part is None else values_in(part, w)
+        self._moving = w if part is None or factory is None else values_in(part, w)
         self._optimizer: Optimizer | None = None
         if factory is not None:
             self._parameter = torch.nn.Parameter(self._moving)  # shares its memory
@@ -123,6 +123,13 @@ class LocalOptimizer:
 
     def step(self, g: Tensor, active: int) -> None:
         """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
+        if self._optimizer is None:
+            if self.weight_decay:
+                g = torch.add(g, self.w, alpha=self.weight_decay)
+            if self.part is not None:
+                g = torch.where(self.part, g, 0.0)
+            self.w[:active].sub_(g[:active], alpha=self.lr)
+            return
         if self.part is None:
             self._step(g, active)
             return
@@ -134,13 +141,11 @@ class LocalOptimizer:
         w = self._moving
         if self.weight_decay:
             g = torch.add(g, w, alpha=self.weight_decay)
-        if self._optimizer is None:
-            w[:active].sub_(g[:active], alpha=self.lr)
-            return
         # Momentum would also move the rows whose client has no data left.
         rest = w[active:].clone()
         self._parameter.grad = g
         with torch.enable_grad():  # some optimizers fail without
+            assert self._optimizer is not None
             self._optimizer.step()
         w[active:] = rest
 

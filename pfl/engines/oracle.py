@@ -25,6 +25,8 @@ from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace
 
+_choosing = threading.Lock()  # one thread chooses the engine of objectives
+
 
 class Oracle:
     """Losses, gradients and local steps of many clients' models.
@@ -68,7 +70,6 @@ class Oracle:
             names = ", ".join(get_args(EngineName))
             raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
         self._requested = engine
-        self._choosing = threading.Lock()
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
@@ -149,7 +150,7 @@ class Oracle:
     def _engine_of_objectives(self, batch: Batch) -> Engine:
         """Returns the engine that takes the gradients of objectives, which not every engine can."""
         if self._objective_engine is None:
-            with self._choosing:
+            with _choosing:
                 self._objective_engine = self._objective_engine or select_objective_engine(
                     self.engine, batch.select(0)
                 )

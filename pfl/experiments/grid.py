@@ -22,6 +22,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -187,7 +188,7 @@ class Grid:
             raise ConfigError(f"{path}: {missing[0]}: null; the file needs it")
         given = {key: value for key, value in content.items() if value is not None}
         try:
-            parsed = parser.parse_object(given)
+            parsed = parser.parse_object(deepcopy(given))  # it changes lists in place
             # What the classes in configurations stand for is built when a run begins.
             closed = {key: value for key, value in vars(parsed).items() if key not in OPEN}
             values = vars(parser.instantiate(Namespace(closed)))

@@ -13,6 +13,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline, RoundCheckpoint
+from pfl.method import dense
 from tests.algorithms.methods import differing, everything
 
 CLIENTS = 4
@@ -28,8 +29,11 @@ class Keeps(FedAvg):
         self.add_client_state("large", sparse=True)
         self.add_server_state("last", torch.zeros_like(self.global_model))
 
+    def download(self):
+        return {"w": dense(self.global_model), "last": dense(self.last)}
+
     def client_update(self, clients, w):
-        start = (w + self.last + clients.state["model"] + clients.state["large"]) / 3
+        start = (w + clients.received["last"] + clients.state["model"] + clients.state["large"]) / 3
         models = self.local_sgd(clients, start)
         clients.state["model"] = models
         clients.state["large"] = torch.where(models > models.mean(), models, 0)

@@ -51,7 +51,7 @@ NETWORKS = {
     "VGG11": (lambda: VGG11(num_classes=4, in_channels=2), (2, 32, 32), 4),
     "VGG11-none": (lambda: VGG11(4, 2, norm="none"), (2, 33, 64), 4),
     "FedCLUPCNN": (lambda: FedCLUPCNN(5, 2, 4, image_size=9), (2, 9, 9), 4),
-    "CIFAR10CNN": (lambda: CIFAR10CNN(4, 2, image_size=9), (2, 9, 9), 4),
+    "CIFAR10CNN": (lambda: CIFAR10CNN(4, 2, image_size=9, dropout=0.0), (2, 9, 9), 4),
     "FEMNISTCNN": (lambda: FEMNISTCNN(4, image_size=9), (1, 9, 9), 4),
     "CelebACNN": (lambda: CelebACNN(4, 9, 2, width=6, norm="group"), (2, 9, 9), 4),
     "AlexNet": (lambda: AlexNet(4, 2, hidden=8, dropout=0.0), (2, 16, 16), 4),

@@ -12,7 +12,6 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.given import Given
 from datamodules.loaders import (
     ClientDataModule,
     SampleDataset,
@@ -21,13 +20,15 @@ from datamodules.loaders import (
     make_loader,
     visit_key,
 )
-from datamodules.measures import held
-from datamodules.partition import IndexArrays, Partition
-from datamodules.partitioners import IID, Partitioner
-from datamodules.protocols import Protocol, SplitOwn
+from datamodules.partitions.index_arrays import IndexArrays
+from datamodules.partitions.measures import held
+from datamodules.partitions.partition import Partition
+from datamodules.protocols.protocol import Protocol, SplitOwn
 from datamodules.randomness import generator
-from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
-from datamodules.transforms import Pipeline, Transform
+from datamodules.rules.from_file import Given
+from datamodules.rules.partitioner import IID, Partitioner
+from datamodules.samples.samples import Samples, TensorSamples, check_finite, concatenate
+from datamodules.transforms.transform import Pipeline, Transform
 
 
 class Loaded(NamedTuple):

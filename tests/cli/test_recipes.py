@@ -13,7 +13,7 @@ from torchvision.transforms.functional import to_pil_image
 
 import datamodules
 from datamodules import IID, LeafDataModule
-from datamodules.vision import ImageDataModule
+from datamodules.sources.vision import ImageDataModule
 from pfl.cli.app import FederatedCLI
 from pfl.cli.figure_file import read_figure
 from tests.leaf_files import images, write

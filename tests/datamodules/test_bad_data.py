@@ -15,8 +15,8 @@ from datamodules import (
     SharedTest,
     TensorDataModule,
     TensorSamples,
-    samples,
 )
+from datamodules.samples import samples
 
 X = torch.arange(24.0).reshape(6, 2, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from datamodules import HuggingFaceDataModule, MappedSamples, Natural, OfficialSplit, SplitOwn
-from datamodules import hugging_face as module
-from datamodules.hugging_face import encoder
+from datamodules.sources import hugging_face as module
+from datamodules.sources.hugging_face import encoder
 
 datasets = pytest.importorskip("datasets")
 

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from datamodules.errors import ConfigError, check_whole, require
@@ -27,7 +28,14 @@ from datamodules.protocols.protocol import Protocol, SplitOwn
 from datamodules.randomness import generator
 from datamodules.rules.from_file import Given
 from datamodules.rules.partitioner import IID, Partitioner
-from datamodules.samples.samples import Samples, TensorSamples, check_finite, concatenate
+from datamodules.samples.samples import (
+    Samples,
+    TensorSamples,
+    check_finite,
+    check_targets,
+    concatenate,
+    remarks,
+)
 from datamodules.transforms.transform import Pipeline, Transform
 
 
@@ -41,6 +49,7 @@ class Loaded(NamedTuple):
             samples first), numbers or text [N]; or None.
         columns: Further values of each training sample, or of each sample, by name: numbers or
             text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
+        class_names: The names of the classes, in the order of their numbers; or None.
 
     Example:
         >>> from datamodules import TensorSamples
@@ -53,6 +62,7 @@ class Loaded(NamedTuple):
     test: Samples | None = None
     client_ids: np.ndarray | None = None
     columns: Mapping[str, np.ndarray] | None = None
+    class_names: Sequence[str] | None = None
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -138,6 +148,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.rounded_arrays: list[str] = []
         self._samples: Samples | None = None
         self._partition: Partition | None = None
+        self._client_names: list[str] | None = None
+        self._class_names: list[str] | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -164,6 +176,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
+        self._client_names = rule.client_names(self._num_clients)
+        self._class_names = None if loaded.class_names is None else list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         split_rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
@@ -180,6 +194,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             "protocol": repr(self.protocol),
             "seed": self.seed,
             "description": self.describe(),
+            **({} if self._client_names is None else {"client_names": self._client_names}),
         }
 
     def _check_loaded(self, loaded: Loaded) -> None:
@@ -201,6 +216,9 @@ class FederatedDataModule(LightningDataModule, ABC):
             if isinstance(samples, TensorSamples):
                 check_finite(f"{prefix}inputs", samples.inputs)
                 check_finite(f"{prefix}targets", samples.targets)
+                check_targets(f"{prefix}targets", samples.targets)
+        for remark in remarks(loaded.train, loaded.test):
+            rank_zero_warn(f"{name}: {remark}", category=UserWarning)
         has_test = loaded.test is not None and len(loaded.test) > 0
         holds = has_test or not self.protocol.needs_official_test
         expected = "SplitOwn, as the data set has no official test set"
@@ -236,6 +254,21 @@ class FederatedDataModule(LightningDataModule, ABC):
     def num_clients(self) -> int:
         """M, the number of clients."""
         return self._num_clients if self._num_clients is not None else len(self.partition)
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """The names of the clients [M], such as hospitals, with a rule that knows them; else None.
+
+        `Natural` has the ids of the data set, `Groups` the ids of each group, joined by "+".
+        """
+        self._ready()
+        return self._client_names
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes [K], in the order of their numbers; None if there are none."""
+        self._ready()
+        return self._class_names
 
     @property
     def client_sizes(self) -> np.ndarray:

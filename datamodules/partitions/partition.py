@@ -8,7 +8,8 @@ read it:
   `test_...` are alike. If all clients share one array (a common test set), the array is stored
   once, and is shorter than the sum of the sizes.
 * `about`: JSON text: the keys of `Partition.about`, and `format`, `hash` (`Partition.hash` of the
-  stored arrays), `samples` (N) and `targets_hash` (see `targets_hash`).
+  stored arrays), `samples` (N), `targets_hash` (see `targets_hash`) and, where clients share
+  samples (`Sampled`), `shared_samples`: how many of their own samples other clients have, too.
 """
 
 import hashlib
@@ -82,6 +83,8 @@ class Partition:
             arrays[f"{split}_indices"] = part.indices.astype(kind)
             arrays[f"{split}_sizes"] = np.asarray(part.sizes, np.int64)
         about = {**self.about, "format": FORMAT, "hash": stored.hash}
+        if count := _number_shared(stored):
+            about["shared_samples"] = count
         if self.targets is not None:
             about["samples"] = len(self.targets)
             about["targets_hash"] = targets_hash(self.targets)
@@ -123,7 +126,9 @@ def read(file: str | os.PathLike) -> Partition:
         The partition with `about` and without targets.
 
     Raises:
-        ConfigError: There is no such file, or the file is none of `Partition.save`, or damaged.
+        ConfigError: There is no such file, or the file is none of `Partition.save`, or damaged, or
+            a client has a sample twice, or several clients have a sample though the file does not
+            say so.
     """
     path, key = Path(file).expanduser(), f"Given.file: {os.fspath(file)!r}"
     if not path.is_file():
@@ -132,8 +137,11 @@ def read(file: str | os.PathLike) -> Partition:
         with np.load(path, allow_pickle=False) as stored:
             about: dict[str, Any] = json.loads(str(stored["about"]))
             train, val, test = (
-                _part(stored[f"{split}_indices"], stored[f"{split}_sizes"]) for split in SPLITS
+                _part(split, stored[f"{split}_indices"], stored[f"{split}_sizes"], about, key)
+                for split in SPLITS
             )
+    except ConfigError:
+        raise
     except Exception as error:  # NumPy, zipfile and json raise many types for other files
         raise ConfigError(f"{key}; it must be a file that Partition.save wrote") from error
     partition = Partition(train, val, test, about=about)
@@ -142,6 +150,7 @@ def read(file: str | os.PathLike) -> Partition:
             f"{key}; it must be a file of the format {FORMAT} whose arrays have the hash that it "
             "states"
         )
+    _check_samples(key, partition)
     return partition
 
 
@@ -163,8 +172,66 @@ def _stored(arrays: IndexArrays) -> Ragged:
     return Ragged.from_sizes(arrays.flat, arrays.sizes)
 
 
-def _part(indices: np.ndarray, sizes: np.ndarray) -> Ragged:
-    """Returns the index arrays of one split."""
-    if len(indices) < sizes.sum():
+def _part(
+    split: str, indices: np.ndarray, sizes: np.ndarray, about: Mapping[str, Any], key: str
+) -> Ragged:
+    """Returns the index arrays of one split, whose numbers are checked."""
+    total = about.get("samples", np.iinfo(np.int64).max)
+    for name, array, limit in (("indices", indices, total), ("sizes", sizes, len(indices) + 1)):
+        whole = array.dtype.kind in "iu" and array.ndim == 1
+        if not whole or array.min(initial=0) < 0 or array.max(initial=0) >= limit:
+            raise ConfigError(
+                f"{key}: {split}_{name} are {array.dtype} of shape {array.shape}, from "
+                f"{array.min(initial=0)} to {array.max(initial=0)}; they must be whole numbers "
+                f"from 0 to {limit - 1}"
+            )
+    is_shared = len(indices) < sizes.sum()
+    if (sizes != len(indices)).any() if is_shared else sizes.sum() != len(indices):
+        raise ConfigError(
+            f"{key}: {split}_sizes add up to {sizes.sum()}; they must add up to {len(indices)}, "
+            f"the number of {split}_indices, or all be that number"
+        )
+    if is_shared:
         return Ragged.shared(indices, len(sizes))
     return Ragged.from_sizes(indices, sizes)
+
+
+def _number_shared(partition: Partition) -> int:
+    """Returns how many training or validation samples of a client another client has, too."""
+    parts = {
+        name: part.of(slice(0, 1)) if part.is_shared else part.flat
+        for name, part in partition.splits.items()
+    }
+    own = np.concatenate([parts["train"], parts["val"]])
+    total = int(max(own.max(initial=-1), parts["test"].max(initial=-1))) + 1
+    counts = np.bincount(own, minlength=total)
+    tested = np.bincount(parts["test"], minlength=total) > 0
+    return int(((counts > 1) | ((counts > 0) & tested)).sum())
+
+
+def _check_samples(key: str, partition: Partition) -> None:
+    """Raises a ConfigError if a client has a sample twice, or clients share samples unannounced."""
+    sizes = {name: len(part) for name, part in partition.splits.items()}
+    if len(set(sizes.values())) > 1:
+        raise ConfigError(f"{key} has {sizes} clients; all splits must have as many")
+    # Pairs (client, sample), ascending. A test set that all clients share is checked below.
+    parts = [part for part in partition.splits.values() if not part.is_shared]
+    owner = np.concatenate([part.owners for part in parts])
+    sample = np.concatenate([part.flat for part in parts])
+    order = np.lexsort((sample, owner))
+    again = (np.diff(owner[order]) == 0) & (np.diff(sample[order]) == 0)
+    if again.any():
+        place = order[np.flatnonzero(again)[0]]
+        raise ConfigError(
+            f"{key}: client {owner[place]} has the sample {sample[place]} twice; each sample must "
+            "be once in the training, the validation or the test samples of a client"
+        )
+    common = partition.test[0] if partition.test.is_shared else sample[:0]
+    if len(np.unique(common)) < len(common):
+        raise ConfigError(f"{key}: test_indices hold a sample twice; all of them must differ")
+    found, stated = _number_shared(partition), partition.about.get("shared_samples", 0)
+    if found != stated:
+        raise ConfigError(
+            f"{key}: {found} training or validation samples belong to several clients, or are test "
+            f"samples, too; it must be {stated}, as the file's shared_samples says"
+        )

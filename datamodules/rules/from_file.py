@@ -3,6 +3,7 @@
 import os
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -66,6 +67,10 @@ class Given(Partitioner):
         sample = np.concatenate([part.flat for part in parts])
         order = np.lexsort((sample, owner))
         return Ragged.from_sizes(sample[order], np.bincount(owner, minlength=len(stored)))
+
+    @override
+    def client_names(self, num_clients: int) -> list[str] | None:
+        return self._partition.about.get("client_names")
 
     def protocol(self, given: Protocol | None) -> "StoredSplits":
         """Returns the protocol that the file's splits stand for.

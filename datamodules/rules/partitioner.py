@@ -66,6 +66,10 @@ class Partitioner(ABC):
         """Returns the number of clients that the rule determines; None if any is possible."""
         return None
 
+    def client_names(self, num_clients: int) -> list[str] | None:
+        """Returns the names of the clients [M], for a rule whose clients have names; else None."""
+        return None
+
     def assign(
         self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
     ) -> IndexArrays:

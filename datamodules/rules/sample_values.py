@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 from datamodules.rules.partitioner import Partitioner, even_owners
@@ -41,9 +42,11 @@ class PerSample(Partitioner):
             if self._column in columns:
                 rule = self._with(columns[self._column])
             elif self._column != "client_ids":
-                known = f"one of {', '.join(columns)}" if columns else "None"
-                expected = f"{known}, as the data set has no other columns"
-                require(self._key, self._column, False, expected)
+                known = f"one of {', '.join(columns)}" if columns else "None, as it has no columns"
+                raise ConfigError(
+                    f"{self._key}: {self._column!r} is not a column of the data set; it must be "
+                    f"{known}"
+                )
         values = rule.sample_values()
         expected = f"({num_train},), one {self.noun} per training sample"
         if num_samples > num_train:
@@ -136,15 +139,26 @@ class Natural(PerSample):
         """Returns the number of different ids."""
         return len(np.unique(self.sample_values()))
 
+    def _kept(self, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns all ids, ascending, the place of each sample's id, and the places of the kept."""
+        names, places = np.unique(self.sample_values(), return_inverse=True)
+        largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
+        return names, places, np.sort(largest)
+
+    @override
+    def client_names(self, num_clients: int) -> list[str]:
+        names, _, kept = self._kept(num_clients)
+        return [str(name) for name in names[kept]]
+
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
-        names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
+        self.sample_values(len(targets))  # checks their number
+        names, places, kept = self._kept(num_clients)
         expected = f"at most {len(names)}, the number of different client_ids"
         require("num_clients", num_clients, num_clients <= len(names), expected)
-        largest = np.argsort(-np.bincount(owners), kind="stable")[:num_clients]
         number = np.full(len(names), -1)
-        number[np.sort(largest)] = np.arange(num_clients)
-        return number[owners]
+        number[kept] = np.arange(num_clients)
+        return number[places]
 
     def describe(self) -> str:
         """Describes the rule in words."""
@@ -200,6 +214,12 @@ class Groups(PerSample):
     def count(self) -> int | None:
         """Returns the number of groups, if they are given."""
         return None if self.groups is None else len(self.groups)
+
+    @override
+    def client_names(self, num_clients: int) -> list[str] | None:
+        if self.groups is None:
+            return None
+        return ["+".join(map(str, group)) for group in self.groups]
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Returns the client of every sample."""

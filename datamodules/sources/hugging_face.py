@@ -76,9 +76,6 @@ class HuggingFaceDataModule(FederatedDataModule):
         root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Attributes:
-        class_names: The names of the classes, if they are known; after `setup`.
-
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) `datasets` is not
             installed, the data set cannot be loaded, a split or a column is missing, or a column
@@ -122,7 +119,6 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.length = check_whole("HuggingFaceDataModule.length", length)
         self.cache = None if cache is None else Path(cache).expanduser()
         self.root = Path(root).expanduser()
-        self.class_names: list[str] = []
 
     def prepare_data(self) -> None:
         """Downloads, converts and decodes the data; has no effect if that has been done."""
@@ -135,12 +131,12 @@ class HuggingFaceDataModule(FederatedDataModule):
         """Loads the columns."""
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
-        targets = np.concatenate(self._classes(splits, self.target_column))
+        targets, names = self._classes(splits, self.target_column)
         ids = None
         if self.client_column is not None:
             ids = _client_ids(splits, self.client_column)
         train, test = train_and_test(inputs, targets, len(splits[0]))
-        return Loaded(train, test, ids)
+        return Loaded(train, test, ids, class_names=names)
 
     def _open(self) -> list[Any]:
         """Returns the training split, and the test split if there is one."""
@@ -175,11 +171,14 @@ class HuggingFaceDataModule(FederatedDataModule):
             holds, expected = split is None or split in found, f"one of {', '.join(found)}"
             require(f"HuggingFaceDataModule.{argument}", split, holds, expected)
         splits = [found[split] for split in named.values() if split is not None]
-        names = splits[0].column_names
         for argument in ("input_column", "target_column", "client_column"):
             column = getattr(self, argument)
-            key, expected = f"HuggingFaceDataModule.{argument}", f"one of {', '.join(names)}"
-            require(key, column, column is None or column in names, expected)
+            # The test samples may lack client ids; see `_client_ids`.
+            for split in splits[:1] if argument == "client_column" else splits:
+                names = split.column_names
+                expected = f"one of the columns, which are {', '.join(names)}"
+                holds = column is None or column in names
+                require(f"HuggingFaceDataModule.{argument}", column, holds, expected)
         return splits
 
     def _inputs(self, splits: Sequence[Any], column: str) -> np.ndarray:
@@ -210,19 +209,17 @@ class HuggingFaceDataModule(FederatedDataModule):
         read = functools.partial(_image, table, mode, strict, self.image_size)
         return read_items(read, len(table), _differ, file)
 
-    def _classes(self, splits: Sequence[Any], column: str) -> list[np.ndarray]:
-        """Returns the targets of each split: classes, int64 [N], or floating numbers."""
+    def _classes(self, splits: Sequence[Any], column: str) -> tuple[np.ndarray, list[str] | None]:
+        """Returns the targets, classes int64 [N] or floating numbers, and the classes' names."""
         from datasets import ClassLabel, Value
 
         feature = splits[0].features[column]
-        if isinstance(feature, ClassLabel):
-            self.class_names = list(feature.names)
         if not isinstance(feature, Value) or "string" not in feature.dtype:
-            return [_numbers("target_column", s, column) for s in splits]
-        texts = [_values(s, column) for s in splits]
-        names, classes = np.unique(np.concatenate(texts), return_inverse=True)
-        self.class_names = names.tolist()
-        return np.split(classes.astype(np.int64), np.cumsum([len(text) for text in texts])[:-1])
+            numbers = np.concatenate([_numbers("target_column", s, column) for s in splits])
+            return numbers, list(feature.names) if isinstance(feature, ClassLabel) else None
+        texts = np.concatenate([_values(s, column, may_be_empty=False) for s in splits])
+        names, classes = np.unique(texts, return_inverse=True)
+        return classes.astype(np.int64), names.tolist()
 
 
 def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
@@ -306,14 +303,21 @@ def _bytes(text: str) -> list[int]:
     return [byte + 1 for byte in text.encode()]
 
 
-def _values(split: Any, column: str) -> np.ndarray:
+def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
     """Returns a column, [N, ...].
+
+    Args:
+        split: The table.
+        column: The name of the column.
+        may_be_empty: Whether an empty text is a value, as it is for an input.
 
     Raises:
         ConfigError: Values are missing.
     """
     values = split.select_columns([column]).with_format("numpy")[:][column]
-    text_missing = values.dtype == object and any(value is None for value in values)
+    texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
+    no_empty = not may_be_empty
+    text_missing = any(text is None or (no_empty and str(text) == "") for text in texts)
     if text_missing or (values.dtype.kind == "f" and np.isnan(values).any()):
         raise ConfigError(
             f"HuggingFaceDataModule: the column {column!r} has rows without a value; it must have "
@@ -344,4 +348,4 @@ def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
 def _client_ids(splits: Sequence[Any], column: str) -> np.ndarray:
     """Returns the client of each training sample, and of each test sample if they have one."""
     with_ids = splits if all(column in split.column_names for split in splits) else splits[:1]
-    return np.concatenate([_values(split, column) for split in with_ids])
+    return np.concatenate([_values(split, column, may_be_empty=False) for split in with_ids])

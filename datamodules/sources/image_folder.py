@@ -1,6 +1,7 @@
 """Images in folders, whose classes and clients are names of folders or columns of a table."""
 
 import csv
+import io
 import os
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -54,9 +55,6 @@ class ImageFolderDataModule(FederatedDataModule):
             anew, into another file. None decodes the images into memory at each start.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Attributes:
-        class_names: The names of the classes, in the order of their numbers; known after `setup`.
-
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) a folder, a file or
             a column is missing, or the images differ in size.
@@ -92,7 +90,6 @@ class ImageFolderDataModule(FederatedDataModule):
         both = table is not None and levels is not None
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels, self.table = levels or "class", table
-        self.class_names: list[str] = []
         self.cache = None if cache is None else Path(cache).expanduser()
         self.image_size = image_size
         if image_size is not None:
@@ -108,11 +105,10 @@ class ImageFolderDataModule(FederatedDataModule):
         found, num_train = self._found()
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decoded(found), labels.astype(np.int64), num_train)
-        self.class_names = classes.tolist()
         owners = None
         if found[0].client is not None:
             owners = np.array([image.client for image in found])
-        return Loaded(train, test, owners)
+        return Loaded(train, test, owners, class_names=classes.tolist())
 
     def _decoded(self, found: list["_Image"]) -> np.ndarray:
         """Returns the pixels of images, uint8 [N, 3, H, W]."""
@@ -158,23 +154,32 @@ class ImageFolderDataModule(FederatedDataModule):
         key = f"ImageFolderDataModule.table: {str(path)!r}"
         if not path.is_file():
             raise ConfigError(f"{key}; it must be an existing CSV file")
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            columns = reader.fieldnames or ()
-            for column in ("file", "class"):
-                if column not in columns:
-                    raise ConfigError(
-                        f"{key} has the columns {', '.join(columns)}; it must have the columns "
-                        "file and class, and may have client and split"
-                    )
-            images = []
-            for row in reader:
-                place = f"{path}, line {reader.line_num}"
-                image = _image(self.folder / row["file"], row, place)
-                if not image.path.is_file():
-                    raise ConfigError(f"{key} names {str(image.path)!r}, which does not exist")
-                images.append(image)
-        return images
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{key}; it must be saved as UTF-8 ({error.reason})") from error
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        columns = reader.fieldnames or ()
+        if not {"file", "class"} <= set(columns) or len(set(columns)) < len(columns):
+            raise ConfigError(
+                f"{key} has the columns {', '.join(columns)}; it must have the columns "
+                "file and class, and may have client and split, each once"
+            )
+        images: dict[Path, _Image] = {}
+        for row in reader:
+            place = f"{path}, line {reader.line_num}"
+            for column in ("file", "class", "client"):
+                if column in columns and not row[column]:
+                    raise ConfigError(f"{key}: {place} has no {column}; every row must have one")
+            image = _image(self.folder / row["file"], row, place)
+            if not image.path.is_file():
+                raise ConfigError(f"{key} names {str(image.path)!r}, which does not exist")
+            if image.path in images:
+                raise ConfigError(
+                    f"{key} names {str(image.path)!r} twice; each image must be in it once"
+                )
+            images[image.path] = image
+        return list(images.values())
 
 
 class _Image(NamedTuple):

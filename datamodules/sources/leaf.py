@@ -92,7 +92,11 @@ class LeafDataModule(FederatedDataModule):
 
     def targets(self, values: list) -> np.ndarray:
         """Converts the targets of one user, the list "y" of a file, to classes, int64 [n]."""
-        return np.array(values).astype(np.int64)  # CelebA's are floating numbers, 0.0 and 1.0
+        numbers = np.array(values, np.float64)  # CelebA's are floating numbers, 0.0 and 1.0
+        classes = np.nan_to_num(numbers, posinf=0, neginf=0).astype(np.int64)
+        if (wrong := numbers != classes).any():
+            raise ValueError(f"a label is {numbers[wrong][0]}, which is not a whole number")
+        return classes
 
     def encode(self, parts: list[np.ndarray]) -> np.ndarray:
         """Returns all inputs as they are stored, by default as `inputs` has converted them.
@@ -149,19 +153,26 @@ class LeafDataModule(FederatedDataModule):
 
     def _read(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Reads the user, the converted input and the target of each sample."""
-        columns: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        columns: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for path in files:
             key = f"{type(self).__name__}.root: the file {str(path)!r}"
             try:
                 content = json.loads(path.read_text(encoding="utf-8"))
                 for user in content["users"]:
-                    columns.append(self._user(user, content["user_data"][user]))
+                    if user in columns:
+                        raise ValueError(f"the user {user} is listed twice")
+                    columns[user] = self._user(user, content["user_data"][user])
             except (KeyError, TypeError, ValueError) as error:
                 reason = " ".join(f"{type(error).__name__}: {error}".split())
                 raise ConfigError(
                     f"{key} cannot be read ({reason}); it must be a file of LEAF's {self.leaf_name}"
                 ) from error
-        owners, inputs, targets = map(np.concatenate, zip(*columns, strict=True))
+        if not columns:
+            raise ConfigError(
+                f"{type(self).__name__}.root: the files in {str(files[0].parent)!r} have no users; "
+                f"they must hold at least one user of LEAF's {self.leaf_name}"
+            )
+        owners, inputs, targets = map(np.concatenate, zip(*columns.values(), strict=True))
         return owners, inputs, targets
 
     def _user(self, user: str, data: dict[str, list]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -12,6 +12,8 @@ from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError, require
 from datamodules.samples.samples import TensorSamples
 
+_UTF8 = "a CSV file must be saved as UTF-8"
+
 
 class TableDataModule(FederatedDataModule):
     r"""A table in a CSV or Parquet file: a row for each sample, inputs float32 [N, F].
@@ -88,7 +90,7 @@ class TableDataModule(FederatedDataModule):
             features = [
                 name for name in tables[0] if name not in (self.target_column, self.client_column)
             ]
-        targets = _classes(
+        targets, names = _classes(
             [self._column(table, "target_column", self.target_column) for table in tables]
         )
         inputs = [self._inputs(table, features) for table in tables]
@@ -103,17 +105,21 @@ class TableDataModule(FederatedDataModule):
             for name in tables[0]
             if all(name in table for table in tables)
         }
-        return Loaded(samples[0], samples[1] if len(samples) > 1 else None, ids, columns)
+        test = samples[1] if len(samples) > 1 else None
+        return Loaded(samples[0], test, ids, columns, names)
 
     def _inputs(self, table: dict[str, np.ndarray], features: Sequence[str]) -> torch.Tensor:
         """Returns the columns of the inputs side by side, float32 [N, F]."""
         columns = [self._column(table, "feature_columns", name) for name in features]
         for name, values in zip(features, columns, strict=True):
             if values.dtype.kind not in "biuf":
-                first = values.tolist()[0]
+                row, text = next(
+                    (pair for pair in enumerate(values.tolist(), 1) if not _is_number(pair[1])),
+                    (1, values.tolist()[0]),  # all are numbers, written as text
+                )
                 raise ConfigError(
-                    f"TableDataModule.feature_columns: the column {name!r} holds {first!r}; it "
-                    "must hold numbers, or be left out"
+                    f"TableDataModule.feature_columns: the column {name!r} holds {text!r}; it "
+                    f"must hold numbers, or be left out (row {row} after the names)"
                 )
         require(
             "TableDataModule.feature_columns", features, len(columns) > 0, "at least one column"
@@ -132,7 +138,8 @@ class TableDataModule(FederatedDataModule):
                 f"{', '.join(table)}"
             )
         values = table[name]
-        missing = sum(x is None or x != x for x in values) if values.dtype.kind in "Of" else 0
+        known = values.dtype.kind not in "Of"
+        missing = 0 if known else sum(x is None or x != x or x == "" for x in values)
         if missing:
             raise ConfigError(
                 f"TableDataModule.{key}: the column {name!r} has no value in {missing} of "
@@ -150,16 +157,22 @@ def _read(path: Path) -> dict[str, np.ndarray]:
             f"TableDataModule.file: {str(path)!r}; the package pyarrow must be installed to read "
             "it, by: pip install pyarrow"
         ) from error
+    key = f"TableDataModule.file: {str(path)!r}"
     try:
         table = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(path)
+        names = table.column_names
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{key} has a name of a column in another code; {_UTF8}") from error
     except (ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(
-            f"TableDataModule.file: {str(path)!r} cannot be read: {reason}"
-        ) from error
+        raise ConfigError(f"{key} cannot be read: {' '.join(str(error).split())}") from error
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
+    for name in names:
+        if path.suffix == ".csv" and "binary" in str(table[name].type):
+            raise ConfigError(f"{key} has a column {name!r} in another code; {_UTF8}")
     require("TableDataModule.file", str(path), table.num_rows > 0, "a file with at least one row")
     columns, numbers = {}, ("int", "uint", "halffloat", "float", "double")
-    for name in table.column_names:
+    for name in names:
         values = table[name]
         if values.null_count or not str(values.type).startswith(numbers):
             listed = values.to_pylist()
@@ -170,10 +183,20 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     return columns
 
 
-def _classes(targets: Sequence[np.ndarray]) -> list[torch.Tensor]:
-    """Returns numbered classes, int64; or floating targets as float32."""
+def _is_number(value: object) -> bool:
+    """Returns whether a cell holds a number, or the text of one."""
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _classes(targets: Sequence[np.ndarray]) -> tuple[list[torch.Tensor], list[str] | None]:
+    """Returns numbered classes, int64, and their names; or floating targets as float32."""
     if targets[0].dtype.kind == "f":
-        return [torch.from_numpy(values.astype(np.float32)) for values in targets]
-    _, labels = np.unique(np.concatenate(targets), return_inverse=True)
+        return [torch.from_numpy(values.astype(np.float32)) for values in targets], None
+    names, labels = np.unique(np.concatenate(targets), return_inverse=True)
     ends = np.cumsum([len(values) for values in targets])[:-1]
-    return [torch.from_numpy(part.astype(np.int64)) for part in np.split(labels, ends)]
+    parts = [torch.from_numpy(part.astype(np.int64)) for part in np.split(labels, ends)]
+    return parts, [str(name) for name in names]

@@ -4,7 +4,7 @@ The module `feature_shifts` has those that make the images of clients differ.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.randomness import choice, fold, uniform
-from datamodules.samples.samples import Samples, TensorSamples
+from datamodules.samples.samples import Samples, TensorSamples, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
+_TRIED = 64  # samples on which transforms are tried when the data are loaded
 
 
 class Draws(NamedTuple):
@@ -289,16 +290,23 @@ class Pipeline:
         """
         if not self.transforms:
             return self
-        one = train.gather(torch.zeros(1, dtype=torch.int64))[0]
-        kind, expected = str(one.dtype), "floating, or uint8 images, where transforms are given"
-        require("inputs.dtype", kind, one.is_floating_point(), expected)
+        index = torch.linspace(0, len(train) - 1, min(len(train), _TRIED)).long()
+        some = train.gather(index)[0]
+        kind, expected = str(some.dtype), "floating, or uint8 images, where transforms are given"
+        require("inputs.dtype", kind, some.is_floating_point(), expected)
         bound = [transform.bound(train, num_clients) for transform in self.transforms]
-        result, zero = Pipeline(bound, self._seed), torch.zeros(1, dtype=torch.int64)
-        result(one, zero, zero, zero)
+        result = Pipeline(bound, self._seed)
+        for visits in (None, torch.zeros_like(index)):  # as in evaluation, as in training
+            result(some, torch.zeros_like(index), index, visits, check=check_finite)
         return result
 
     def __call__(
-        self, inputs: Tensor, clients: Tensor, samples: Tensor, visits: Tensor | None = None
+        self,
+        inputs: Tensor,
+        clients: Tensor,
+        samples: Tensor,
+        visits: Tensor | None = None,
+        check: Callable[[str, Tensor], None] | None = None,
     ) -> Tensor:
         """Returns the transformed inputs, [n, ...].
 
@@ -308,6 +316,10 @@ class Pipeline:
             samples: The index of each input in the data set, integers of n elements.
             visits: In training, keys of (seed, purpose, round, client, epoch), int64, of a shape
                 that broadcasts to `samples`; None in evaluation.
+            check: Is called with the name and the result of each transform, if it is given.
+
+        Raises:
+            ConfigError: A transform does not return a tensor of n inputs.
         """
         index = samples.reshape(-1).long()
         ids = clients.expand(samples.shape).reshape(-1)
@@ -318,6 +330,15 @@ class Pipeline:
             client = fold(client, ids)
             visit = None if seen is None else fold(seen, torch.full_like(seen, number))
             inputs = transform(inputs, Draws(ids, client, fold(client, index), visit))
+            name = f"transforms: the result of {type(transform).__name__}"
+            shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            if not isinstance(inputs, Tensor) or shape[:1] != (len(index),):
+                raise ConfigError(
+                    f"{name} for {len(index)} inputs is {shape}; it must be a tensor "
+                    f"({len(index)}, ...)"
+                )
+            if check is not None:
+                check(name, inputs)
         return inputs
 
     def __bool__(self) -> bool:

@@ -172,7 +172,6 @@ class Ragged(IndexArrays):
         return self.starts, self.sizes, self.indices
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Returns the index array of one client, as a view."""
         start = self.starts[client]
         return self.indices[start : start + self.sizes[client]]
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -106,8 +107,8 @@ class SplitOwn(Protocol):
         key, total = "SplitOwn.test + SplitOwn.validation", test + validation
         require(key, total, total < 1, "below 1, as the rest is for training")
 
+    @override
     def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Returns how many samples are assigned to clients: all."""
         return num_samples
 
     def split(
@@ -122,8 +123,8 @@ class SplitOwn(Protocol):
         test, val, train = split_off(owned, labels, (self.test, self.validation), rng)
         return Partition(train, val, test)
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         return f"each client is tested on {self.test:.0%} of its own samples" + _also(self)
 
 
@@ -218,8 +219,8 @@ class MatchLabels(Protocol):
         number[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
         return client, label, np.minimum(number, available[label])
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         number = (
             "as many samples as possible" if self.samples is None else f"{self.samples} samples"
         )
@@ -257,8 +258,8 @@ class SharedTest(Protocol):
         val, train = split_off(owned, labels, (self.validation,), rng)
         return Partition(train, val, Ragged.shared(np.arange(num_train, num_samples), len(owned)))
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         return "every client is tested on the whole official test set" + _also(self)
 
 
@@ -284,8 +285,8 @@ class OfficialSplit(Protocol):
         (array([0, 1]), array([4, 5]), array([], dtype=int64))
     """
 
+    @override
     def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Returns how many samples are assigned to clients: all."""
         return num_samples
 
     def split(
@@ -305,8 +306,8 @@ class OfficialSplit(Protocol):
         val, train = split_off(given, labels, (self.validation,), rng)
         return Partition(train, val, owned.select(is_test))
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         return "each client is tested on its own samples of the official test set" + _also(self)
 
 

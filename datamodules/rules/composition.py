@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -83,8 +84,8 @@ class Within(Partitioner):
             sizes.append(np.asarray(owned.sizes))
         return Ragged.from_sizes(np.concatenate(indices), np.concatenate(sizes))
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"groups of clients: {self.outer.describe()}; in each group: {self.inner.describe()}"
 
 
@@ -115,8 +116,8 @@ class Sizes(Partitioner):
         """Returns the number of sizes."""
         return len(self.sizes)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         known, total = len(self.sizes), sum(self.sizes)
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes")
         enough = f"at most {len(targets)} together, the number of samples"
@@ -125,8 +126,8 @@ class Sizes(Partitioner):
         owners = np.repeat(clients, [*self.sizes, len(targets) - total])
         return rng.permutation(owners)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return "clients of given sizes, samples assigned uniformly at random"
 
 
@@ -194,8 +195,8 @@ class LabelDistribution(Partitioner):
         """Returns the number of rows."""
         return len(self._table)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels, key = class_labels(self, targets), "LabelDistribution.distribution"
         available = np.bincount(labels)
         rows, columns = self._table.shape
@@ -226,8 +227,8 @@ class LabelDistribution(Partitioner):
             size -= 1
         return _rounded(shares, size)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return "clients with given label distributions"
 
 

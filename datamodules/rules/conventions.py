@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -85,8 +86,8 @@ class FedSLRDirichlet(Partitioner):
         samples = np.concatenate([np.sort(own) for own in held])
         return Ragged.from_sizes(samples, np.array(room))
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return (
             f"label distribution of each client drawn from Dir({self.alpha}, ..., {self.alpha}), "
             "images repeated where a class runs out (FedSLR, FedDyn)"
@@ -128,8 +129,8 @@ class PFLlibDirichlet(Partitioner):
         self.train_ratio = train_ratio
         _least(self, 1, 1)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         least, mean = _least(self, len(labels), num_clients), len(labels) / num_clients
         available = np.bincount(labels)
@@ -142,8 +143,8 @@ class PFLlibDirichlet(Partitioner):
             f"larger, as 10,000 draws did not give {least} samples to every client"
         )
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"class proportions over the clients as PFLlib's dir (alpha={self.alpha})"
 
 
@@ -188,8 +189,8 @@ class PFLlibPathological(Partitioner):
         self.train_ratio = train_ratio
         _least(self, 1, 1)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         most, least = len(available), _least(self, len(labels), num_clients)
@@ -213,8 +214,8 @@ class PFLlibPathological(Partitioner):
             places[who] -= 1
         return assign_counts(labels, counts, rng)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         sizes = "equal" if self.balance else "random"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
 
@@ -243,8 +244,8 @@ class FLBenchClasses(Partitioner):
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("FLBenchClasses.classes", classes)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         key = "FLBenchClasses.classes"
@@ -258,8 +259,8 @@ class FLBenchClasses(Partitioner):
                 counts[label, who[-1]] += rest if rest < share else 0
         return assign_counts(labels, counts, rng)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"{self.classes} random classes per client as in FL-bench"
 
 
@@ -306,8 +307,8 @@ class LEAF(PerSample):
         require("LEAF.min_samples", self.min_samples, users > 0, expected)
         return users
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         ids, users = self.sample_values(len(targets)), self.count()
         expected = f"at most {users}, the number of users with {self.min_samples} samples or more"
         require("num_clients", num_clients, num_clients <= users, expected)
@@ -317,8 +318,8 @@ class LEAF(PerSample):
         number[np.sort(rng.permutation(enough)[:num_clients])] = np.arange(num_clients)
         return number[owners]
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"a client for each user with at least {self.min_samples} samples (LEAF)"
 
 

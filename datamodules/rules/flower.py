@@ -6,6 +6,7 @@ The module `flower_bridge` has that package's partitioners as rules, and the oth
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.rules.conventions import dirichlet_counts
@@ -47,8 +48,8 @@ class FlowerDirichlet(Partitioner):
         self.min_partition_size = check_whole(key, min_partition_size, 0)
         self.self_balancing = self_balancing
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         full = len(labels) / num_clients if self.self_balancing else np.inf
@@ -62,8 +63,8 @@ class FlowerDirichlet(Partitioner):
             "not reach it"
         )
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         balanced = ", self-balancing" if self.self_balancing else ""
         return f"class proportions over the clients as in Flower (alpha={self.alpha}{balanced})"
 
@@ -105,8 +106,8 @@ class FlowerPathological(Partitioner):
         require("FlowerPathological.class_assignment_mode", mode, mode in modes, expected)
         self.class_assignment_mode = mode
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         most, key = len(available), "FlowerPathological.num_classes_per_partition"
@@ -140,8 +141,8 @@ class FlowerPathological(Partitioner):
                 classes.append(label)
         return classes
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return (
             f"{self.num_classes_per_partition} classes per client as in Flower "
             f"({self.class_assignment_mode})"
@@ -188,8 +189,8 @@ class FlowerShards(Partitioner):
         require(key, None, given, "given, or num_shards_per_partition")
         self.keep_incomplete_shard = keep_incomplete_shard
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         each, size, total = self.num_shards_per_partition, self.shard_size, len(labels)
         keep = self.keep_incomplete_shard and (each is None or size is None)
@@ -213,6 +214,6 @@ class FlowerShards(Partitioner):
         owners[sorted_by_label(labels, rng)] = np.repeat(client_of_shard, size)[:total]
         return owners
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"shards of samples sorted by label as in Flower, {self!r}"

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -115,8 +116,8 @@ class FlowerRule(Partitioner):
         given = self.partitioner
         return given if isinstance(given, str) else type(given).__name__
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"the partitioner {self._name} of Flower ({arguments})"
 

@@ -1,6 +1,7 @@
 """Partition rules as the code of fluke draws them; see the module `conventions`."""
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.rules.conventions import draw_classes
@@ -36,8 +37,8 @@ class FlukeDirichlet(Partitioner):
         self.beta = beta
         self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         most, least = available.min() // num_clients, self.min_ex_class
@@ -48,8 +49,8 @@ class FlukeDirichlet(Partitioner):
         counts = least + rng.multinomial(available - least * num_clients, shares)
         return assign_counts(labels, counts, rng)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return (
             f"{self.min_ex_class} samples of each class for each client, all others by class "
             f"proportions drawn from a Dirichlet distribution (fluke, beta={self.beta})"
@@ -80,8 +81,8 @@ class FlukeClasses(Partitioner):
     def __init__(self, class_per_client: int = 2) -> None:
         self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels, classes = class_labels(self, targets), self.class_per_client
         known = int(labels.max()) + 1
         key, least = "FlukeClasses.class_per_client", -(-known // num_clients)
@@ -99,8 +100,8 @@ class FlukeClasses(Partitioner):
             owners[samples] = rng.choice(who, len(samples))
         return owners
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"{self.class_per_client} random classes per client as in fluke"
 
 
@@ -131,8 +132,8 @@ class FlukeQuantity(Partitioner):
         self.alpha = alpha
         self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         key, least, most = "FlukeQuantity.min_quantity", self.min_quantity, len(targets)
         most //= num_clients
         expected = f"at most {most}, the mean number of samples with num_clients={num_clients}"
@@ -142,8 +143,8 @@ class FlukeQuantity(Partitioner):
         first = np.repeat(np.arange(num_clients), least)
         return rng.permutation(np.concatenate([first, np.minimum(drawn, num_clients - 1)]))
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return (
             f"client sizes by a power law as in fluke (alpha={self.alpha}), at least "
             f"{self.min_quantity}, samples assigned uniformly at random"

@@ -90,8 +90,8 @@ class Given(Partitioner):
         )
         return StoredSplits(self._partition)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         rule = self._partition.about.get("rule", "a partition")
         seed = self._partition.about.get("seed")
         return f"as in the file {self.file} ({rule}, made with the seed {seed})"
@@ -124,10 +124,9 @@ class StoredSplits(Protocol):
         """Returns the partition as it was made."""
         return self._partition
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         return f"tested as in that file ({self._partition.about.get('protocol')})"
 
     def __repr__(self) -> str:
-        """Returns the name of the class."""
         return "StoredSplits()"

@@ -4,6 +4,7 @@ from bisect import bisect_right
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import stable_argsort
@@ -81,8 +82,8 @@ class Dirichlet(Partitioner):
         self.size_cap = size_cap
         self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         check_min_size(self, len(labels) // num_clients, num_clients, self.min_size)
@@ -144,8 +145,8 @@ class Dirichlet(Partitioner):
             left -= drawn.sum(0)
         return counts.T
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         what = {
             "clients": "class proportions over the clients",
             "labels": "label distribution of each client",
@@ -182,8 +183,8 @@ class ClassesPerClient(Partitioner):
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("ClassesPerClient.classes", classes)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         key, classes = "ClassesPerClient.classes", self.classes
@@ -226,8 +227,8 @@ class ClassesPerClient(Partitioner):
             places[chosen] -= 1
         return holders
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"{self.classes} classes per client (pathological)"
 
 
@@ -255,8 +256,8 @@ class Shards(Partitioner):
     def __init__(self, shards_per_client: int = 2) -> None:
         self.shards_per_client = check_whole("Shards.shards_per_client", shards_per_client)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         labels = class_labels(self, targets)
         shards = num_clients * self.shards_per_client
         require(
@@ -272,8 +273,8 @@ class Shards(Partitioner):
         owners[sorted_by_label(labels, rng)] = client_of_shard[shard]
         return owners
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"{self.shards_per_client} shards of samples sorted by label per client"
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
+from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -114,14 +115,14 @@ class IID(Partitioner):
         array([315, 314, 314, 314])
     """
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         owners = even_owners(len(targets), num_clients)
         rng.shuffle(owners)
         return owners
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return "samples assigned uniformly at random (IID)"
 
 
@@ -152,8 +153,8 @@ class LogNormal(Partitioner):
         self.sigma = sigma
         self.min_size = check_whole("LogNormal.min_size", min_size)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         check_min_size(self, len(targets) // num_clients, num_clients, self.min_size)
         normal = rng.standard_normal(num_clients)
         with np.errstate(over="ignore"):  # only sigma * (a negative number) can overflow: exp is 0
@@ -172,8 +173,8 @@ class LogNormal(Partitioner):
             sizes += apportion(np.maximum(shares - self.min_size, 0), spare)
         return rng.permutation(np.repeat(np.arange(num_clients), sizes))
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return (
             f"client sizes proportional to log-normal draws (sigma={self.sigma}), at least "
             f"{self.min_size}, samples assigned uniformly at random"
@@ -217,8 +218,8 @@ class Sampled(Partitioner):
         require("Sampled.size", self.size, self.size <= total, expected)
         return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         return f"each with {self.size} samples drawn from one data set that all clients share"
 
 

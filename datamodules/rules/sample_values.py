@@ -160,8 +160,8 @@ class Natural(PerSample):
         number[kept] = np.arange(num_clients)
         return number[places]
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         by = "" if self._column == "client_ids" else f", by the column {self._column}"
         return f"samples held by the clients they came from (natural{by})"
 
@@ -207,7 +207,6 @@ class Groups(PerSample):
         require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
 
     def __repr__(self) -> str:
-        """Returns the constructor call that builds this rule."""
         column = "" if self._column == "client_ids" else f", client_ids={self._column!r}"
         return f"Groups(groups={self.groups!r}{column})"
 
@@ -221,8 +220,8 @@ class Groups(PerSample):
             return None
         return ["+".join(map(str, group)) for group in self.groups]
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
         number = np.full(len(names), -1)
         if self.groups is None:
@@ -240,8 +239,8 @@ class Groups(PerSample):
                 number[place[name]] = client
         return number[owners]
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         how = "at random" if self.groups is None else "as given"
         return f"samples held by groups of client ids, grouped {how}"
 
@@ -282,8 +281,8 @@ class ByValue(PerSample):
         """Returns the rule with the values of the data set, unless it uses targets or its own."""
         return self if self._by_target else super().bound(columns, num_train, num_samples)
 
+    @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Returns the client of every sample."""
         values = targets if self._by_target else self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
@@ -294,8 +293,8 @@ class ByValue(PerSample):
         owners[order] = np.sort(even_owners(len(values), num_clients))
         return owners
 
+    @override
     def describe(self) -> str:
-        """Describes the rule in words."""
         what = "their target" if self._by_target else "a given value"
         if self._column != "client_ids":
             what = f"the column {self._column}"

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 from datamodules.samples.images import read_items
@@ -46,8 +47,8 @@ class MappedSamples(TensorSamples):
         super().__init__(inputs, targets)
         self.device = torch.device(device)
 
+    @override
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples at `index`; see `Samples.gather`."""
         flat = index.reshape(-1).to("cpu")
         inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
         targets = self.targets.index_select(0, flat).to(self.device)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 
@@ -102,11 +103,10 @@ class TensorSamples(Samples):
         self.targets = _as_targets(targets)
 
     def __len__(self) -> int:
-        """Returns N, the number of samples."""
         return len(self.targets)
 
+    @override
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples at `index`; see `Samples.gather`."""
         flat = index.reshape(-1).to(self.inputs.device)
         inputs = scaled(self.inputs.index_select(0, flat))
         targets = self.targets.index_select(0, flat)
@@ -166,7 +166,6 @@ class DatasetSamples(Samples):
         self.device = torch.device(device)
 
     def __len__(self) -> int:
-        """Returns N, the number of samples."""
         return self._length
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:

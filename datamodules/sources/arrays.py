@@ -1,8 +1,8 @@
 """Federated data modules for a user's own tensors, arrays or `.npz` file."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +10,7 @@ from torch import Tensor
 
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError, require
-from datamodules.protocols.protocol import Protocol
-from datamodules.rules.partitioner import Partitioner
 from datamodules.samples.samples import TensorSamples
-from datamodules.transforms.transform import Transform
 
 
 class TensorDataModule(FederatedDataModule):
@@ -30,13 +27,7 @@ class TensorDataModule(FederatedDataModule):
         test_targets: Targets of the official test set, if there is one.
         client_ids: For `Natural`: the client of each training sample, or of each sample (training
             samples first), numbers or text.
-        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
-        partition: The rule that assigns samples to clients; None is `IID()`.
-        protocol: The test protocol; None is `SplitOwn()`.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples; None is 0.
-        num_workers: Worker processes of the loaders.
-        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        **kwargs: The arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: An argument is out of range, or the shapes of the tensors do not match.
@@ -55,17 +46,9 @@ class TensorDataModule(FederatedDataModule):
         test_inputs: Tensor | np.ndarray | None = None,
         test_targets: Tensor | np.ndarray | None = None,
         client_ids: np.ndarray | None = None,
-        num_clients: int | None = None,
-        partition: Partitioner | None = None,
-        protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
-        transforms: Sequence[Transform] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
-        )
+        super().__init__(**kwargs)
         ids = None if client_ids is None else np.asarray(client_ids)
         self._loaded = _loaded(inputs, targets, test_inputs, test_targets, ids)
 
@@ -96,13 +79,7 @@ class ArrayDataModule(FederatedDataModule):
         client_ids: For `Natural`: the client of each training sample, or of each sample (training
             samples first), numbers or text.
         file: Path of an `.npz` file whose arrays have the names above, instead of the arrays.
-        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
-        partition: The rule that assigns samples to clients; None is `IID()`.
-        protocol: The test protocol; None is `SplitOwn()`.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples; None is 0.
-        num_workers: Worker processes of the loaders.
-        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        **kwargs: The arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: An argument is out of range, the file does not exist, an array is missing, or
@@ -124,17 +101,9 @@ class ArrayDataModule(FederatedDataModule):
         test_targets: np.ndarray | None = None,
         client_ids: np.ndarray | None = None,
         file: str | os.PathLike | None = None,
-        num_clients: int | None = None,
-        partition: Partitioner | None = None,
-        protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
-        transforms: Sequence[Transform] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
-        )
+        super().__init__(**kwargs)
         arrays = {
             "inputs": inputs,
             "targets": targets,

@@ -1,7 +1,6 @@
 """Handwritten digits of scikit-learn and of MNIST: real data sets without a download."""
 
 import gzip
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError
@@ -17,7 +17,6 @@ from datamodules.rules.label_skew import Dirichlet
 from datamodules.rules.partitioner import Partitioner
 from datamodules.rules.sample_values import Natural
 from datamodules.samples.samples import TensorSamples
-from datamodules.transforms.transform import Transform
 
 
 class DigitsDataModule(FederatedDataModule):
@@ -31,11 +30,8 @@ class DigitsDataModule(FederatedDataModule):
         num_clients: The number of clients M; None with a rule that determines it.
         partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
         protocol: The test protocol; None is `SplitOwn()`.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples; None is 0.
-        num_workers: Worker processes of the loaders.
-        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
         test_share: The share of each class that is the test set, between 0 and 1.
+        **kwargs: The other arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: `test_share` leaves no training or no test samples.
@@ -52,34 +48,24 @@ class DigitsDataModule(FederatedDataModule):
         num_clients: int | None = 20,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
-        transforms: Sequence[Transform] | None = None,
         test_share: float = 0.2,
+        **kwargs: Any,
     ) -> None:
         if not 0 < test_share < 1:
             raise ConfigError(
                 f"{type(self).__name__}: test_share={test_share}; it must be between 0 and 1"
             )
         self.test_share = test_share
-        super().__init__(
-            num_clients,
-            Dirichlet(0.1) if partition is None else partition,
-            protocol,
-            batch_size,
-            seed,
-            num_workers,
-            transforms,
-        )
+        partition = Dirichlet(0.1) if partition is None else partition
+        super().__init__(num_clients, partition, protocol, **kwargs)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Returns all images and labels, in the order of the file."""
         digits, targets = _sklearn_digits()
         return digits.float() / 16, targets
 
+    @override
     def load(self) -> Loaded:
-        """Loads the training and the test samples."""
         inputs, targets = self.read()
         is_test = _spread(targets, self.test_share)
         return Loaded(
@@ -109,8 +95,8 @@ class MNIST5kDataModule(DigitsDataModule):
         (torch.Size([1, 28, 28]), 5000)
     """
 
+    @override
     def read(self) -> tuple[Tensor, Tensor]:
-        """Returns all images and labels, in the order of the file."""
         return _mnist5k(type(self).__name__)
 
 

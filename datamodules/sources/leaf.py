@@ -20,7 +20,6 @@ from datamodules.rules.partitioner import Partitioner
 from datamodules.rules.sample_values import Natural
 from datamodules.samples.images import decode
 from datamodules.samples.memory_map import train_and_test
-from datamodules.transforms.transform import Transform
 
 # The folders of LEAF's scripts, of which the first one with files holds the latest result.
 _UNSPLIT = ("rem_user_data", "sampled_data", "all_data")
@@ -42,10 +41,7 @@ class LeafDataModule(FederatedDataModule):
             users with the most samples.
         partition: The rule that assigns samples to clients; None is `Natural()`.
         protocol: The test protocol; None is `OfficialSplit()`, LEAF's own test samples.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples; None is 0.
-        num_workers: Worker processes of the loaders.
-        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        **kwargs: The other arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
@@ -72,16 +68,11 @@ class LeafDataModule(FederatedDataModule):
         num_clients: int | None = None,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
-        transforms: Sequence[Transform] | None = None,
+        **kwargs: Any,
     ) -> None:
         partition = Natural() if partition is None else partition
         protocol = OfficialSplit() if protocol is None else protocol
-        super().__init__(
-            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
-        )
+        super().__init__(num_clients, partition, protocol, **kwargs)
         self.root = Path(root).expanduser()
         self.folder = self.root / "data" / self.leaf_name / "data"
         self.min_samples = check_whole(f"{type(self).__name__}.min_samples", min_samples)

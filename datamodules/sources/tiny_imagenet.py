@@ -3,11 +3,11 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from datamodules.samples.images import decode
 from datamodules.sources.vision import ImageDataModule, Pairs
@@ -25,24 +25,18 @@ class TinyImageNetDataModule(ImageDataModule):
     Example:
         >>> data = TinyImageNetDataModule(num_clients=10)  # downloads on first use
         >>> data.archives
-        ['tiny-imagenet-200.zip']
+        ('tiny-imagenet-200.zip',)
     """
 
     title = "TinyImageNet"
     source = "http://cs231n.stanford.edu"
     md5 = "90528d7ca1a48142e341f4ef8d21d0de"
     folder = "tiny-imagenet-200"
-
-    @property
-    def archives(self) -> Sequence[str]:
-        """The path of the archive."""
-        return [f"{self.folder}.zip"]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of the arrays of decoded images and of labels."""
-        kinds = ("images", "labels")
-        return [f"{self.folder}/{split}_{k}.npy" for split in ("train", "val") for k in kinds]
+    archives = (f"{folder}.zip",)
+    files = (
+        *(f"tiny-imagenet-200/{split}_images.npy" for split in ("train", "val")),
+        *(f"tiny-imagenet-200/{split}_labels.npy" for split in ("train", "val")),
+    )
 
     def download(self) -> None:
         """Downloads and unpacks the archive if its files are missing, and decodes the images."""
@@ -83,8 +77,8 @@ class TinyImageNetDataModule(ImageDataModule):
         finally:
             shutil.rmtree(partial)
 
+    @override
     def read(self, train: bool) -> Pairs:
-        """Reads the images and labels of the training or test set."""
         split = self.root / self.folder / ("train" if train else "val")
         # A memory map reads the images only when they are copied. It is in mode "c", as PyTorch
         # warns about read-only arrays.

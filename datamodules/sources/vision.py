@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import ConfigError, check_whole, require
@@ -20,7 +21,6 @@ from datamodules.protocols.protocol import Protocol
 from datamodules.randomness import generator
 from datamodules.rules.partitioner import Partitioner
 from datamodules.samples.samples import TensorSamples
-from datamodules.transforms.transform import Transform
 
 Pairs = tuple[Tensor, Tensor]
 """Images uint8 [N, C, H, W] and labels int64 [N]."""
@@ -37,13 +37,10 @@ class ImageDataModule(FederatedDataModule):
         num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
         partition: The rule that assigns samples to clients; None is `IID()`.
         protocol: The test protocol; None is `SplitOwn()`.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of the partition and of the order of training samples; None is 0.
-        num_workers: Worker processes of the loaders.
         root: The folder of all data sets, with a subfolder for each of them.
         train_samples: The number of samples to use of the official training set, drawn at random by
             `seed`; None uses all.
-        transforms: What is done to the gathered samples, in order, such as `[Normalize()]`.
+        **kwargs: The other arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
@@ -60,16 +57,11 @@ class ImageDataModule(FederatedDataModule):
         num_clients: int | None = 100,
         partition: Partitioner | None = None,
         protocol: Protocol | None = None,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
         root: str | os.PathLike = "data",
         train_samples: int | None = None,
-        transforms: Sequence[Transform] | None = None,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            num_clients, partition, protocol, batch_size, seed, num_workers, transforms
-        )
+        super().__init__(num_clients, partition, protocol, **kwargs)
         self.root = Path(root).expanduser()
         self.train_samples = train_samples
         if train_samples is not None:
@@ -107,8 +99,8 @@ class ImageDataModule(FederatedDataModule):
                 f"({_in_short(error)}); put {names} from {self.source} into {archives[0].parent}"
             ) from error
 
+    @override
     def load(self) -> Loaded:
-        """Loads the training and the test samples."""
         if missing := self._missing():
             raise ConfigError(
                 f"{self._root()} does not hold {self.title} ({missing[0]} is missing); "
@@ -175,12 +167,12 @@ class MNISTDataModule(ImageDataModule):
         kinds = ("images-idx3", "labels-idx1")
         return [f"{self.title}/raw/{s}-{k}-ubyte" for s in ("train", "t10k") for k in kinds]
 
+    @override
     def download(self) -> None:
-        """Downloads and unpacks the files with torchvision."""
         _torchvision(self.title, self.root, train=False, download=True)
 
+    @override
     def read(self, train: bool) -> Pairs:
-        """Reads the images and labels of the training or test set."""
         stored = _torchvision(self.title, self.root, train=train)
         return stored.data.unsqueeze(1), stored.targets
 
@@ -223,7 +215,7 @@ class EMNISTDataModule(ImageDataModule):
     Example:
         >>> data = EMNISTDataModule("letters", num_clients=10)  # downloads on first use
         >>> data.archives
-        ['EMNIST/raw/gzip.zip']
+        ('EMNIST/raw/gzip.zip',)
     """
 
     title = "EMNIST"
@@ -235,10 +227,7 @@ class EMNISTDataModule(ImageDataModule):
         require("EMNISTDataModule.split", split, split in known, f"one of {', '.join(known)}")
         self.split = split
 
-    @property
-    def archives(self) -> Sequence[str]:
-        """The path of the archive."""
-        return ["EMNIST/raw/gzip.zip"]
+    archives = ("EMNIST/raw/gzip.zip",)
 
     @property
     def files(self) -> Sequence[str]:
@@ -252,8 +241,8 @@ class EMNISTDataModule(ImageDataModule):
         for train in (True, False):
             _torchvision(self.title, self.root, split=self.split, train=train, download=True)
 
+    @override
     def read(self, train: bool) -> Pairs:
-        """Reads the images and labels of the training or test set."""
         stored = _torchvision(self.title, self.root, split=self.split, train=train)
         images = stored.data.transpose(1, 2).unsqueeze(1).contiguous()
         return images, stored.targets - int(self.split == "letters")
@@ -268,29 +257,23 @@ class CIFAR10DataModule(ImageDataModule):
     Example:
         >>> data = CIFAR10DataModule(num_clients=10)  # downloads on first use
         >>> data.archives
-        ['cifar-10-python.tar.gz']
+        ('cifar-10-python.tar.gz',)
     """
 
     title = "CIFAR10"
     source = "https://www.cs.toronto.edu/~kriz"
+    archives = ("cifar-10-python.tar.gz",)
+    files = (  # the last one has the names of the classes, which torchvision requires
+        *(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)),
+        *(f"cifar-10-batches-py/{name}" for name in ("test_batch", "batches.meta")),
+    )
 
-    @property
-    def archives(self) -> Sequence[str]:
-        """The path of the archive."""
-        return ["cifar-10-python.tar.gz"]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of the batches, and of the class names, which torchvision requires."""
-        batches = [f"data_batch_{i}" for i in range(1, 6)]
-        return [f"cifar-10-batches-py/{n}" for n in (*batches, "test_batch", "batches.meta")]
-
+    @override
     def download(self) -> None:
-        """Downloads and unpacks the files with torchvision."""
         _torchvision(self.title, self.root, train=False, download=True)
 
+    @override
     def read(self, train: bool) -> Pairs:
-        """Reads the images and labels of the training or test set."""
         stored = _torchvision(self.title, self.root, train=train)
         images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
         return images, torch.tensor(stored.targets, dtype=torch.int64)
@@ -305,20 +288,12 @@ class CIFAR100DataModule(CIFAR10DataModule):
     Example:
         >>> data = CIFAR100DataModule(num_clients=10)  # downloads on first use
         >>> data.archives
-        ['cifar-100-python.tar.gz']
+        ('cifar-100-python.tar.gz',)
     """
 
     title = "CIFAR100"
-
-    @property
-    def archives(self) -> Sequence[str]:
-        """The path of the archive."""
-        return ["cifar-100-python.tar.gz"]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of training set, test set and class names, which torchvision requires."""
-        return [f"cifar-100-python/{name}" for name in ("train", "test", "meta")]
+    archives = ("cifar-100-python.tar.gz",)
+    files = ("cifar-100-python/train", "cifar-100-python/test", "cifar-100-python/meta")
 
 
 class SVHNDataModule(ImageDataModule):
@@ -331,29 +306,20 @@ class SVHNDataModule(ImageDataModule):
     Example:
         >>> data = SVHNDataModule(num_clients=10)  # downloads on first use
         >>> data.archives
-        ['SVHN/train_32x32.mat', 'SVHN/test_32x32.mat']
+        ('SVHN/train_32x32.mat', 'SVHN/test_32x32.mat')
     """
 
     title = "SVHN"
     source = "http://ufldl.stanford.edu/housenumbers"
-
-    @property
-    def archives(self) -> Sequence[str]:
-        """The paths of the two files."""
-        return ["SVHN/train_32x32.mat", "SVHN/test_32x32.mat"]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of the two files, which are not compressed."""
-        return self.archives
+    archives = files = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
 
     def download(self) -> None:
         """Downloads the files with torchvision, unless they exist."""
         for split in ("train", "test"):
             _torchvision(self.title, self.root / self.title, split=split, download=True)
 
+    @override
     def read(self, train: bool) -> Pairs:
-        """Reads the images and labels of the training or test set."""
         split = "train" if train else "test"
         stored = _torchvision(self.title, self.root / self.title, split=split)
         return torch.from_numpy(stored.data), torch.from_numpy(stored.labels.astype(np.int64))

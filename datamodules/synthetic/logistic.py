@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.randomness import generator
@@ -99,8 +100,8 @@ class HeterogeneousLogistic(TheoryProblem):
         self.features, self.classes, self.labels = features, classes, labels
         self.deviation = float(heterogeneity)
 
+    @override
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the inputs and classes of one client."""
         n, d = sum(self._sizes), self.features
         rng = generator(self.seed, "logistic features", client)
         mean = rng.normal(size=d)
@@ -151,8 +152,8 @@ class HeterogeneousLogistic(TheoryProblem):
         rows = models.unflatten(-1, (self.classes, self.features))
         return (rows - rows.mean(-2, keepdim=True)).flatten(-2)
 
+    @override
     def rule(self) -> str:
-        """Describes in words how the samples are generated."""
         label = {"argmax": "the most likely class", "sampled": "drawn from the model"}[self.labels]
         return (
             f"logistic regression with {self.features} features and {self.classes} classes, "
@@ -218,8 +219,8 @@ class AgentLogistic(TheoryProblem):
         self.features, self.non_iid = features, non_iid
         self.alpha, self.beta = float(alpha), float(beta)
 
+    @override
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the inputs and classes of one client."""
         rng = generator(self.seed, "agent samples", client)
         n = self._sizes[0]
         inputs = rng.normal(size=(n, self.features))
@@ -252,8 +253,8 @@ class AgentLogistic(TheoryProblem):
             return None
         return float((self.true_models - self.true_models.mean(0)).norm(dim=1).max())
 
+    @override
     def rule(self) -> str:
-        """Describes in words how the samples are generated."""
         labels = {
             "weak": "random labels",
             "strong": "labels from a model of each client's own",

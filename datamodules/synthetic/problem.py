@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from datamodules.base import FederatedDataModule, Loaded
 from datamodules.errors import check_whole, require
@@ -160,8 +161,8 @@ class InOrder(Protocol):
         train, val, test = (owned.select(part == number) for number in range(3))
         return Partition(train, val, test)
 
+    @override
     def describe(self) -> str:
-        """Describes the protocol in words."""
         return (
             f"each client draws {self.train} training, {self.validation} validation and "
             f"{self.test} test samples"
@@ -273,8 +274,8 @@ class LeastSquares(TheoryProblem):
         common, own, _ = coupled_step(hessians, gradients, np.zeros_like(gradients), penalty)
         return torch.from_numpy(common), torch.from_numpy(common + own)
 
+    @override
     def rule(self) -> str:
-        """Describes in words how the samples are generated."""
         return (
             f"least squares in {self.features} dimensions with condition number "
             f"{self.condition:g}, true models at distance {self._radius:g} from a common "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from datamodules.errors import require
 from datamodules.randomness import choice, normal, uniform
@@ -47,8 +48,8 @@ class ClientRotation(Transform):
         require("ClientRotation.angles", angles, holds, "one or more finite numbers of degrees")
         self.angles = [float(angle) for angle in angles]
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the rotated images."""
         check_images(self, inputs)
         height, width = inputs.shape[2:]
         tables = _rotations(tuple(self.angles), height, width)
@@ -79,8 +80,8 @@ class ClientInversion(Transform):
         require("ClientInversion.share", share, 0 <= share <= 1, "from 0 to 1")
         self.share = share
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the images, inverted for some clients."""
         check_images(self, inputs)
         inverted = uniform(draws.client) < self.share
         return torch.where(inverted[:, None, None, None], 1 - inputs, inputs)
@@ -111,8 +112,8 @@ class ClientBlur(Transform):
         require("ClientBlur.sigmas", sigmas, holds, "one or more finite numbers of at least 0")
         self.sigmas = [float(sigma) for sigma in sigmas]
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the blurred images."""
         check_images(self, inputs)
         kernels = _gaussians(tuple(self.sigmas)).to(inputs.dtype)
         kernels = kernels.to(inputs.device, non_blocking=True)
@@ -149,8 +150,8 @@ class ClientColour(Transform):
         require("ClientColour.strength", strength, 0 <= strength <= 1, "from 0 to 1")
         self.strength = strength
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the images with the colours of their clients."""
         check_images(self, inputs)
         channels = inputs.shape[1]
         drawn = [uniform(draws.client, number) for number in range(2 * channels)]
@@ -191,8 +192,8 @@ class ClientNoise(Transform):
         result._num_clients = num_clients
         return result
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the inputs with noise."""
         assert self._num_clients is not None
         variance = (draws.clients + 1).double() * (self.level / self._num_clients)
         noise = normal(draws.sample, inputs[0].numel()).to(inputs.dtype)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.randomness import choice, fold, uniform
@@ -143,8 +144,8 @@ class Normalize(Transform):
         result.mean, result.std = channel_statistics(train.inputs)
         return result
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the normalized inputs."""
         assert self.mean is not None and self.std is not None
         shape = (-1, *[1] * (inputs.ndim - 2))
         values = [self.mean, [value or 1.0 for value in self.std]]
@@ -174,8 +175,8 @@ class RandomCrop(Transform):
         require("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
         self.probability = probability
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns moved images in training, and the images themselves in evaluation."""
         check_images(self, inputs)
         if draws.visit is None:
             return inputs
@@ -202,8 +203,8 @@ class HorizontalFlip(Transform):
         require("HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1")
         self.probability = probability
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns mirrored images in training, and the images themselves in evaluation."""
         check_images(self, inputs)
         if draws.visit is None:
             return inputs
@@ -251,8 +252,8 @@ class Apply(Transform):
             )
         return self
 
+    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns what the module returns."""
         return self.module(inputs)
 
 

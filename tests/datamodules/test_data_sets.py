@@ -128,7 +128,6 @@ def from_yaml(text):
     return parser.instantiate(parser.parse_string(text)).data
 
 
-@pytest.mark.filterwarnings("ignore:.*test samples are the training")
 def test_yaml_can_describe_a_file_a_rule_and_a_protocol(tmp_path):
     ids = np.array(["ann", "bob"])[np.arange(40) % 2]
     np.savez(

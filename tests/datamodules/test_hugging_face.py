@@ -107,7 +107,6 @@ def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
         HuggingFaceDataModule(path, "picture", "label", image_mode="L", **arguments).setup()
 
 
-@pytest.mark.filterwarnings("ignore:.*test samples are the training")
 def test_images_are_decoded_once_into_a_cache(tmp_path, monkeypatch):
     path = saved(tmp_path / "set", train=IMAGES, test=IMAGES)
     arguments = {"num_clients": 2, "test_split": "test", "cache": tmp_path / "cache"}

@@ -127,7 +127,6 @@ def is_sainte_lague(seats, votes):
     return not won or not lost or max(lost) <= min(won)
 
 
-@pytest.mark.filterwarnings("ignore:.*the classes are 1 to")
 @settings(max_examples=30, deadline=None)
 @given(
     labels=st.lists(st.integers(0, 4), min_size=4, max_size=80),

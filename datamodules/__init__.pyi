@@ -3,7 +3,6 @@
 __all__: list[str]
 
 from datamodules.base import FederatedDataModule as FederatedDataModule
-from datamodules.base import Loaded as Loaded
 from datamodules.errors import ConfigError as ConfigError
 from datamodules.loaders import ClientDataModule as ClientDataModule
 from datamodules.partitions.index_arrays import IndexArrays as IndexArrays
@@ -42,6 +41,7 @@ from datamodules.rules.partitioner import Sampled as Sampled
 from datamodules.rules.sample_values import ByValue as ByValue
 from datamodules.rules.sample_values import Groups as Groups
 from datamodules.rules.sample_values import Natural as Natural
+from datamodules.samples.loaded import Loaded as Loaded
 from datamodules.samples.memory_map import MappedSamples as MappedSamples
 from datamodules.samples.samples import DatasetSamples as DatasetSamples
 from datamodules.samples.samples import Samples as Samples

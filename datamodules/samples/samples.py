@@ -264,62 +264,6 @@ def check_finite(key: str, values: Tensor) -> None:
         )
 
 
-def check_targets(key: str, targets: Tensor) -> None:
-    """Raises a ConfigError if whole targets [N, K] are one-hot: they would be K classes of each."""
-    if targets.is_floating_point() or not _is_one_hot(targets):
-        return
-    shape = tuple(targets.shape)
-    raise ConfigError(
-        f"{key}: one-hot rows of shape {shape}; they must be the numbers of the classes, of shape "
-        f"({shape[0]},): {key}.argmax(1)"
-    )
-
-
-def remarks(train: Samples, test: Samples | None) -> list[str]:
-    """Returns sentences about samples that can be used, but are probably not what was meant.
-
-    Args:
-        train: The training samples.
-        test: The official test samples, if there are any.
-    """
-    found, targets = [], train.targets
-    if targets is not None and targets.is_floating_point() and _is_one_hot(targets):
-        found.append(
-            "the targets are one-hot rows, which count as several labels of a sample; if each "
-            "sample has one class, its targets are the numbers of the classes, targets.argmax(1)"
-        )
-    if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
-        both = [targets] if test is None or test.targets is None else [targets, test.targets]
-        classes = torch.cat(both)
-        if classes.min() == 1 and 2 <= classes.max() == len(classes := classes.unique()):
-            found.append(
-                f"the classes are 1 to {len(classes)}, and none is 0; classes count from 0, so a "
-                f"network needs {len(classes) + 1} outputs unless 1 is subtracted from the targets"
-            )
-    if isinstance(train, TensorSamples) and train.inputs.ndim == 4:
-        _, channels, height, width = train.inputs.shape
-        if width in (1, 3) and channels == height > 4:
-            found.append(
-                f"the inputs have the shape {tuple(train.inputs.shape)}, which looks like images "
-                "with the channels last; PyTorch's networks need them first, inputs.transpose("
-                "0, 3, 1, 2)"
-            )
-    if isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
-        same = torch.equal(train.targets, test.targets) and torch.equal(train.inputs, test.inputs)
-        if same and (train.inputs[1:] != train.inputs[:1]).any():  # and not all of them are equal
-            found.append("the official test samples are the training samples")
-    return found
-
-
-def _is_one_hot(targets: Tensor) -> bool:
-    """Returns whether each row [N, K] has a 1 and otherwise 0, and not always at one place."""
-    if targets.ndim != 2 or targets.shape[1] < 2:
-        return False
-    ones = targets == 1
-    alone = (ones.sum(1) == 1).all() and (ones | (targets == 0)).all()
-    return bool(alone) and bool((ones.sum(0) > 0).sum() > 1)
-
-
 def _as_tensor(key: str, values: Any) -> Tensor:
     """Converts an array or a list to a tensor."""
     try:

@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError, require
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.samples import TensorSamples
 
 
@@ -104,14 +105,8 @@ class ArrayDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        arrays = {
-            "inputs": inputs,
-            "targets": targets,
-            "test_inputs": test_inputs,
-            "test_targets": test_targets,
-            "client_ids": client_ids,
-        }
-        given = {key: np.asarray(value) for key, value in arrays.items() if value is not None}
+        arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
+        given = {key: np.asarray(value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
         if file is not None:
             expected = f"None, as {', '.join(given)} are given"
@@ -142,13 +137,7 @@ class ArrayDataModule(FederatedDataModule):
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
-        return _loaded(
-            tensors["inputs"],
-            tensors["targets"],
-            tensors.get("test_inputs"),
-            tensors.get("test_targets"),
-            arrays.get("client_ids"),
-        )
+        return _loaded(**tensors, client_ids=arrays.get("client_ids"))
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError
 from datamodules.protocols.protocol import Protocol
 from datamodules.rules.label_skew import Dirichlet
 from datamodules.rules.partitioner import Partitioner
 from datamodules.rules.sample_values import Natural
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.samples import TensorSamples
 
 

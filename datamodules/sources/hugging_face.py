@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.samples.images import read_items
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.memory_map import train_and_test
 
 _GRAY = ("1", "L")  # Pillow's modes of images with one channel

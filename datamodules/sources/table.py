@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError, require
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.samples import TensorSamples
 
 _UTF8 = "a CSV file must be saved as UTF-8"

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.protocols.protocol import Protocol
 from datamodules.randomness import generator
 from datamodules.rules.partitioner import Partitioner
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.samples import TensorSamples
 
 Pairs = tuple[Tensor, Tensor]

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from datamodules.base import FederatedDataModule, Loaded
+from datamodules.base import FederatedDataModule
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays
 from datamodules.partitions.partition import Partition
 from datamodules.protocols.protocol import Protocol
 from datamodules.randomness import generator
 from datamodules.rules.sample_values import Natural
+from datamodules.samples.loaded import Loaded
 from datamodules.samples.samples import TensorSamples
 from datamodules.synthetic.newton import coupled_step
 

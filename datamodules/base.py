@@ -21,7 +21,7 @@ from datamodules.loaders import (
     visit_key,
 )
 from datamodules.partitions.index_arrays import IndexArrays
-from datamodules.partitions.measures import held
+from datamodules.partitions.measures import is_owned
 from datamodules.partitions.partition import Partition
 from datamodules.protocols.protocol import Protocol, SplitOwn
 from datamodules.randomness import generator
@@ -287,7 +287,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         parts, unused = self.partition, np.ones(self._pool, bool)
         for arrays in parts.splits.values():
-            unused &= ~held(arrays, len(self.samples))[: self._pool]
+            unused &= ~is_owned(arrays, len(self.samples))[: self._pool]
         return {
             "samples_unused": int(unused.sum()),
             "clients_without_train_samples": int((parts.train.sizes == 0).sum()),

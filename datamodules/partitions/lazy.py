@@ -107,7 +107,7 @@ class Subsets(Drawn):
         rows.sort(axis=1)
         unfinished = np.arange(len(rows))  # numbers of the rows that may have equal indices
         for attempt in itertools.count(1):
-            again = _repeated(rows[unfinished])
+            again = _repeats(rows[unfinished])
             still = np.unique(np.nonzero(again)[0])
             if not len(still):
                 break
@@ -152,7 +152,7 @@ def _splitmix(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return x
 
 
-def _repeated(rows: np.ndarray) -> np.ndarray:
+def _repeats(rows: np.ndarray) -> np.ndarray:
     """Returns where an entry of ascending rows equals the previous entry, as booleans."""
     repeated = np.zeros(rows.shape, bool)
     np.equal(rows[:, 1:], rows[:, :-1], out=repeated[:, 1:])

@@ -87,10 +87,10 @@ def shared_samples(arrays: IndexArrays, num_samples: int) -> int:
 
 def trained_on(train: IndexArrays, test: IndexArrays, num_samples: int) -> int:
     """Returns how many samples some client is tested on and some client trains on."""
-    return int((held(train, num_samples) & held(test, num_samples)).sum())
+    return int((is_owned(train, num_samples) & is_owned(test, num_samples)).sum())
 
 
-def held(arrays: IndexArrays, num_samples: int) -> np.ndarray:
+def is_owned(arrays: IndexArrays, num_samples: int) -> np.ndarray:
     """Returns which samples some client has, bool [N]."""
     some = np.zeros(num_samples, bool)
     if arrays.is_shared:

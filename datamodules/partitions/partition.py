@@ -74,7 +74,7 @@ class Partition:
         Raises:
             ConfigError: The file cannot be written.
         """
-        parts = {split: _stored(held) for split, held in self.splits.items()}
+        parts = {split: _as_ragged(held) for split, held in self.splits.items()}
         stored = Partition(parts["train"], parts["val"], parts["test"])
         arrays: dict[str, np.ndarray] = {}
         for split, part in parts.items():
@@ -165,7 +165,7 @@ def targets_hash(targets: np.ndarray) -> str:
     return digest.hexdigest()
 
 
-def _stored(arrays: IndexArrays) -> Ragged:
+def _as_ragged(arrays: IndexArrays) -> Ragged:
     """Returns the arrays as they are stored; those that are computed on access are computed."""
     if isinstance(arrays, Ragged):
         return arrays

@@ -219,20 +219,20 @@ class LabelDistribution(Partitioner):
         """Returns the number of samples of each client and class, int64 [M, K]."""
         shares = self._table / self._table.sum(1, keepdims=True)
         if self.size is not None:
-            return _rounded(shares, self.size)
+            return _round(shares, self.size)
         wanted = shares.sum(0)
         limits = available[wanted > 0] / wanted[wanted > 0]
         size = max(int(limits.min() + 1e-9), 1)
-        while size > 1 and (_rounded(shares, size).sum(0) > available).any():
+        while size > 1 and (_round(shares, size).sum(0) > available).any():
             size -= 1
-        return _rounded(shares, size)
+        return _round(shares, size)
 
     @override
     def describe(self) -> str:
         return "clients with given label distributions"
 
 
-def _rounded(shares: np.ndarray, size: int) -> np.ndarray:
+def _round(shares: np.ndarray, size: int) -> np.ndarray:
     """Returns whole numbers of the sum `size` in each row, by largest remainders, int64 [M, K]."""
     exact = shares * size
     counts = np.floor(exact + 1e-9).astype(np.int64)

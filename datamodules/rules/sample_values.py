@@ -139,7 +139,7 @@ class Natural(PerSample):
         """Returns the number of different ids."""
         return len(np.unique(self.sample_values()))
 
-    def _kept(self, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _largest_ids(self, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns all ids, ascending, the place of each sample's id, and the places of the kept."""
         names, places = np.unique(self.sample_values(), return_inverse=True)
         largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
@@ -147,13 +147,13 @@ class Natural(PerSample):
 
     @override
     def client_names(self, num_clients: int) -> list[str]:
-        names, _, kept = self._kept(num_clients)
+        names, _, kept = self._largest_ids(num_clients)
         return [str(name) for name in names[kept]]
 
     @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         self.sample_values(len(targets))  # checks their number
-        names, places, kept = self._kept(num_clients)
+        names, places, kept = self._largest_ids(num_clients)
         expected = f"at most {len(names)}, the number of different client_ids"
         require("num_clients", num_clients, num_clients <= len(names), expected)
         number = np.full(len(names), -1)

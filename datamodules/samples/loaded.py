@@ -125,8 +125,7 @@ def _remarks(train: Samples, test: Samples | None) -> list[str]:
         if width in (1, 3) and channels == height > 4:
             found.append(
                 f"the inputs have the shape {tuple(train.inputs.shape)}, which looks like images "
-                "with the channels last; PyTorch's networks need them first, inputs.transpose("
-                "0, 3, 1, 2)"
+                "with the channels last; PyTorch's networks need [N, C, H, W]"
             )
     if isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
         same = torch.equal(train.targets, test.targets) and torch.equal(train.inputs, test.inputs)

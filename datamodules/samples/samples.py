@@ -212,9 +212,7 @@ def concatenate(first: Samples, second: Samples) -> Samples:
             require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
             require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
         kind = type(first) if type(first) is type(second) else TensorSamples
-        return kind(
-            _joined(first.inputs, second.inputs), torch.cat([first.targets, second.targets])
-        )
+        return kind(_join(first.inputs, second.inputs), torch.cat([first.targets, second.targets]))
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
         if (first.targets is None) != (second.targets is None):
             raise ConfigError(
@@ -232,7 +230,7 @@ def concatenate(first: Samples, second: Samples) -> Samples:
     )
 
 
-def _joined(first: Tensor, second: Tensor) -> Tensor:
+def _join(first: Tensor, second: Tensor) -> Tensor:
     """Concatenates tensors; adjacent parts of one tensor are not copied."""
     end = first.data_ptr() + first.nbytes
     whole = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()

@@ -51,7 +51,7 @@ class TensorDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         ids = None if client_ids is None else np.asarray(client_ids)
-        self._loaded = _loaded(inputs, targets, test_inputs, test_targets, ids)
+        self._loaded = _as_loaded(inputs, targets, test_inputs, test_targets, ids)
 
     def load(self) -> Loaded:
         """Returns the given samples."""
@@ -137,7 +137,7 @@ class ArrayDataModule(FederatedDataModule):
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
-        return _loaded(**tensors, client_ids=arrays.get("client_ids"))
+        return _as_loaded(**tensors, client_ids=arrays.get("client_ids"))
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
@@ -172,7 +172,7 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _loaded(
+def _as_loaded(
     inputs: Tensor | np.ndarray,
     targets: Tensor | np.ndarray,
     test_inputs: Tensor | np.ndarray | None = None,

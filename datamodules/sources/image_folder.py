@@ -99,23 +99,23 @@ class ImageFolderDataModule(FederatedDataModule):
     def prepare_data(self) -> None:
         """Decodes the images into the cache, if there is one; has no effect if that is done."""
         if self.cache is not None:
-            self._decoded(self._found()[0])
+            self._decode(self._find()[0])
 
     def load(self) -> Loaded:
         """Reads the images."""
-        found, num_train = self._found()
+        found, num_train = self._find()
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
-        train, test = train_and_test(self._decoded(found), labels.astype(np.int64), num_train)
+        train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
         owners = None
         if found[0].client is not None:
             owners = np.array([image.client for image in found])
         return Loaded(train, test, owners, class_names=classes.tolist())
 
-    def _decoded(self, found: list["_Image"]) -> np.ndarray:
+    def _decode(self, found: list["_Image"]) -> np.ndarray:
         """Returns the pixels of images, uint8 [N, 3, H, W]."""
         return decode([image.path for image in found], self.image_size, self.cache)
 
-    def _found(self) -> tuple[list["_Image"], int]:
+    def _find(self) -> tuple[list["_Image"], int]:
         """Returns all images, the training images first, and the number of training images."""
         key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
         if not folder.is_dir():

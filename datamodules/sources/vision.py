@@ -97,7 +97,7 @@ class ImageDataModule(FederatedDataModule):
             names = ", ".join(archive.name for archive in archives)
             raise ConfigError(
                 f"{self._root()} does not hold {self.title}, which cannot be downloaded "
-                f"({_in_short(error)}); put {names} from {self.source} into {archives[0].parent}"
+                f"({_shorten(error)}); put {names} from {self.source} into {archives[0].parent}"
             ) from error
 
     @override
@@ -112,10 +112,10 @@ class ImageDataModule(FederatedDataModule):
         except Exception as error:  # damaged files raise many types
             raise ConfigError(
                 f"{self._root()} holds {self.title}, which cannot be read "
-                f"({_in_short(error)}); remove the files, so that they are downloaded anew"
+                f"({_shorten(error)}); remove the files, so that they are downloaded anew"
             ) from error
         if self.train_samples is not None:
-            chosen = self._chosen(len(targets), self.train_samples)
+            chosen = self._choose(len(targets), self.train_samples)
             inputs, targets = inputs[chosen], targets[chosen]
         return Loaded(TensorSamples(inputs, targets), TensorSamples(*test))
 
@@ -133,7 +133,7 @@ class ImageDataModule(FederatedDataModule):
         """Returns those of `files` that do not exist."""
         return [file for file in self.files if not (self.root / file).is_file()]
 
-    def _chosen(self, available: int, number: int) -> Tensor:
+    def _choose(self, available: int, number: int) -> Tensor:
         """Draws `number` of the `available` training samples, ascending, int64 [number]."""
         key = f"{type(self).__name__}.train_samples"
         expected = f"at most {available}, the training samples of {self.title}"
@@ -333,7 +333,7 @@ def _torchvision(name: str, root: Path, **arguments: Any) -> Any:
     return getattr(datasets, name)(root, **arguments)
 
 
-def _in_short(error: Exception) -> str:
+def _shorten(error: Exception) -> str:
     """Shortens the message of an error to the last line, which names the innermost cause."""
     lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
     return textwrap.shorten([line for line in lines if line.strip()][-1], 120, placeholder=" ...")

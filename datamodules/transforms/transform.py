@@ -368,10 +368,10 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
         sums += x.sum((0, 2)), (x * x).sum((0, 2))
     mean, square = sums / count
     std = np.sqrt(np.maximum(square - mean**2, 0))
-    return _rounded(mean + offset), _rounded(std)
+    return _round_digits(mean + offset), _round_digits(std)
 
 
-def _rounded(values: np.ndarray) -> list[float]:
+def _round_digits(values: np.ndarray) -> list[float]:
     """Returns numbers with four significant digits, which absorb the order of their summation."""
     return [float(f"{value:.4g}") for value in values]
 

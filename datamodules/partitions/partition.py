@@ -9,7 +9,8 @@ read it:
   once, and is shorter than the sum of the sizes.
 * `about`: JSON text: the keys of `Partition.about`, and `format`, `hash` (`Partition.hash` of the
   stored arrays), `samples` (N), `targets_hash` (see `targets_hash`) and, where clients share
-  samples (`Sampled`), `shared_samples`: how many of their own samples other clients have, too.
+  samples (`Sampled`), `shared_samples`: how many of their own samples other clients have, too; and
+  where they have one several times (`FedSLRDirichlet`), `repeated_samples`: how often that is so.
 """
 
 import hashlib
@@ -83,8 +84,11 @@ class Partition:
             arrays[f"{split}_indices"] = part.indices.astype(kind)
             arrays[f"{split}_sizes"] = np.asarray(part.sizes, np.int64)
         about = {**self.about, "format": FORMAT, "hash": stored.hash}
-        if count := _number_shared(stored):
-            about["shared_samples"] = count
+        counts = {
+            "shared_samples": _number_shared(stored),
+            "repeated_samples": len(_find_repeats(stored)[0]),
+        }
+        about |= {name: count for name, count in counts.items() if count}
         if self.targets is not None:
             about["samples"] = len(self.targets)
             about["targets_hash"] = targets_hash(self.targets)
@@ -127,8 +131,7 @@ def read(file: str | os.PathLike) -> Partition:
 
     Raises:
         ConfigError: There is no such file, or the file is none of `Partition.save`, or damaged, or
-            a client has a sample twice, or several clients have a sample though the file does not
-            say so.
+            clients share samples, or have one several times, though the file does not say so.
     """
     path, key = Path(file).expanduser(), f"Given.file: {os.fspath(file)!r}"
     if not path.is_file():
@@ -209,29 +212,36 @@ def _number_shared(partition: Partition) -> int:
     return int(((counts > 1) | ((counts > 0) & tested)).sum())
 
 
+def _find_repeats(partition: Partition) -> tuple[np.ndarray, np.ndarray]:
+    """Returns clients, and samples that are repeated in their training, validation or test samples.
+
+    A test set that all clients share is left out.
+    """
+    parts = [part for part in partition.splits.values() if not part.is_shared]
+    sample = np.concatenate([part.flat for part in parts]).astype(np.int64)
+    total = int(sample.max(initial=0)) + 1
+    pairs = np.concatenate([part.owners for part in parts]) * total + sample
+    pairs.sort()
+    return np.divmod(pairs[1:][np.diff(pairs) == 0], total)
+
+
 def _check_samples(key: str, partition: Partition) -> None:
-    """Raises a ConfigError if a client has a sample twice, or clients share samples unannounced."""
+    """Raises a ConfigError if clients share or repeat other samples than the file states."""
     sizes = {name: len(part) for name, part in partition.splits.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{key} has {sizes} clients; all splits must have as many")
-    # Pairs (client, sample), ascending. A test set that all clients share is checked below.
-    parts = [part for part in partition.splits.values() if not part.is_shared]
-    owner = np.concatenate([part.owners for part in parts])
-    sample = np.concatenate([part.flat for part in parts])
-    order = np.lexsort((sample, owner))
-    again = (np.diff(owner[order]) == 0) & (np.diff(sample[order]) == 0)
-    if again.any():
-        place = order[np.flatnonzero(again)[0]]
+    (clients, samples), stated = _find_repeats(partition), partition.about
+    if len(clients) != (expected := stated.get("repeated_samples", 0)):
+        such = f" (the sample {samples[0]} of client {clients[0]})" if len(clients) else ""
         raise ConfigError(
-            f"{key}: client {owner[place]} has the sample {sample[place]} twice; each sample must "
-            "be once in the training, the validation or the test samples of a client"
+            f"{key}: {len(clients)} samples are repeated in the training, validation or test "
+            f"samples of a client{such}; it must be {expected}, as the file's repeated_samples says"
         )
-    common = partition.test[0] if partition.test.is_shared else sample[:0]
+    common = partition.test[0] if partition.test.is_shared else samples[:0]
     if len(np.unique(common)) < len(common):
         raise ConfigError(f"{key}: test_indices hold a sample twice; all of them must differ")
-    found, stated = _number_shared(partition), partition.about.get("shared_samples", 0)
-    if found != stated:
+    if (found := _number_shared(partition)) != (expected := stated.get("shared_samples", 0)):
         raise ConfigError(
             f"{key}: {found} training or validation samples belong to several clients, or are test "
-            f"samples, too; it must be {stated}, as the file's shared_samples says"
+            f"samples, too; it must be {expected}, as the file's shared_samples says"
         )

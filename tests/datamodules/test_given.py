@@ -10,6 +10,7 @@ import torch
 from datamodules import (
     DigitsDataModule,
     Dirichlet,
+    FedSLRDirichlet,
     Given,
     Groups,
     MatchLabels,
@@ -196,8 +197,8 @@ def test_a_file_of_another_program_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "parts"),
     [
-        ({"test_indices": [1, 6]}, ["client 0 has the sample 1 twice"]),
-        ({"train_indices": [0, 0, 4, 5]}, ["client 0 has the sample 0 twice"]),
+        ({"test_indices": [1, 6]}, ["1 samples are repeated", "the sample 1 of client 0"]),
+        ({"train_indices": [0, 0, 4, 5]}, ["1 samples are repeated", "the sample 0 of client 0"]),
         ({"train_indices": [0, 1, 1, 5]}, ["1 training or validation samples belong to several"]),
         ({"test_indices": [5, 6]}, ["1 training or validation samples", "shared_samples"]),
         ({"train_indices": [-1, 1, 4, 5]}, ["train_indices", "from -1 to 5", "from 0 to 7"]),
@@ -227,6 +228,17 @@ def test_samples_that_clients_share_are_stated_in_the_file(tmp_path):
     with np.load(tmp_path / "p.npz") as stored:
         assert json.loads(str(stored["about"]))["shared_samples"] >= 3
     Given(tmp_path / "p.npz")
+
+
+def test_samples_that_a_client_has_several_times_are_stated_in_the_file(tmp_path):
+    """One client draws 20 samples, nearly surely all of one class: each of its 10 samples twice."""
+    labels, rule = np.arange(20) % 2, FedSLRDirichlet(0.01)
+    first = TensorDataModule(torch.zeros(20, 2), labels, num_clients=1, partition=rule)
+    first.partition.save(tmp_path / "p.npz")
+    again = TensorDataModule(torch.zeros(20, 2), labels, partition=Given(tmp_path / "p.npz"))
+    assert again.partition.train.flat.tolist() == first.partition.train.flat.tolist()
+    with np.load(tmp_path / "p.npz") as stored:
+        assert json.loads(str(stored["about"]))["repeated_samples"] == 10
 
 
 def test_names_of_clients_are_kept_by_the_rule_and_in_the_file(tmp_path):

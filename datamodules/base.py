@@ -1,10 +1,10 @@
 """The base class of all federated data modules."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,6 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
 from datamodules.errors import ConfigError, check_whole, require
-from datamodules.given import Given
 from datamodules.loaders import (
     ClientDataModule,
     SampleDataset,
@@ -21,37 +20,16 @@ from datamodules.loaders import (
     make_loader,
     visit_key,
 )
-from datamodules.measures import held
-from datamodules.partition import IndexArrays, Partition
-from datamodules.partitioners import IID, Partitioner
-from datamodules.protocols import Protocol, SplitOwn
+from datamodules.partitions.index_arrays import IndexArrays
+from datamodules.partitions.measures import is_owned
+from datamodules.partitions.partition import Partition
+from datamodules.protocols.protocol import Protocol, SplitOwn
 from datamodules.randomness import generator
-from datamodules.samples import Samples, TensorSamples, check_finite, concatenate
-from datamodules.transforms import Pipeline, Transform
-
-
-class Loaded(NamedTuple):
-    """The samples of a data set.
-
-    Attributes:
-        train: The training samples.
-        test: The official test samples, or None if the data set has none.
-        client_ids: For `Natural`: the client of each training sample, or of each sample (training
-            samples first), numbers or text [N]; or None.
-        columns: Further values of each training sample, or of each sample, by name: numbers or
-            text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
-
-    Example:
-        >>> from datamodules import TensorSamples
-        >>> loaded = Loaded(TensorSamples(torch.rand(10, 3), torch.arange(10) % 2))
-        >>> len(loaded.train), loaded.test
-        (10, None)
-    """
-
-    train: Samples
-    test: Samples | None = None
-    client_ids: np.ndarray | None = None
-    columns: Mapping[str, np.ndarray] | None = None
+from datamodules.rules.from_file import Given
+from datamodules.rules.partitioner import IID, Partitioner
+from datamodules.samples.loaded import Loaded, check_loaded, columns_of, host_targets
+from datamodules.samples.samples import Samples, concatenate
+from datamodules.transforms.transform import Pipeline, Transform
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -137,6 +115,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.rounded_arrays: list[str] = []
         self._samples: Samples | None = None
         self._partition: Partition | None = None
+        self._client_names: list[str] | None = None
+        self._class_names: list[str] | None = None
 
     @abstractmethod
     def load(self) -> Loaded:
@@ -147,15 +127,19 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._partition is not None:
             return
         loaded = self.load()
-        self._check_loaded(loaded)
-        num_train = len(loaded.train)
-        samples = loaded.train
+        name = type(self).__name__
+        check_loaded(name, loaded)
+        samples, num_train = loaded.train, len(loaded.train)
         if loaded.test is not None and len(loaded.test):
             samples = concatenate(loaded.train, loaded.test)
+        holds = len(samples) > num_train or not self.protocol.needs_official_test
+        expected = "SplitOwn, as the data set has no official test set"
+        require(f"{name}.protocol", self.protocol, holds, expected)
         self._samples = samples
-        targets = _host_targets(samples)
+        # The rule assigns the first samples, as many as both the protocol and the rule allow.
+        targets = host_targets(samples)
         labels = targets if targets.dtype.kind == "i" and targets.ndim == 1 else None
-        rule = self.partitioner.bound(_columns(loaded), num_train, len(samples))
+        rule = self.partitioner.bound(columns_of(loaded), num_train, len(samples))
         self._pool = pool = self.protocol.pool_size(num_train, len(samples))
         if rule.reach is not None:
             pool = min(pool, rule.reach)
@@ -163,6 +147,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
+        self._client_names = rule.client_names(self._num_clients)
+        self._class_names = None if loaded.class_names is None else list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         split_rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
@@ -179,31 +165,8 @@ class FederatedDataModule(LightningDataModule, ABC):
             "protocol": repr(self.protocol),
             "seed": self.seed,
             "description": self.describe(),
+            **({} if self._client_names is None else {"client_names": self._client_names}),
         }
-
-    def _check_loaded(self, loaded: Loaded) -> None:
-        """Checks the result of `load`, which may be a user's own method."""
-        name = type(self).__name__
-        if not isinstance(loaded, Loaded):
-            raise ConfigError(
-                f"{name}.load: returned {type(loaded).__name__}; it must return "
-                "datamodules.Loaded(train, test)"
-            )
-        for prefix, samples in {"": loaded.train, "test_": loaded.test}.items():
-            if prefix and samples is None:  # there is no official test set
-                continue
-            if not isinstance(samples, Samples):
-                raise ConfigError(
-                    f"{name}.load: returned a Loaded of {type(samples).__name__}; it must hold "
-                    "TensorSamples(inputs, targets) or DatasetSamples(dataset, targets)"
-                )
-            if isinstance(samples, TensorSamples):
-                check_finite(f"{prefix}inputs", samples.inputs)
-                check_finite(f"{prefix}targets", samples.targets)
-        has_test = loaded.test is not None and len(loaded.test) > 0
-        holds = has_test or not self.protocol.needs_official_test
-        expected = "SplitOwn, as the data set has no official test set"
-        require(f"{name}.protocol", self.protocol, holds, expected)
 
     def _ready(self) -> None:
         """Prepares and loads the data if no Trainer has done so."""
@@ -237,14 +200,29 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._num_clients if self._num_clients is not None else len(self.partition)
 
     @property
+    def client_names(self) -> list[str] | None:
+        """The names of the clients [M], such as hospitals, with a rule that knows them; else None.
+
+        `Natural` has the ids of the data set, `Groups` the ids of each group, joined by "+".
+        """
+        self._ready()
+        return self._client_names
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """The names of the classes [K], in the order of their numbers; None if there are none."""
+        self._ready()
+        return self._class_names
+
+    @property
     def client_sizes(self) -> np.ndarray:
         """The number of training samples of each client, int64 [M]."""
         return self.partition.train.sizes
 
     @cached_property
     def _targets(self) -> np.ndarray:
-        """The targets of all samples; see `_host_targets`."""
-        return _host_targets(self.samples)
+        """The targets of all samples; see `host_targets`."""
+        return host_targets(self.samples)
 
     @cached_property
     def num_classes(self) -> int | None:
@@ -309,7 +287,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         parts, unused = self.partition, np.ones(self._pool, bool)
         for arrays in parts.splits.values():
-            unused &= ~held(arrays, len(self.samples))[: self._pool]
+            unused &= ~is_owned(arrays, len(self.samples))[: self._pool]
         return {
             "samples_unused": int(unused.sum()),
             "clients_without_train_samples": int((parts.train.sizes == 0).sum()),
@@ -381,22 +359,3 @@ class FederatedDataModule(LightningDataModule, ABC):
         changes = ", ".join(map(repr, self._transforms.transforms))
         ends = f"; transforms {changes}." if changes else "."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
-
-
-def _columns(loaded: Loaded) -> dict[str, np.ndarray]:
-    """Returns the values of the samples that rules may need, by name."""
-    columns = {name: np.asarray(values) for name, values in (loaded.columns or {}).items()}
-    if loaded.client_ids is not None:
-        columns["client_ids"] = np.asarray(loaded.client_ids)
-    return columns
-
-
-def _host_targets(samples: Samples) -> np.ndarray:
-    """Returns the targets as an array; NaN [N] for regression targets that are only streamed."""
-    if samples.targets is None:
-        return np.full(len(samples), np.nan, np.float32)
-    targets = samples.targets.cpu().numpy()
-    if targets.dtype.kind == "i" and targets.ndim == 1:
-        least = int(targets.min())
-        require("smallest target", least, least >= 0, "at least 0, as integer targets are classes")
-    return targets

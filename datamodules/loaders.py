@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from datamodules.errors import require
 from datamodules.randomness import fold, generator
-from datamodules.samples import Samples
-from datamodules.transforms import Pipeline
+from datamodules.samples.samples import Samples
+from datamodules.transforms.transform import Pipeline
 
 
 class SampleDataset(Dataset):

@@ -60,7 +60,7 @@ def pins() -> list[tuple[Requirement, str]]:
 def test_wheel_holds_the_packages_and_nothing_else(wheel):
     names = set(wheel.namelist())
     expected = {str(path.relative_to(ROOT)) for path in sources()}
-    expected |= {f"{package}/py.typed" for package in PACKAGES}
+    expected |= {"datamodules/__init__.pyi", *(f"{package}/py.typed" for package in PACKAGES)}
     expected |= {f"pfl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     info = {name for name in names if ".dist-info/" in name}
     assert expected <= names

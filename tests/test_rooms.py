@@ -1,4 +1,4 @@
-"""The rooms of `pfl` depend on each other in one direction, and the documents list all modules."""
+"""The rooms of each package depend on each other one way, and the documents list all modules."""
 
 import re
 from graphlib import CycleError, TopologicalSorter
@@ -8,21 +8,23 @@ import pytest
 from tests.sources import PACKAGES, ROOT, imports, sources
 
 # Each room may import from itself and from the rooms before it. "" are the modules in the root.
-ROOMS = ["", "engines", "clients", "distributed", "scores", "rounds", "method", "algorithms"]
-ROOMS += ["report", "callbacks", "trainer", "pfl", "configuration", "experiments", "export", "cli"]
-ROOMS += ["__main__"]
+PFL = ["", "engines", "clients", "distributed", "scores", "rounds", "method", "algorithms"]
+PFL += ["report", "callbacks", "trainer", "pfl", "configuration", "experiments", "export", "cli"]
+PFL += ["__main__"]
+DATA = ["", "partitions", "protocols", "rules", "samples", "transforms", "loaders", "base"]
+DATA += ["sources", "synthetic", "exports", "datamodules"]
 
 
-def room(module):
-    """Returns the room of a module: a folder of `pfl`, "trainer", "pfl" itself, or the root."""
-    name = [*module.split("."), ""][1]
-    folder = (ROOT / "pfl" / name).is_dir()
-    return "pfl" if module == "pfl" else name if folder or name in ROOMS else ""
+def room(module, rooms):
+    """Returns the room of a module: a folder, the package itself, a named module, or the root."""
+    package, name = [*module.split("."), ""][:2]
+    folder = (ROOT / package / name).is_dir()
+    return package if not name else name if folder or name in rooms else ""
 
 
-def graph_of(*, typing):
-    """For each module of `pfl`, the modules of `pfl` that it imports."""
-    trees = sources("pfl")
+def graph_of(package, *, typing=True):
+    """For each module of a package, the modules of the package that it imports."""
+    trees = sources(package)
     graph = {}
     for module, tree in trees.items():
         targets = {
@@ -33,30 +35,34 @@ def graph_of(*, typing):
     return graph
 
 
-@pytest.fixture(scope="module")
-def graph():
-    """All imports, those for type checkers included."""
-    return graph_of(typing=True)
+@pytest.fixture(scope="module", params=[("pfl", PFL), ("datamodules", DATA)], ids=lambda p: p[0])
+def rooms_and_graph(request):
+    """The order of a package's rooms; for each of its modules, those of its modules it imports."""
+    package, rooms = request.param
+    return rooms, graph_of(package)
 
 
-def test_every_folder_is_a_room_of_the_order(graph):
-    assert {room(module) for module in graph} == set(ROOMS)
+def test_every_folder_is_a_room_of_the_order(rooms_and_graph):
+    rooms, graph = rooms_and_graph
+    assert {room(module, rooms) for module in graph} == set(rooms)
 
 
-def test_rooms_depend_one_way(graph):
+def test_rooms_depend_one_way(rooms_and_graph):
+    rooms, graph = rooms_and_graph
     upward = {
         (module, target)
         for module, targets in graph.items()
         for target in targets
-        if ROOMS.index(room(target)) > ROOMS.index(room(module))
+        if rooms.index(room(target, rooms)) > rooms.index(room(module, rooms))
     }
     assert upward == set()
 
 
-def test_modules_have_no_circles():
+@pytest.mark.parametrize("package", ["pfl", "datamodules"])
+def test_modules_have_no_circles(package):
     """A part of an object may name the object's type, for type checkers alone."""
     try:
-        TopologicalSorter(graph_of(typing=False)).prepare()
+        TopologicalSorter(graph_of(package, typing=False)).prepare()
     except CycleError as error:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 

@@ -1,4 +1,4 @@
-"""An extension of griffe: the docstrings of this project as Markdown."""
+"""An extension of griffe: the docstrings of this project as Markdown, and its public names."""
 
 import re
 from typing import Any
@@ -24,3 +24,10 @@ class Docstrings(griffe.Extension):
                 for p in value.split("\n\n")
             ]
             obj.docstring.value = "\n\n".join(paragraphs)
+
+    def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
+        """Makes the names public that a package's stub imports, as it lists them nowhere else."""
+        if pkg.name == "datamodules":
+            inside = f"{pkg.name}."
+            imported = (member for member in pkg.members.values() if member.is_alias)
+            pkg.exports = [a.name for a in imported if a.target_path.startswith(inside)]  # type: ignore[union-attr]

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.partition import Ragged
-from datamodules.samples import TensorSamples
+from datamodules.partitions.index_arrays import Ragged
+from datamodules.samples.samples import TensorSamples
 from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.engines.batch import Batch, StepBlock, cast

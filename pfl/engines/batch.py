@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.samples import scaled
+from datamodules.samples.samples import scaled
 
 
 class Origin(Protocol):
@@ -92,7 +92,7 @@ class StepBlock:
     """The batches of K local steps that the same A clients take.
 
     Attributes:
-        inputs, targets: Samples [N, ...] as the data set stores them. `datamodules.samples.scaled`
+        inputs, targets: Samples [N, ...] as the data set stores them. `scaled` of `datamodules`
             and the conversion of floating values to `dtype` are applied when a batch is gathered.
         picks: Indices of the samples of each batch, int64 [K, A, B], padded like a `Batch`.
         counts: Number of real samples, integers [K, A].

@@ -208,7 +208,7 @@ def train(
             else:
                 torch.addcmul(offset, scale, v, out=w)
         x = torch.index_select(inputs, 0, picks[k], out=stored)
-        if x.dtype == torch.uint8:  # as datamodules.samples.scaled
+        if x.dtype == torch.uint8:  # as `scaled` of datamodules
             x = x.to(torch.float32).div_(255)
         if x.is_floating_point():
             x = x.to(dtype)

@@ -8,7 +8,7 @@ import numpy as np
 
 from datamodules import ConfigError, FederatedDataModule
 from datamodules.exports import write_parquet
-from datamodules.measures import (
+from datamodules.partitions.measures import (
     effective_classes,
     label_overlap,
     label_shares,
@@ -61,7 +61,8 @@ def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
     They are those of `client_columns` and, where every sample has one label, `effective_classes`;
     `total_variation` and `wasserstein`, the distances of the client's training labels from those of
     all clients together; and `train_test_variation`, the total variation between the labels that
-    the client trains on and those that it is tested on. `datamodules.measures` defines all of them.
+    the client trains on and those that it is tested on. The module
+    `datamodules.partitions.measures` defines all of them.
     """
     columns = client_columns(data)
     if data.has_labels:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from datamodules import FederatedDataModule
-from datamodules.samples import TensorSamples
+from datamodules.samples.samples import TensorSamples
 from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.clients import Clients

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet, SharedTest, TensorDataModule
-from datamodules.partitioners import Partitioner
+from datamodules.rules.partitioner import Partitioner
 from pfl.algorithms import FedSLR
 from tests.problems import History
 

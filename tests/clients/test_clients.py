@@ -14,7 +14,7 @@ from datamodules import (
     TensorDataModule,
     TensorSamples,
 )
-from datamodules.transforms import Pipeline
+from datamodules.transforms.transform import Pipeline
 from pfl.clients import ClientData, Clients, LocalSchedule, sample_order
 
 SIZES = [3, 10, 0, 7, 10, 1]  # of clients 0 ... 5, one without samples

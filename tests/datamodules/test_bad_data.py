@@ -15,8 +15,8 @@ from datamodules import (
     SharedTest,
     TensorDataModule,
     TensorSamples,
-    samples,
 )
+from datamodules.samples import samples
 
 X = torch.arange(24.0).reshape(6, 2, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -157,3 +157,34 @@ def test_inputs_and_targets_that_cannot_become_tensors_are_refused(one_line):
         TensorSamples(Picture(), Y)
     with one_line("DatasetSamples.targets.shape: (); it must be (2, ...)"):
         DatasetSamples(Items(1, 2), torch.tensor(1))
+
+
+def test_one_hot_targets_are_told_as_what_they_are(one_line):
+    rows = torch.nn.functional.one_hot(Y)
+    with one_line("targets: one-hot rows of shape (6, 3)", "of shape (6,)", "argmax(1)"):
+        TensorDataModule(X, rows, num_clients=2).setup()
+    with pytest.warns(UserWarning, match="the targets are one-hot rows, which count as several"):
+        TensorDataModule(X, rows.bool(), num_clients=2).setup()
+    # Rows with two labels or none are several labels of a sample.
+    rows[0] = 1
+    TensorDataModule(X, rows.bool(), num_clients=2).setup()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "test", "message"),
+    [
+        (X, Y + 1, None, "the classes are 1 to 3, and none is 0; .* needs 4 outputs"),
+        (torch.rand(6, 8, 8, 3), Y, None, "which looks like images with the channels last"),
+        (X, Y, (X, Y), "the official test samples are the training samples"),
+    ],
+)
+def test_what_is_probably_not_meant_is_told(inputs, targets, test, message):
+    protocol = None if test is None else SharedTest()
+    data = TensorDataModule(inputs, targets, *(test or ()), num_clients=2, protocol=protocol)
+    with pytest.warns(UserWarning, match=f"TensorDataModule: .*{message}"):
+        data.setup()
+
+
+def test_test_samples_of_class_0_show_that_classes_count_from_0():
+    test = X[:1] + 1, Y[:1]
+    TensorDataModule(X, Y + 1, *test, num_clients=2, protocol=SharedTest()).setup()

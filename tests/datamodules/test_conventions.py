@@ -274,10 +274,10 @@ def test_one_line_of_yaml_gives_each_convention(written):
 def test_the_table_of_conventions_has_every_class_of_a_convention():
     named = {rule.partition("(")[0] for rule in conventions()} | {"FlowerRule"}
     ours = [
-        datamodules.conventions,
-        datamodules.flower,
-        datamodules.flower_bridge,
-        datamodules.fluke,
+        datamodules.rules.conventions,
+        datamodules.rules.flower,
+        datamodules.rules.flower_bridge,
+        datamodules.rules.fluke,
     ]
     classes = {
         name

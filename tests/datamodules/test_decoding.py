@@ -15,10 +15,10 @@ from datamodules import (
     ImageFolderDataModule,
     MappedSamples,
 )
-from datamodules import decoding as module
-from datamodules.decoding import decode
-from datamodules.mapped import train_and_test
-from datamodules.samples import concatenate
+from datamodules.samples import images as module
+from datamodules.samples.images import decode
+from datamodules.samples.memory_map import train_and_test
+from datamodules.samples.samples import concatenate
 from tests.commands import call
 from tests.leaf_files import write
 

@@ -22,7 +22,7 @@ from datamodules import (
     SplitOwn,
     TensorDataModule,
 )
-from datamodules.drawn import random_bits
+from datamodules.partitions.lazy import random_bits
 from datamodules.randomness import fold
 from pfl import FederatedLoop
 
@@ -153,7 +153,7 @@ def test_samples_of_every_client_are_those_of_a_plain_python_reference(
 def test_samples_of_a_client_do_not_depend_on_the_other_clients_of_an_access(
     size, block, monkeypatch
 ):
-    monkeypatch.setattr("datamodules.partition._BLOCK", block)
+    monkeypatch.setattr("datamodules.partitions.index_arrays._BLOCK", block)
     dm = module(50, size)
     for part in dm.partition.splits.values():
         assert isinstance(part, Drawn) and len(part) == 50

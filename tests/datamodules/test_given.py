@@ -10,14 +10,19 @@ import torch
 from datamodules import (
     DigitsDataModule,
     Dirichlet,
+    FedSLRDirichlet,
     Given,
+    Groups,
     MatchLabels,
     Natural,
+    Partition,
+    Ragged,
     Sampled,
     SharedTest,
     SplitOwn,
     TensorDataModule,
 )
+from datamodules.partitions.partition import targets_hash
 
 PROTOCOLS = [SplitOwn(0.3, 0.2), MatchLabels(20), SharedTest(0.0)]
 
@@ -160,3 +165,92 @@ def test_few_drawn_clients_leave_samples_out():
     held = {i for arrays in data.partition.splits.values() for i in arrays.flat.tolist()}
     assert data.left_out()["samples_unused"] == 1797 - len(held)
     assert set(DigitsDataModule(2000, Sampled(30)).left_out().values()) == {0}
+
+
+def written(tmp_path, about=None, **arrays):
+    """A file of two clients with 3 + 3 of 8 samples, in which arrays and notes can be replaced.
+
+    Its hash fits, as that of a file that a user's own program has written.
+    """
+    labels = np.arange(8) % 2
+    stored = {
+        "train_indices": np.array([0, 1, 4, 5]), "train_sizes": np.array([2, 2]),
+        "val_indices": np.array([], int), "val_sizes": np.array([0, 0]),
+        "test_indices": np.array([2, 6]), "test_sizes": np.array([1, 1]),
+    }  # fmt: skip
+    stored |= {key: np.array(value) for key, value in arrays.items()}
+    whole = {key: value.astype(np.int64) for key, value in stored.items()}
+    splits = ("train", "val", "test")
+    parts = [Ragged.from_sizes(whole[f"{s}_indices"], whole[f"{s}_sizes"]) for s in splits]
+    about = {
+        "format": 1, "hash": Partition(*parts).hash, "samples": 8,
+        "targets_hash": targets_hash(labels), **(about or {}),
+    }  # fmt: skip
+    np.savez(tmp_path / "p.npz", about=np.array(json.dumps(about)), **stored)
+    return TensorDataModule(torch.zeros(8, 2), labels, partition=Given(tmp_path / "p.npz"))
+
+
+def test_a_file_of_another_program_is_read(tmp_path):
+    assert written(tmp_path).partition.train[1].tolist() == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "parts"),
+    [
+        ({"test_indices": [1, 6]}, ["1 samples are repeated", "the sample 1 of client 0"]),
+        ({"train_indices": [0, 0, 4, 5]}, ["1 samples are repeated", "the sample 0 of client 0"]),
+        ({"train_indices": [0, 1, 1, 5]}, ["1 training or validation samples belong to several"]),
+        ({"test_indices": [5, 6]}, ["1 training or validation samples", "shared_samples"]),
+        ({"train_indices": [-1, 1, 4, 5]}, ["train_indices", "from -1 to 5", "from 0 to 7"]),
+        ({"train_indices": [0, 1, 4, 8]}, ["train_indices", "from 0 to 8", "from 0 to 7"]),
+        ({"train_indices": [0.0, 1.5, 4, 5]}, ["train_indices are float64", "whole numbers"]),
+        ({"train_sizes": [2, 1]}, ["train_sizes add up to 3; they must add up to 4"]),
+        ({"train_sizes": [3, -1]}, ["train_sizes", "from -1 to 3"]),
+        ({"train_sizes": [2, 3]}, ["train_sizes add up to 5", "or all be that number"]),
+        ({"test_indices": [2, 6, 7], "test_sizes": [1, 1, 1]}, ["'test': 3", "as many"]),
+    ],
+)
+def test_samples_that_a_file_gives_wrongly_are_refused(arrays, parts, tmp_path, one_line):
+    with one_line("Given.file", "p.npz", *parts):
+        written(tmp_path, **arrays)
+
+
+def test_samples_that_clients_share_are_stated_in_the_file(tmp_path):
+    """Two clients with 6 of 8 samples share at least 4; at most 1 is a test sample of both.
+
+    Each of them tests on one sample, 0.2 * 6 rounded.
+    """
+    labels = np.arange(8) % 2
+    rule = Sampled(6)
+    TensorDataModule(torch.zeros(8, 2), labels, num_clients=2, partition=rule).partition.save(
+        tmp_path / "p.npz"
+    )
+    with np.load(tmp_path / "p.npz") as stored:
+        assert json.loads(str(stored["about"]))["shared_samples"] >= 3
+    Given(tmp_path / "p.npz")
+
+
+def test_samples_that_a_client_has_several_times_are_stated_in_the_file(tmp_path):
+    """One client draws 20 samples, nearly surely all of one class: each of its 10 samples twice."""
+    labels, rule = np.arange(20) % 2, FedSLRDirichlet(0.01)
+    first = TensorDataModule(torch.zeros(20, 2), labels, num_clients=1, partition=rule)
+    first.partition.save(tmp_path / "p.npz")
+    again = TensorDataModule(torch.zeros(20, 2), labels, partition=Given(tmp_path / "p.npz"))
+    assert again.partition.train.flat.tolist() == first.partition.train.flat.tolist()
+    with np.load(tmp_path / "p.npz") as stored:
+        assert json.loads(str(stored["about"]))["repeated_samples"] == 10
+
+
+def test_names_of_clients_are_kept_by_the_rule_and_in_the_file(tmp_path):
+    ids = np.repeat(["north", "east", "south"], [5, 3, 2])
+    inputs, labels = torch.zeros(10, 2), np.zeros(10, int)
+    data = TensorDataModule(inputs, labels, client_ids=ids, num_clients=2, partition=Natural())
+    assert data.client_names == ["east", "north"]  # ascending; south has the fewest samples
+    assert data.class_names is None
+    data.partition.save(tmp_path / "p.npz")
+    again = TensorDataModule(inputs, labels, partition=Given(tmp_path / "p.npz"))
+    assert again.client_names == ["east", "north"]
+    rule = Groups([["south", "north"], ["east"]])
+    data = TensorDataModule(inputs, labels, client_ids=ids, partition=rule)
+    assert data.client_names == ["south+north", "east"]
+    assert TensorDataModule(inputs, labels, num_clients=2).client_names is None

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 
 from datamodules import HuggingFaceDataModule, MappedSamples, Natural, OfficialSplit, SplitOwn
-from datamodules import hugging_face as module
-from datamodules.hugging_face import encoder
+from datamodules.sources import hugging_face as module
+from datamodules.sources.hugging_face import encoder
 
 datasets = pytest.importorskip("datasets")
 
@@ -180,9 +180,11 @@ def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
         HuggingFaceDataModule(*args, **{"num_clients": 1, "root": tmp_path, **kwargs}).setup()
 
     path = saved(tmp_path / "set", train=IMAGES, more={**IMAGES, "who": [None, *"abcde"]})
-    with one_line("HuggingFaceDataModule.input_column: 'image'; it must be one of picture, label"):
+    with one_line(
+        "HuggingFaceDataModule.input_column: 'image'", "columns, which are picture, label"
+    ):
         load(path, "image", "label")
-    with one_line("HuggingFaceDataModule.client_column: 'w'; it must be one of picture, label"):
+    with one_line("HuggingFaceDataModule.client_column: 'w'", "columns, which are picture, label"):
         load(path, "picture", "label", "w")
     with one_line("HuggingFaceDataModule.test_split: 'test'; it must be one of train, more"):
         load(path, "picture", "label", test_split="test")
@@ -204,3 +206,12 @@ def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with one_line("the package datasets must be installed, by: pip install datasets"):
         load(path, "picture", "label")
+
+
+def test_an_empty_text_is_an_input_but_neither_a_class_nor_a_client(tmp_path, one_line):
+    table = {"text": ["", "b", "c"], "label": ["x", "", "y"], "who": ["ann", "bob", ""]}
+    path = saved(tmp_path / "set", train=table | {"number": [0, 1, 0]})
+    HuggingFaceDataModule(path, "text", "number", num_clients=1).setup()
+    for arguments in (("label",), ("number", "who")):
+        with one_line(f"the column {arguments[-1]!r} has rows without a value"):
+            HuggingFaceDataModule(path, "text", *arguments, num_clients=1).setup()

@@ -151,3 +151,19 @@ def test_mistakes_are_named(tmp_path, one_line):
     table.write_text("file,class\na.png,b")
     with one_line("list.csv' names", "a.png', which does not exist"):
         load(tmp_path / "set", table="list.csv")
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [
+        (b"a.png,cat,\n", ["line 2 has no client"]),
+        (b"a.png,,ann\n", ["line 2 has no class"]),
+        (b"a.png,cat,ann\na.png,cat,bob\n", ["a.png' twice"]),
+        (b"a.png,cat,J\xf6rg\n", ["saved as UTF-8"]),
+    ],
+)
+def test_rows_of_a_table_that_cannot_be_meant_are_refused(rows, parts, tmp_path, one_line):
+    (tmp_path / "a.png").touch()
+    (tmp_path / "t.csv").write_bytes(b"file,class,client\n" + rows)
+    with one_line("ImageFolderDataModule.table: ", "t.csv", *parts):
+        ImageFolderDataModule(tmp_path, table="t.csv", num_clients=1).setup()

@@ -208,3 +208,21 @@ def test_mistakes_are_named(tmp_path, one_line):
     write(tmp_path, "sent140", "all_data", TWEETS)
     with one_line(f"embeddings: '{damaged}' cannot be read"):
         Sent140DataModule(root=tmp_path, embeddings=damaged).setup()
+
+
+@pytest.mark.parametrize("label", [0.5, float("nan"), float("inf")])
+def test_labels_that_are_not_whole_are_refused(label, tmp_path, one_line):
+    write(tmp_path, "femnist", "all_data", {"w": (images(1, 2), [1.0, label])})
+    with one_line("FEMNISTDataModule.root", f"a label is {label}, which is not a whole number"):
+        FEMNISTDataModule(root=tmp_path, protocol=SplitOwn()).setup()
+
+
+def test_users_listed_twice_and_files_without_users_are_refused(tmp_path, one_line):
+    write(tmp_path, "femnist", "all_data", {"w": (images(1), [1])})
+    write(tmp_path, "femnist", "all_data", {"w": (images(2), [1])}, "b.json")
+    with one_line("FEMNISTDataModule.root: the file", "b.json", "the user w is listed twice"):
+        FEMNISTDataModule(root=tmp_path, protocol=SplitOwn()).setup()
+    for name in ("a.json", "b.json"):
+        write(tmp_path, "femnist", "rem_user_data", {}, name)
+    with one_line("FEMNISTDataModule.root", "rem_user_data' have no users"):
+        FEMNISTDataModule(root=tmp_path, protocol=SplitOwn()).setup()

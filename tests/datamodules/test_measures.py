@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from datamodules import Ragged
-from datamodules.measures import (
+from datamodules.partitions.measures import (
     effective_classes,
     label_overlap,
     label_shares,
@@ -59,7 +59,7 @@ def test_label_shares_of_a_client_without_samples_are_unknown():
 
 @pytest.mark.parametrize("block", [1, 3, 1 << 16])
 def test_samples_of_several_clients_are_counted_once(block, monkeypatch):
-    monkeypatch.setattr("datamodules.partition._BLOCK", block)
+    monkeypatch.setattr("datamodules.partitions.index_arrays._BLOCK", block)
     # Client 1 holds sample 4 twice; samples 0 and 3 have two clients.
     train = Ragged.from_sizes(np.array([0, 1, 3, 4, 4, 0, 3]), np.array([3, 2, 0, 2]))
     assert shared_samples(train, 6) == 2

@@ -16,7 +16,7 @@ from datamodules import (
     Normalize,
     SharedTest,
 )
-from datamodules import digits as module
+from datamodules.sources import digits as module
 from pfl.cli import main
 
 

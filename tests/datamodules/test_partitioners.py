@@ -185,7 +185,7 @@ def test_a_user_defined_rule_needs_owners_and_describe_only():
 
 @pytest.mark.parametrize("entries", [1, 7, 100])
 def test_blocks_of_clients_cover_every_client_once(entries, monkeypatch):
-    monkeypatch.setattr("datamodules.partition._BLOCK", entries)
+    monkeypatch.setattr("datamodules.partitions.index_arrays._BLOCK", entries)
     sizes = np.array([0, 5, 0, 0, 9, 1, 1, 1, 0])
     ragged = Ragged.from_sizes(np.arange(17), sizes)
     blocks = list(ragged.blocks())

@@ -99,10 +99,12 @@ def test_columns_of_a_table_are_named(patients):
 
 
 def test_unknown_columns_are_refused(patients, one_line):
-    with one_line("Natural.client_ids: 'room'; it must be one of age, hospital, ward, cured"):
+    with one_line(
+        "Natural.client_ids: 'room' is not a column", "one of age, hospital, ward, cured"
+    ):
         patients(Natural("room")).setup()
     data = TensorDataModule(np.zeros((4, 1)), np.zeros(4), num_clients=2, partition=Natural("x"))
-    with one_line("Natural.client_ids: 'x'; it must be None, as the data set has no other columns"):
+    with one_line("Natural.client_ids: 'x' is not a column of the data set; it must be None"):
         data.setup()
 
 

@@ -281,6 +281,6 @@ def test_splits_of_clients_that_share_samples_do_not_overlap_within_a_client(pro
 def test_the_size_of_blocks_does_not_change_the_partition(protocol, monkeypatch):
     labels = np.random.default_rng(0).integers(0, 5, 300).tolist()
     whole = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30).partition.hash
-    monkeypatch.setattr("datamodules.partition._BLOCK", 16)
+    monkeypatch.setattr("datamodules.partitions.index_arrays._BLOCK", 16)
     cut = module(labels, [0, 1] * 20, LogNormal(1.0, min_size=1), protocol, 30)
     assert cut.partition.hash == whole

@@ -134,3 +134,27 @@ def test_mistakes_are_named(file, tmp_path, one_line, monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
     with one_line("TableDataModule.file: ", "pyarrow must be installed", "pip install pyarrow"):
         load(path, "a")
+
+
+def test_names_of_classes_and_hospitals_are_kept(file):
+    data = TableDataModule(
+        file(COLUMNS), "outcome", ["age"], client_column="hospital", partition=Natural()
+    )
+    assert (data.class_names, data.client_names) == (["ill", "well"], ["north", "south"])
+
+
+@pytest.mark.parametrize(
+    ("content", "parts"),
+    [
+        (b"age,y\n1,a\n2,\n3,b\n", ["the column 'y' has no value in 1 of 3 rows"]),
+        (b"age,y\n1,M\xfcnchen\n2,Ulm\n", ["table.csv' has a column 'y'", "saved as UTF-8"]),
+        (b"\xe4lter,y\n1,a\n2,b\n", ["table.csv'", "saved as UTF-8"]),
+        (b"age,y,age\n1,a,3\n2,b,4\n", ["table.csv' has two columns 'age'"]),
+        (b"age,y\n1,a\n2,b\nn/k,a\n", ["the column 'age' holds 'n/k'", "row 3"]),
+    ],
+)
+def test_damaged_csv_files_are_refused(content, parts, tmp_path, one_line):
+    path = tmp_path / "table.csv"
+    path.write_bytes(content)
+    with one_line("TableDataModule.", *parts):
+        TableDataModule(path, "y", num_clients=1, partition=IID()).setup()

@@ -354,7 +354,7 @@ def test_other_things_than_transforms_are_refused(one_line):
 @pytest.mark.parametrize(
     ("inputs", "transform", "parts"),
     [
-        (torch.rand(8, 3), RandomCrop(), ["RandomCrop: the inputs' shape: (1, 3)", "images"]),
+        (torch.rand(8, 3), RandomCrop(), ["RandomCrop: the inputs' shape: (8, 3)", "images"]),
         (torch.rand(8, 3), ClientRotation(), ["ClientRotation: the inputs' shape"]),
         (torch.arange(8).view(4, 2), Normalize(), ["inputs.dtype: 'torch.int64'", "floating"]),
         (torch.rand(8, 3), Normalize([0.0], [1.0]), ["Normalize.mean: [0.0]; it must be 3"]),
@@ -365,4 +365,35 @@ def test_other_things_than_transforms_are_refused(one_line):
 def test_data_that_do_not_fit_are_refused_before_any_training(inputs, transform, parts, one_line):
     data = TensorDataModule(inputs, torch.zeros(len(inputs)), num_clients=1, transforms=[transform])
     with one_line(*parts):
+        data.setup()
+
+
+class Broken(Transform):
+    """A transform that calls a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, inputs, draws):
+        return self.function(inputs, draws.visit is not None)
+
+
+@pytest.mark.parametrize(
+    ("function", "parts"),
+    [
+        (lambda x, training: None, ["for 5 inputs is NoneType; it must be a tensor (5, ...)"]),
+        (lambda x, training: x[1:], ["for 5 inputs is (4, 2); it must be a tensor (5, ...)"]),
+        (lambda x, training: x.log(), ["NaN or infinite values", "in 2 of 5 samples"]),
+        (lambda x, training: None if training else x, ["NoneType"]),
+    ],
+)
+def test_a_transform_is_blamed_for_its_result_before_training(function, parts, one_line):
+    inputs = torch.tensor([[1.0, 2], [0, 1], [3, 1], [1, -1], [4, 4]])  # log: rows 1 and 3
+    data = TensorDataModule(
+        inputs,
+        torch.zeros(5),
+        num_clients=1,
+        transforms=[Normalize([0, 0], [1, 1]), Broken(function)],
+    )
+    with one_line("transforms: the result of Broken", *parts):
         data.setup()

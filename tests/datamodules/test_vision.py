@@ -36,7 +36,7 @@ from datamodules import (
     SVHNDataModule,
     TinyImageNetDataModule,
 )
-from datamodules.vision import ImageDataModule
+from datamodules.sources.vision import ImageDataModule
 from pfl.cli import main
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, SharedTest, TensorDataModule
-from datamodules.per_sample import Natural
+from datamodules.rules.sample_values import Natural
 from models import MLP
 from pfl.algorithms import FedAvg, FedSLR
 from pfl.engines import DebugError

@@ -9,8 +9,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from datamodules.per_sample import Natural
-from datamodules.protocols import SharedTest
+from datamodules.protocols.protocol import SharedTest
+from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.engines.batch import Batch, UnknownOrigin

@@ -13,7 +13,7 @@ from torchvision.transforms.functional import to_pil_image
 
 import datamodules
 from datamodules import IID, Dirichlet, LeafDataModule
-from datamodules.vision import ImageDataModule
+from datamodules.sources.vision import ImageDataModule
 from pfl.configuration.app import FederatedCLI
 from pfl.experiments import Reproduction
 from tests.leaf_files import images, write

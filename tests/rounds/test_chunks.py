@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from datamodules import MatchLabels, SharedTest, TensorDataModule
-from datamodules.per_sample import Natural
+from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.rounds.loop import assign_clients

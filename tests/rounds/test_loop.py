@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from datamodules import Ragged, SharedTest, TensorDataModule
-from datamodules.partitioners import Partitioner
-from datamodules.per_sample import Natural
+from datamodules.rules.partitioner import Partitioner
+from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop
 from pfl.rounds.loop import ChunkLoader
 from tests.refusal import refused

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import DigitsDataModule, MatchLabels, SharedTest, SplitOwn, TensorDataModule
-from datamodules.partitioners import LogNormal
+from datamodules.rules.partitioner import LogNormal
 from models import MLP
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain

@@ -20,7 +20,7 @@ from torchmetrics.classification import (
 )
 
 from datamodules import MatchLabels, Natural, SharedTest, SplitOwn, TensorDataModule
-from datamodules.partitioners import LogNormal
+from datamodules.rules.partitioner import LogNormal
 from models import MLP
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder

@@ -1,0 +1,324 @@
+"""Test protocols: which samples each client is trained, validated and tested on."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import check_whole, require
+from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from datamodules.partitions.partition import Partition
+from datamodules.protocols.splits import split_off
+
+
+class Protocol(ABC):
+    """A test protocol: the choice of every client's training, validation and test samples.
+
+    Validation samples always come from the client's own samples and never overlap with its
+    training or test samples.
+
+    All protocols round in the same way. A share s of n samples is s n rounded to the nearest whole
+    number (halves are rounded up), and at least one if s > 0. If no training sample would be left,
+    first the validation set and then the test set is made smaller. A client with one sample
+    therefore only trains, and a client with two samples and a test set of its own has no
+    validation set. Where targets are classes, the samples are stratified: the share of each class
+    in a split is proportional to its share in the client's samples, by Sainte-Laguë's method.
+
+    Args:
+        validation: Share of the client's own samples for its validation set, from 0 to below 1.
+
+    Attributes:
+        needs_official_test: Whether the protocol needs an official test set.
+
+    Example:
+        >>> from datamodules import SharedTest
+        >>> SharedTest(validation=0.2).describe()
+        'every client is tested on the whole official test set, validated on 20% of its own'
+    """
+
+    needs_official_test = True
+
+    def __init__(self, validation: float = 0.1) -> None:
+        self.validation = _check_share("validation", validation, self)
+
+    def pool_size(self, num_train: int, num_samples: int) -> int:
+        """Returns how many samples are assigned to clients, counted from the first sample."""
+        return num_train
+
+    @abstractmethod
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Splits the samples of every client and chooses its test set.
+
+        Args:
+            owned: The samples assigned to each client.
+            labels: The class of every sample, int64 [num_samples]; None if targets are no classes.
+            num_train: The number of training samples, which come first; all other samples are
+                official test samples.
+            num_samples: The number of all samples.
+            rng: The only source of randomness.
+
+        Raises:
+            ConfigError: The data lack something that the protocol needs.
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describes the protocol in words, for the record of a run."""
+
+    def __repr__(self) -> str:
+        """Returns the constructor call that builds this protocol."""
+        return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
+
+
+class SplitOwn(Protocol):
+    """A protocol that tests each client on a share of its own samples, which it does not train on.
+
+    If the data set has an official test set, its samples are assigned to the clients together with
+    the training samples and every client splits the union, as in PFLlib.
+
+    Args:
+        test: Share of a client's samples for its test set, from 0 to below 1.
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
+
+    Raises:
+        ConfigError: A share is out of range, or the two shares leave no training samples.
+
+    Example:
+        >>> from datamodules import IID, DigitsDataModule
+        >>> protocol = SplitOwn(test=0.5, validation=0.25)
+        >>> data = DigitsDataModule(num_clients=1, partition=IID(), protocol=protocol)
+        >>> partition = data.partition
+        >>> len(partition.train[0]), len(partition.val[0]), len(partition.test[0])
+        (449, 449, 899)
+    """
+
+    needs_official_test = False
+
+    def __init__(self, test: float = 0.2, validation: float = 0.1) -> None:
+        self.test = _check_share("test", test, self)
+        super().__init__(validation)
+        key, total = "SplitOwn.test + SplitOwn.validation", test + validation
+        require(key, total, total < 1, "below 1, as the rest is for training")
+
+    @override
+    def pool_size(self, num_train: int, num_samples: int) -> int:
+        return num_samples
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Splits the samples of every client into test, validation and training samples."""
+        test, val, train = split_off(owned, labels, (self.test, self.validation), rng)
+        return Partition(train, val, test)
+
+    @override
+    def describe(self) -> str:
+        return f"each client is tested on {self.test:.0%} of its own samples" + _also(self)
+
+
+class MatchLabels(Protocol):
+    """A protocol that draws official test samples for each client in its training label ratio.
+
+    This is the protocol of FedSLR (appendix B.1). A client with shares p of the training labels
+    gets `samples` p test samples, rounded by largest remainders (of equal remainders, the lower
+    label first), without replacement. Clients may share test samples. If the official test set has
+    too few samples of a class, the client gets all of them and its test set is smaller; other
+    classes do not fill the gap, as that would distort the ratio.
+
+    Args:
+        samples: Test samples per client; None takes the most that keep the ratio (classes missing
+            from the official test set are ignored).
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when samples are split) there is no official
+            test set or the targets are no classes.
+
+    Example:
+        >>> from datamodules import ClassesPerClient, DigitsDataModule
+        >>> data = DigitsDataModule(4, ClassesPerClient(2), MatchLabels(samples=20))
+        >>> (data.label_counts("test") > 0).sum(1).tolist(), data.partition.test.sizes.tolist()
+        ([2, 2, 2, 2], [20, 20, 20, 20])
+    """
+
+    def __init__(self, samples: int | None = 100, validation: float = 0.1) -> None:
+        self.samples = samples if samples is None else check_whole("MatchLabels.samples", samples)
+        super().__init__(validation)
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Splits off the validation sets and draws the test sets."""
+        expected = "SplitOwn or SharedTest, unless every sample has one integer label"
+        require("protocol", self, labels is not None, expected)
+        assert labels is not None
+        val, train = split_off(owned, labels, (self.validation,), rng)
+        available = np.bincount(labels[num_train:], minlength=int(labels.max()) + 1)
+        client, label, number = self._test_counts(train, labels, available)
+        # The test samples of each class are put on a circle in random order. Every client takes
+        # consecutive samples from a random start: a uniform draw without replacement.
+        circles = num_train + rng.permutation(num_samples - num_train)
+        circles = circles[np.argsort(labels[circles], kind="stable")]
+        first = (np.cumsum(available) - available)[label]
+        start = rng.integers(0, np.maximum(available[label], 1))
+        step = np.arange(number.sum()) - np.repeat(np.cumsum(number) - number, number)
+        place = (np.repeat(start, number) + step) % np.repeat(available[label], number)
+        drawn = circles[np.repeat(first, number) + place]
+        holder = np.repeat(client, number)
+        order = np.lexsort((drawn, holder))
+        return Partition(
+            train, val, Ragged.from_sizes(drawn[order], np.bincount(holder, minlength=len(owned)))
+        )
+
+    def _test_counts(
+        self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the number of test samples for every pair of a client and a training label.
+
+        Shares are computed as fractions of whole numbers, so that ties are the same on every
+        platform.
+
+        Returns:
+            Client, label and number of test samples, int64 [pairs] each, sorted by client and
+            label.
+        """
+        pair, count = np.unique(
+            train.owners * len(available) + labels[train.flat], return_counts=True
+        )
+        client, label = np.divmod(pair, len(available))
+        total = train.sizes[client]
+        if self.samples is None:
+            most = available[label] * total // count
+            most[available[label] == 0] = np.iinfo(np.int64).max
+            size = np.full(len(train), np.iinfo(np.int64).max)
+            np.minimum.at(size, client, most)
+            size[size == np.iinfo(np.int64).max] = 0
+        else:
+            size = np.full(len(train), self.samples)
+        number, remainder = np.divmod(size[client] * count, total)
+        missing = size - np.bincount(client, number, minlength=len(train)).astype(np.int64)
+        by_remainder = np.lexsort((label, -remainder, client))
+        first = np.searchsorted(client, np.arange(len(train)))
+        number[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
+        return client, label, np.minimum(number, available[label])
+
+    @override
+    def describe(self) -> str:
+        number = (
+            "as many samples as possible" if self.samples is None else f"{self.samples} samples"
+        )
+        return (
+            f"each client is tested on {number} of the official test set with its training label "
+            "ratio" + _also(self)
+        )
+
+
+class SharedTest(Protocol):
+    """A protocol that tests every client on the whole official test set, as FedCLUP's table does.
+
+    Args:
+        validation: Share of a client's samples for its validation set, from 0 to below 1.
+
+    Raises:
+        ConfigError: The share is out of range, or (when samples are split) there is no official
+            test set.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> DigitsDataModule(num_clients=3, protocol=SharedTest()).partition.test.sizes
+        array([355, 355, 355])
+    """
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Splits off the validation sets; the test set is stored once."""
+        val, train = split_off(owned, labels, (self.validation,), rng)
+        return Partition(train, val, Ragged.shared(np.arange(num_train, num_samples), len(owned)))
+
+    @override
+    def describe(self) -> str:
+        return "every client is tested on the whole official test set" + _also(self)
+
+
+class OfficialSplit(Protocol):
+    """A protocol that tests each client on the official test samples that it owns.
+
+    The partition rule assigns the official test samples, too. With `Natural` and ids of training
+    and test samples this is the split that the data set gives to each client, as LEAF's.
+
+    Args:
+        validation: Share of a client's training samples for its validation set, from 0 to below 1.
+
+    Raises:
+        ConfigError: The share is out of range, or (when samples are split) there is no official
+            test set, or a client owns no official training samples.
+
+    Example:
+        >>> from datamodules import ArrayDataModule, Natural
+        >>> x, y = np.zeros((6, 2)), np.zeros(6, int)
+        >>> data = ArrayDataModule(x[:4], y[:4], x[4:], y[4:], np.array([7, 7, 8, 8, 7, 7]),
+        ...                        partition=Natural(), protocol=OfficialSplit(validation=0.0))
+        >>> data.partition.train[0], data.partition.test[0], data.partition.test[1]
+        (array([0, 1]), array([4, 5]), array([], dtype=int64))
+    """
+
+    @override
+    def pool_size(self, num_train: int, num_samples: int) -> int:
+        return num_samples
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Separates official training and test samples, and splits off the validation sets."""
+        is_test = owned.flat >= num_train
+        given = owned.select(~is_test)
+        without = np.flatnonzero(given.sizes == 0)
+        expected = "SplitOwn, as some clients own no official training samples"
+        require(f"protocol for client {without[:1]}", self, not len(without), expected)
+        val, train = split_off(given, labels, (self.validation,), rng)
+        return Partition(train, val, owned.select(is_test))
+
+    @override
+    def describe(self) -> str:
+        return "each client is tested on its own samples of the official test set" + _also(self)
+
+
+def _check_share(key: str, value: float, protocol: Protocol) -> float:
+    """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
+    require(f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1")
+    return value
+
+
+def _also(protocol: Protocol) -> str:
+    """Describes in words what share is used for validation."""
+    if not protocol.validation:
+        return ", without validation"
+    return f", validated on {protocol.validation:.0%} of its own"

@@ -1,0 +1,1 @@
+"""Partition rules, which assign samples to clients, and other projects' conventions."""

@@ -1,0 +1,394 @@
+"""Partition rules as the codes of other projects draw them, under those projects' names.
+
+Each rule follows the released code, with two exceptions that hold for all of them: the numbers come
+from the data module's seed, and which samples of a class a client gets is drawn at random, where
+some of the codes take them in the order of the file. `docs/partitions.md` compares the rules, and
+lists the conventions that equal a rule of this package. Flower's are in the module `flower`.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, check_whole, require
+from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from datamodules.rules.label_skew import assign_counts, class_labels
+from datamodules.rules.partitioner import Partitioner
+from datamodules.rules.sample_values import PerSample
+
+
+class FedSLRDirichlet(Partitioner):
+    """The label skew of FedSLR's code and of FedDyn's: Dir(α, ..., α) for each client.
+
+    Every client has N // M samples, and client 0 also the remainder N mod M. Each client draws a
+    distribution of the K labels from Dir_K(α, ..., α). One sample at a time is given to a client
+    that is drawn uniformly among those that are not full: the label is drawn from this client's
+    distribution, and the next image of the class is taken in random order. When a class has run
+    out, all of its images are there again, and the label is drawn anew. Images are therefore
+    repeated, and clients share some of them, or have one twice; other images are not used.
+
+    `Dirichlet(α, over="labels")` repeats no image, and has Dir_K(α π) with π the shares of the
+    labels: its α is K times this one.
+
+    A split of a client's own samples (`SplitOwn`, or a validation share) can put two copies of an
+    image into different parts: use `MatchLabels(100, validation=0)`, as the paper does.
+
+    Args:
+        alpha: Concentration α for each class; 0.1 in the paper.
+
+    Raises:
+        ConfigError: `alpha` is out of range, or (when samples are assigned) the targets are no
+            classes.
+
+    Example:
+        >>> from datamodules import DigitsDataModule, MatchLabels
+        >>> data = DigitsDataModule(10, FedSLRDirichlet(0.1), MatchLabels(20, validation=0.0))
+        >>> data.client_sizes  # of 1,442 training images
+        array([146, 144, 144, 144, 144, 144, 144, 144, 144, 144])
+    """
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        self.alpha = _check_positive("FedSLRDirichlet.alpha", alpha)
+
+    def assign(
+        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> IndexArrays:
+        """Draws the samples of each client, of which some may be the same; ascending."""
+        labels = class_labels(self, targets)
+        total = len(labels)
+        within = 1 <= num_clients <= total
+        require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
+        shuffled = rng.permutation(total)
+        classes = [shuffled[labels[shuffled] == k].tolist() for k in range(labels.max() + 1)]
+        shares = rng.dirichlet(np.full(len(classes), self.alpha), size=num_clients)
+        edges = np.cumsum(shares, axis=1).tolist()
+        room = [total // num_clients] * num_clients
+        room[0] += total % num_clients
+        left = [len(samples) for samples in classes]
+        held: list[list[int]] = [[] for _ in range(num_clients)]
+        clients = list(range(num_clients))
+        while clients:
+            place = int(rng.integers(len(clients)))
+            client = clients[place]
+            while True:
+                label = min(bisect_left(edges[client], rng.random()), len(classes) - 1)
+                if left[label]:
+                    break
+                left[label] = len(classes[label])
+            left[label] -= 1
+            held[client].append(classes[label][left[label]])
+            if len(held[client]) == room[client]:
+                clients[place] = clients[-1]
+                clients.pop()
+        samples = np.concatenate([np.sort(own) for own in held])
+        return Ragged.from_sizes(samples, np.array(room))
+
+    @override
+    def describe(self) -> str:
+        return (
+            f"label distribution of each client drawn from Dir({self.alpha}, ..., {self.alpha}), "
+            "images repeated where a class runs out (FedSLR, FedDyn)"
+        )
+
+
+class PFLlibDirichlet(Partitioner):
+    """PFLlib's partition "dir".
+
+    For each class, in ascending order, shares of the M clients are drawn from Dir_M(α, ..., α).
+    Clients that hold N/M samples or more get none; the other shares are divided by their sum. Class
+    sizes times cumulated shares, rounded down, cut the class; the last client gets what is left.
+    All is drawn again until every client has L = min(batch_size / (1 - train_ratio), N / (2 M))
+    samples, rounded down. PFLlib merges training and test samples, and splits each client's own at
+    random: `SplitOwn(test=0.25, validation=0)`, which is stratified here.
+
+    `Dirichlet(α, size_cap=True)` differs from it in the random order of the classes, in rounding,
+    and in `min_size`.
+
+    Args:
+        alpha: Concentration α.
+        batch_size: Of PFLlib's `dataset_utils.py`, for L only.
+        train_ratio: Of the same file, for L only.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
+            classes or L is not reached in 10,000 draws.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=5, partition=PFLlibDirichlet(0.1))
+        >>> data.left_out()["samples_unused"]
+        0
+    """
+
+    def __init__(self, alpha: float = 0.1, batch_size: int = 10, train_ratio: float = 0.75) -> None:
+        self.alpha = _check_positive("PFLlibDirichlet.alpha", alpha)
+        self.batch_size = check_whole("PFLlibDirichlet.batch_size", batch_size)
+        self.train_ratio = train_ratio
+        _least(self, 1, 1)
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels = class_labels(self, targets)
+        least, mean = _least(self, len(labels), num_clients), len(labels) / num_clients
+        available = np.bincount(labels)
+        for _ in range(10_000):
+            counts = dirichlet_counts(available, num_clients, self.alpha, mean, False, rng)
+            if counts is not None and counts.sum(0).min() >= least:
+                return assign_counts(labels, counts, rng)
+        raise ConfigError(
+            f"PFLlibDirichlet.alpha: {self.alpha}; with num_clients={num_clients} it must be "
+            f"larger, as 10,000 draws did not give {least} samples to every client"
+        )
+
+    @override
+    def describe(self) -> str:
+        return f"class proportions over the clients as PFLlib's dir (alpha={self.alpha})"
+
+
+class PFLlibPathological(Partitioner):
+    """PFLlib's partition "pat": clients with c classes, neighbours with the same ones.
+
+    Every client can take c classes. Class after class, in ascending order, goes to the first
+    ceil(M / K c) clients that can still take one. With `balance`, each of them gets n // m samples
+    of the n of the class, where m is their number; without, each a whole number that is drawn
+    uniformly from max(n / (10 m), L / K), rounded down, to n // m - 1, with L as in
+    `PFLlibDirichlet`. The last of them gets the rest. Which classes a client has is not random.
+
+    Args:
+        classes: c.
+        balance: PFLlib's argument of this name.
+        batch_size: Of PFLlib's `dataset_utils.py`, for L only.
+        train_ratio: Of the same file, for L only.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
+            classes, or a class has too few samples for its clients.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=5, partition=PFLlibPathological(4))
+        >>> (data.label_counts() > 0).astype(int)[:3]
+        array([[1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+               [1, 1, 1, 1, 0, 0, 0, 0, 0, 0],
+               [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]])
+    """
+
+    def __init__(
+        self,
+        classes: int = 2,
+        balance: bool = False,
+        batch_size: int = 10,
+        train_ratio: float = 0.75,
+    ) -> None:
+        self.classes = check_whole("PFLlibPathological.classes", classes)
+        self.balance = balance
+        self.batch_size = check_whole("PFLlibPathological.batch_size", batch_size)
+        self.train_ratio = train_ratio
+        _least(self, 1, 1)
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels = class_labels(self, targets)
+        available = np.bincount(labels)
+        most, least = len(available), _least(self, len(labels), num_clients)
+        expected = f"at most {most}, the number of classes in the data"
+        require("PFLlibPathological.classes", self.classes, self.classes <= most, expected)
+        places = np.full(num_clients, self.classes)
+        counts = np.zeros((most, num_clients), np.int64)
+        for label, samples in enumerate(available.tolist()):
+            who = np.flatnonzero(places)[: ceil(num_clients / most * self.classes)]
+            if not len(who):
+                break
+            mean = samples / len(who)
+            low, high = int(max(mean / 10, least / most)), int(mean)
+            fits = self.balance or len(who) == 1 or low < high
+            expected = f"fewer, as class number {label} has only {samples} samples for {len(who)}"
+            require("num_clients", num_clients, fits, expected)
+            counts[label, who] = high
+            if not self.balance and len(who) > 1:
+                counts[label, who] = rng.integers(low, high, len(who))
+            counts[label, who[-1]] = samples - counts[label, who[:-1]].sum()
+            places[who] -= 1
+        return assign_counts(labels, counts, rng)
+
+    @override
+    def describe(self) -> str:
+        sizes = "equal" if self.balance else "random"
+        return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
+
+
+class FLBenchClasses(Partitioner):
+    """FL-bench's `--classes c`: every client draws c different classes, all equally likely.
+
+    A class of n samples with h clients gives n // h samples to each; the last of them also gets the
+    remainder if it is smaller than n // h. Classes that nobody draws, and other remainders, are not
+    used. `ClassesPerClient` balances the number of clients per class instead.
+
+    Args:
+        classes: c.
+
+    Raises:
+        ConfigError: `classes` is below 1, or (when samples are assigned) above the number of
+            classes, or the targets are no classes.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=5, partition=FLBenchClasses(3))
+        >>> (data.label_counts() > 0).sum(1)
+        array([3, 3, 3, 3, 3])
+    """
+
+    def __init__(self, classes: int = 2) -> None:
+        self.classes = check_whole("FLBenchClasses.classes", classes)
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        labels = class_labels(self, targets)
+        available = np.bincount(labels)
+        key = "FLBenchClasses.classes"
+        holders = draw_classes(key, self.classes, len(available), num_clients, rng)
+        counts = np.zeros(holders.shape, np.int64)
+        for label, samples in enumerate(available.tolist()):
+            who = np.flatnonzero(holders[label])
+            if len(who):
+                share, rest = divmod(samples, len(who))
+                counts[label, who] = share
+                counts[label, who[-1]] += rest if rest < share else 0
+        return assign_counts(labels, counts, rng)
+
+    @override
+    def describe(self) -> str:
+        return f"{self.classes} random classes per client as in FL-bench"
+
+
+class LEAF(PerSample):
+    """LEAF's partition `--sf 1 -k min_samples`: a client for each user with enough samples.
+
+    Users with fewer samples are left out. With fewer clients than users, the users are drawn at
+    random, all equally likely, and numbered in ascending order of their ids (`Natural` takes the
+    largest instead). LEAF draws users until they have a given share of all samples (`--sf`) and
+    cuts the last one; here their number is given. LEAF's split of a user's samples is
+    `SplitOwn(test=0.1, validation=0)`; its `--iid` is `IID()`.
+
+    Args:
+        client_ids: As in `Natural`.
+        min_samples: The smallest number of samples of a user; 10 in LEAF.
+
+    Raises:
+        ConfigError: When samples are assigned: there are no ids, no user has enough samples, or
+            there are more clients than users.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> users = ["ann"] * 12 + ["bob"] * 3 + ["eve"] * 15
+        >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=LEAF(users))
+        >>> data.num_clients, data.left_out()["samples_unused"]
+        (2, 3)
+    """
+
+    counts_clients = True
+
+    def __init__(
+        self,
+        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+        min_samples: int = 10,
+    ) -> None:
+        super().__init__(client_ids)
+        self.min_samples = check_whole("LEAF.min_samples", min_samples)
+
+    def count(self) -> int:
+        """Returns the number of users with enough samples."""
+        sizes = np.unique(self.sample_values(), return_counts=True)[1]
+        users = int((sizes >= self.min_samples).sum())
+        expected = f"at most {sizes.max()}, the number of samples of the largest user"
+        require("LEAF.min_samples", self.min_samples, users > 0, expected)
+        return users
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        ids, users = self.sample_values(len(targets)), self.count()
+        expected = f"at most {users}, the number of users with {self.min_samples} samples or more"
+        require("num_clients", num_clients, num_clients <= users, expected)
+        names, owners, sizes = np.unique(ids, return_inverse=True, return_counts=True)
+        enough = np.flatnonzero(sizes >= self.min_samples)
+        number = np.full(len(names), -1)
+        number[np.sort(rng.permutation(enough)[:num_clients])] = np.arange(num_clients)
+        return number[owners]
+
+    @override
+    def describe(self) -> str:
+        return f"a client for each user with at least {self.min_samples} samples (LEAF)"
+
+
+def dirichlet_counts(
+    available: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    full: float,
+    above: bool,
+    rng: np.random.Generator,
+) -> np.ndarray | None:
+    """Draws a cut of each class by Dir_M(α), classes in ascending order, full clients left out.
+
+    Args:
+        available: The number of samples of each class, [K].
+        num_clients: M.
+        alpha: α.
+        full: The number of samples from which on a client is full.
+        above: Whether a client with exactly `full` samples still gets some.
+        rng: The source of randomness.
+
+    Returns:
+        The number of samples of each class and client, int64 [K, M]; None if the clients that are
+        not full have drawn shares of 0 only.
+    """
+    counts = np.zeros((len(available), num_clients), np.int64)
+    for label, samples in enumerate(available.tolist()):
+        held = counts.sum(0)
+        shares = rng.dirichlet(np.full(num_clients, alpha))
+        shares = shares * (held <= full if above else held < full)
+        if not shares.sum():
+            return None
+        edges = (np.cumsum(shares / shares.sum()) * samples).astype(np.int64)
+        edges[-1] = samples
+        counts[label] = np.diff(edges, prepend=0)
+    return counts
+
+
+def draw_classes(
+    key: str, classes: int, most: int, num_clients: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws different classes for each client, all sets equally likely, bool [K, M].
+
+    Args:
+        key: The name of the argument `classes`, for messages.
+        classes: The number of classes of a client.
+        most: K.
+        num_clients: M.
+        rng: The source of randomness.
+
+    Raises:
+        ConfigError: `classes` exceeds K = `most`.
+    """
+    expected = f"at most {most}, the number of classes in the data"
+    require(key, classes, classes <= most, expected)
+    order = np.argsort(rng.random((most, num_clients)), axis=0)
+    holders = np.zeros((most, num_clients), bool)
+    np.put_along_axis(holders, order[:classes], True, axis=0)
+    return holders
+
+
+def _check_positive(key: str, value: float) -> float:
+    """Returns `value` if it is positive and finite."""
+    require(key, value, 0 < value < np.inf, "positive and finite")
+    return value
+
+
+def _least(rule: PFLlibDirichlet | PFLlibPathological, total: int, num_clients: int) -> int:
+    """Returns PFLlib's smallest number of samples of a client."""
+    ratio = rule.train_ratio
+    require(f"{type(rule).__name__}.train_ratio", ratio, 0 < ratio < 1, "above 0 and below 1")
+    return int(min(rule.batch_size / (1 - ratio), total / num_clients / 2))

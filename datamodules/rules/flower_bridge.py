@@ -1,0 +1,219 @@
+"""Partitioners of the package `flwr-datasets` as rules, and rules as such partitioners."""
+
+import copy
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, require
+from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from datamodules.rules.partitioner import Partitioner
+
+
+class FlowerRule(Partitioner):
+    """Any partitioner of the package `flwr-datasets` as a rule (`pip install flwr-datasets`).
+
+    The partitioner sees a data set with the columns `label` (the targets), `client_ids` and the
+    other columns of the data module, as far as they exist. It is told the number of clients as
+    `num_partitions` and a `seed` from the data module's, unless `arguments` have them.
+
+    In a configuration file:
+
+        partition:
+          class_path: FlowerRule
+          init_args:
+            partitioner: DirichletPartitioner
+            arguments: {partition_by: label, alpha: 0.3}
+
+    Args:
+        partitioner: The name of a class in `flwr_datasets.partitioner`, the path of another class,
+            or a partitioner without a data set.
+        arguments: The arguments of the class, if `partitioner` is a name.
+
+    Raises:
+        ConfigError: The package is not installed, there is no such class, or (when samples are
+            assigned) the partitioner refuses its arguments or the data, or makes another number of
+            partitions than `num_clients`.
+
+    Example:
+        >>> rule = FlowerRule("DirichletPartitioner", {"partition_by": "label", "alpha": 0.3})
+        >>> rule.describe()
+        'the partitioner DirichletPartitioner of Flower (partition_by=label, alpha=0.3)'
+    """
+
+    def __init__(self, partitioner: Any, arguments: dict[str, Any] | None = None) -> None:
+        is_name = isinstance(partitioner, str)
+        expected = "None, as the partitioner is given as an object"
+        require("FlowerRule.arguments", arguments, is_name or arguments is None, expected)
+        self.partitioner = partitioner
+        self.arguments = dict(arguments or {})
+        self._columns: dict[str, np.ndarray] = {}
+
+    def bound(
+        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
+    ) -> "FlowerRule":
+        """Returns the rule with the columns of the data set."""
+        rule = copy.copy(self)
+        rule._columns = dict(columns)
+        return rule
+
+    @property
+    def reach(self) -> int | None:
+        """The number of samples whose values all columns have."""
+        return min(map(len, self._columns.values()), default=None)
+
+    def restricted(self, samples: np.ndarray | slice) -> "FlowerRule":
+        """Returns the rule with the columns' values of some samples."""
+        rule = copy.copy(self)
+        rule._columns = {name: values[samples] for name, values in self._columns.items()}
+        return rule
+
+    def assign(
+        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> IndexArrays:
+        """Returns the samples of Flower's partitions, ascending."""
+        seed = int(rng.integers(1 << 31))
+        datasets = _flower("datasets")
+        columns = {"index": np.arange(len(targets)), **self._columns}
+        if targets.ndim == 1:
+            columns["label"] = targets
+        try:
+            partitioner = self._build(num_clients, seed)
+            partitioner.dataset = datasets.Dataset.from_dict(columns)
+            made = partitioner.num_partitions
+            parts = [np.sort(partitioner.load_partition(i)["index"]) for i in range(made)]
+        except ConfigError:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"FlowerRule.partitioner: {self._name} failed: {reason}") from error
+        require("num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}")
+        sizes = np.array([len(part) for part in parts])
+        return Ragged.from_sizes(np.concatenate(parts).astype(np.int64), sizes)
+
+    def _build(self, num_clients: int, seed: int) -> Any:
+        """Returns a new partitioner without a data set."""
+        if not isinstance(self.partitioner, str):
+            return copy.deepcopy(self.partitioner)
+        package, _, name = self.partitioner.rpartition(".")
+        kind = getattr(_flower(package or "flwr_datasets.partitioner"), name, None)
+        if kind is None:
+            raise ConfigError(
+                f"FlowerRule.partitioner: {self.partitioner!r}; it must be the name of a class in "
+                "flwr_datasets.partitioner, such as DirichletPartitioner"
+            )
+        known = inspect.signature(kind).parameters
+        ours = {"num_partitions": num_clients, "seed": seed}
+        return kind(**{**{k: v for k, v in ours.items() if k in known}, **self.arguments})
+
+    @property
+    def _name(self) -> str:
+        """The name of the partitioner's class."""
+        given = self.partitioner
+        return given if isinstance(given, str) else type(given).__name__
+
+    @override
+    def describe(self) -> str:
+        arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
+        return f"the partitioner {self._name} of Flower ({arguments})"
+
+
+def flower_partitioner(
+    rule: Partitioner, num_partitions: int | None = None, partition_by: str = "label", seed: int = 0
+) -> Any:
+    """Returns a rule as one of Flower's partitioners (`flwr_datasets.partitioner.Partitioner`).
+
+    Args:
+        rule: A rule of this package. One that needs client ids or other values of the samples
+            takes them from the columns of the data set, such as `Natural("writer_id")`.
+        num_partitions: The number of clients; None with a rule that determines it.
+        partition_by: The column of the labels, numbers or text.
+        seed: Seed of the partition.
+
+    Raises:
+        ConfigError: The package `flwr-datasets` is not installed.
+
+    Example:
+        >>> from importlib.util import find_spec
+        >>> from datamodules import Shards
+        >>> if find_spec("flwr_datasets"):  # Flower takes it as FederatedDataset(partitioners=...)
+        ...     from datasets import Dataset
+        ...     shards = flower_partitioner(Shards(2), num_partitions=3)
+        ...     shards.dataset = Dataset.from_dict({"label": [0, 1, 2] * 10})
+        ...     assert len(shards.load_partition(0)) == 10
+    """
+    base = _flower("flwr_datasets.partitioner").Partitioner
+
+    class RulePartitioner(base):  # type: ignore[misc, valid-type]
+        """A rule as Flower's partitioner."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._owned: IndexArrays | None = None
+
+        @property
+        def owned(self) -> IndexArrays:
+            """The rows of each partition."""
+            if self._owned is None:
+                labels, columns = np.asarray(self.dataset[partition_by]), _Columns(self.dataset)
+                if labels.dtype.kind not in "biuf":
+                    labels = np.unique(labels, return_inverse=True)[1]
+                total = len(labels)
+                known = rule.bound(columns, total, total)
+                number = known.count() if num_partitions is None else num_partitions
+                expected = f"a whole number with {rule!r}"
+                require("flower_partitioner.num_partitions", number, number is not None, expected)
+                assert number is not None
+                self._owned = known.assign(labels, number, np.random.default_rng(seed))
+            return self._owned
+
+        @property
+        def num_partitions(self) -> int:
+            """The number of partitions."""
+            return len(self.owned)
+
+        def load_partition(self, partition_id: int) -> Any:
+            """Returns the rows of a partition as a `datasets.Dataset`."""
+            return self.dataset.select(self.owned[partition_id])
+
+    return RulePartitioner()
+
+
+class _Columns(Mapping[str, np.ndarray]):
+    """The columns of a `datasets.Dataset`, each read when a rule asks for it.
+
+    Args:
+        dataset: The data set.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._dataset.column_names:
+            raise KeyError(name)
+        return np.asarray(self._dataset[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._dataset.column_names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dataset.column_names)
+
+    def __len__(self) -> int:
+        return len(self._dataset.column_names)
+
+
+def _flower(module: str) -> Any:
+    """Imports a module of Flower's, or of a user."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"FlowerRule.partitioner: the module {module} cannot be imported; for Flower's "
+            "partitioners the package must be installed, by: pip install flwr-datasets"
+        ) from error

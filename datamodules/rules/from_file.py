@@ -1,0 +1,132 @@
+"""A partition that was made before, as a rule."""
+
+import os
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, require
+from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from datamodules.partitions.partition import Partition, read, targets_hash
+from datamodules.protocols.protocol import Protocol
+from datamodules.rules.partitioner import Partitioner
+
+
+class Given(Partitioner):
+    """The partition of a file that `Partition.save` or `pfl partition` wrote, with its splits.
+
+    Every client has the training, validation and test samples of the file: neither the seed nor the
+    protocol changes them. The data set must be the one that was partitioned, which its number of
+    samples and the hash of its targets tell.
+
+    Args:
+        file: Path of the `.npz` file.
+
+    Raises:
+        ConfigError: There is no such file, or it is no partition; or (when samples are assigned)
+            the data set is another one, or `num_clients` is not the number of clients in the file.
+
+    Example:
+        >>> import tempfile
+        >>> from datamodules import DigitsDataModule, Dirichlet
+        >>> file = tempfile.mkdtemp() + "/digits.npz"
+        >>> first = DigitsDataModule(num_clients=8, partition=Dirichlet(0.3), seed=5)
+        >>> first.partition.save(file)
+        >>> again = DigitsDataModule(num_clients=None, partition=Given(file))
+        >>> again.num_clients, again.partition.hash == first.partition.hash
+        (8, True)
+    """
+
+    counts_clients = True
+
+    def __init__(self, file: str | os.PathLike) -> None:
+        self.file = os.fspath(file)
+        self._partition = read(file)
+
+    def count(self) -> int:
+        """Returns the number of clients in the file."""
+        return len(self._partition)
+
+    def assign(
+        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> IndexArrays:
+        """Returns all samples of each client, of whichever split; see `Partitioner.assign`."""
+        stored, about = self._partition, self._partition.about
+        found = (len(targets), targets_hash(targets))
+        expected = (about.get("samples"), about.get("targets_hash"))
+        if found != expected:
+            raise ConfigError(
+                f"Given.file: {self.file!r} is a partition of {about.get('data', 'data')} with "
+                f"{expected[0]} samples (hash of the targets {str(expected[1])[:8]}); it must be "
+                f"one of this data set with {found[0]} samples ({found[1][:8]})"
+            )
+        clients = f"{len(stored)} or null, as in {self.file!r}"
+        require("num_clients", num_clients, num_clients == len(stored), clients)
+        parts = [part for part in (stored.train, stored.val, stored.test) if not part.is_shared]
+        owner = np.concatenate([part.owners for part in parts])
+        sample = np.concatenate([part.flat for part in parts])
+        order = np.lexsort((sample, owner))
+        return Ragged.from_sizes(sample[order], np.bincount(owner, minlength=len(stored)))
+
+    @override
+    def client_names(self, num_clients: int) -> list[str] | None:
+        return self._partition.about.get("client_names")
+
+    def protocol(self, given: Protocol | None) -> "StoredSplits":
+        """Returns the protocol that the file's splits stand for.
+
+        Args:
+            given: The protocol that the user gave, if any.
+
+        Raises:
+            ConfigError: It is another one than that of the file.
+        """
+        known = str(self._partition.about.get("protocol"))
+        require(
+            "protocol",
+            given,
+            given is None or repr(given) == known,
+            f"left out or null, as the splits are those of {self.file!r}, made with {known}",
+        )
+        return StoredSplits(self._partition)
+
+    @override
+    def describe(self) -> str:
+        rule = self._partition.about.get("rule", "a partition")
+        seed = self._partition.about.get("seed")
+        return f"as in the file {self.file} ({rule}, made with the seed {seed})"
+
+
+class StoredSplits(Protocol):
+    """The training, validation and test samples of a partition that was made before.
+
+    Args:
+        partition: The partition.
+    """
+
+    needs_official_test = False
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def pool_size(self, num_train: int, num_samples: int) -> int:
+        """Returns how many samples the partition covers: all."""
+        return num_samples
+
+    def split(
+        self,
+        owned: IndexArrays,
+        labels: np.ndarray | None,
+        num_train: int,
+        num_samples: int,
+        rng: np.random.Generator,
+    ) -> Partition:
+        """Returns the partition as it was made."""
+        return self._partition
+
+    @override
+    def describe(self) -> str:
+        return f"tested as in that file ({self._partition.about.get('protocol')})"
+
+    def __repr__(self) -> str:
+        return "StoredSplits()"

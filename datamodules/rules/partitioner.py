@@ -1,0 +1,252 @@
+"""Partition rules without label skew: IID, by quantity, and shared samples.
+
+The rules with label skew are in the module `label_skew`, those by a value of each sample, such as
+its client id, in `per_sample`, and rules made of rules, sizes or distributions in `composed`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import check_whole, require
+from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from datamodules.partitions.lazy import Drawn, Subsets
+
+
+class Partitioner(ABC):
+    """A partition rule: which samples every client holds.
+
+    A subclass implements `describe` and either `owners`, which gives every sample to at most one
+    client, or `assign`, which lets clients share samples. Attributes that a constructor sets, other
+    than private ones, appear in `repr` and so in the record of a run.
+
+    Attributes:
+        counts_clients: Whether the rule itself determines the number of clients, so that a data
+            module's `num_clients` may be None; the method `count` then returns it.
+
+    Example:
+        >>> class Odd(Partitioner):
+        ...     def owners(self, targets, num_clients, rng):
+        ...         return np.where(np.arange(len(targets)) % 2, 0, -1)
+        ...     def describe(self):
+        ...         return "odd samples to client 0, all others to no client"
+        >>> Odd().assign(np.zeros(5), 1, np.random.default_rng(0))[0]
+        array([1, 3])
+    """
+
+    counts_clients = False
+
+    def bound(
+        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
+    ) -> "Partitioner":
+        """Returns the rule with what it has to know of every sample of a data set.
+
+        Args:
+            columns: Values of the samples by name, such as "client_ids", [num_train] or
+                [num_samples] each.
+            num_train: The number of training samples, which come first.
+            num_samples: The number of all samples.
+
+        Raises:
+            ConfigError: The data set lacks what the rule needs.
+        """
+        return self
+
+    @property
+    def reach(self) -> int | None:
+        """How many samples, from the first, the rule knows enough about; None: any number."""
+        return None
+
+    def restricted(self, samples: np.ndarray | slice) -> "Partitioner":
+        """Returns the rule for some of the samples only, which are numbered anew."""
+        return self
+
+    def count(self) -> int | None:
+        """Returns the number of clients that the rule determines; None if any is possible."""
+        return None
+
+    def client_names(self, num_clients: int) -> list[str] | None:
+        """Returns the names of the clients [M], for a rule whose clients have names; else None."""
+        return None
+
+    def assign(
+        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> IndexArrays:
+        """Assigns samples to clients.
+
+        Args:
+            targets: The targets of the N samples to assign, [N] or [N, ...].
+            num_clients: M.
+            rng: The only source of randomness.
+
+        Returns:
+            For each client the positions of its samples in `targets`, ascending.
+
+        Raises:
+            ConfigError: There are more clients than samples, or the rule cannot be satisfied.
+        """
+        total = len(targets)
+        within = 1 <= num_clients <= total
+        require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
+        return Ragged.from_owners(self.owners(targets, num_clients, rng), num_clients)
+
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns the client of every sample, integers [N]; -1 for a sample without a client."""
+        raise NotImplementedError(f"{type(self).__name__} must implement owners or assign")
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Describes the rule in words, for the record of a run."""
+
+    def __repr__(self) -> str:
+        """Returns the constructor call that builds this rule."""
+        arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_")
+        return f"{type(self).__name__}({arguments})"
+
+
+class IID(Partitioner):
+    """Samples assigned uniformly at random; the sizes of the clients differ by at most one.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> DigitsDataModule(num_clients=4, partition=IID()).client_sizes
+        array([315, 314, 314, 314])
+    """
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        owners = even_owners(len(targets), num_clients)
+        rng.shuffle(owners)
+        return owners
+
+    @override
+    def describe(self) -> str:
+        return "samples assigned uniformly at random (IID)"
+
+
+class LogNormal(Partitioner):
+    """Quantity skew: log-normal client sizes, samples assigned uniformly at random.
+
+    The number of samples of a client is proportional to `exp(sigma z)` with z standard normal.
+    Clients that would get fewer than `min_size` samples get `min_size`. All samples are used.
+    FedDyn (Acar et al. 2021) and FedLab skew quantities in this way.
+
+    Args:
+        sigma: Standard deviation of the logarithm of the sizes; 0 gives equal sizes.
+        min_size: The smallest number of samples of a client.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when samples are assigned) there are fewer
+            samples than `num_clients * min_size`.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> sizes = DigitsDataModule(num_clients=4, partition=LogNormal(sigma=1.0)).client_sizes
+        >>> bool(sizes.max() > 2 * sizes.min())
+        True
+    """
+
+    def __init__(self, sigma: float, min_size: int = 10) -> None:
+        require("LogNormal.sigma", sigma, 0 <= sigma < np.inf, "at least 0 and finite")
+        self.sigma = sigma
+        self.min_size = check_whole("LogNormal.min_size", min_size)
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        check_min_size(self, len(targets) // num_clients, num_clients, self.min_size)
+        normal = rng.standard_normal(num_clients)
+        with np.errstate(over="ignore"):  # only sigma * (a negative number) can overflow: exp is 0
+            weights = np.exp(self.sigma * (normal - normal.max()))
+        raised = np.zeros(num_clients, bool)  # clients whose size is raised to min_size
+        while True:
+            free = np.where(raised, 0, weights)
+            shares = free / free.sum() * (len(targets) - self.min_size * raised.sum())
+            low = ~raised & (shares < self.min_size)
+            # If all remaining clients are below min_size, the cause is rounding: their mean is not.
+            if not low.any() or (raised | low).all():
+                break
+            raised |= low
+        sizes = np.full(num_clients, self.min_size)
+        if spare := len(targets) - int(sizes.sum()):
+            sizes += apportion(np.maximum(shares - self.min_size, 0), spare)
+        return rng.permutation(np.repeat(np.arange(num_clients), sizes))
+
+    @override
+    def describe(self) -> str:
+        return (
+            f"client sizes proportional to log-normal draws (sigma={self.sigma}), at least "
+            f"{self.min_size}, samples assigned uniformly at random"
+        )
+
+
+class Sampled(Partitioner):
+    """Random samples for each client, from one data set that all clients share.
+
+    The samples of each client are drawn uniformly without replacement from all samples,
+    independently of the other clients. Clients therefore share samples, and the number of clients
+    may exceed the number of samples. With the protocol `SplitOwn` a client never trains on its own
+    test samples, but other clients may; the union of all training sets and the union of all test
+    sets overlap.
+
+    Args:
+        size: The number of samples of a client.
+
+    Raises:
+        ConfigError: `size` is out of range, or (when samples are assigned) above the number of
+            samples.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=1_000_000, partition=Sampled(size=30))
+        >>> data.client_sizes[:3]
+        array([21, 21, 21])
+    """
+
+    def __init__(self, size: int = 30) -> None:
+        self.size = check_whole("Sampled.size", size)
+
+    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Drawn:
+        """Draws the key of the clients' samples; see `Partitioner.assign`.
+
+        Returns:
+            Index arrays that are computed on access, so that a million clients take no memory.
+        """
+        total = len(targets)
+        expected = f"at most {total}, the number of samples"
+        require("Sampled.size", self.size, self.size <= total, expected)
+        return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
+
+    @override
+    def describe(self) -> str:
+        return f"each with {self.size} samples drawn from one data set that all clients share"
+
+
+def even_owners(num_samples: int, num_clients: int) -> np.ndarray:
+    """Returns int32 [N] in which every client appears N // M or N // M + 1 times."""
+    clients = np.arange(num_clients, dtype=np.int32)
+    return np.tile(clients, -(-num_samples // num_clients))[:num_samples]
+
+
+def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
+    """Splits `total` into whole numbers proportional to `weights` by rounding cumulative sums.
+
+    Every part differs from its exact share by less than one, and the parts add up to `total`.
+
+    Args:
+        weights: Numbers of at least 0, [..., M], with a positive sum along the last axis.
+        total: The number to split, or an array of such numbers that broadcasts to [..., 1].
+
+    Returns:
+        int64 [..., M].
+    """
+    running = np.cumsum(weights, axis=-1)
+    edges = np.floor(running / running[..., -1:] * total + 0.5).astype(np.int64)
+    return np.diff(edges, axis=-1, prepend=0)
+
+
+def check_min_size(rule: Partitioner, mean_size: int, num_clients: int, min_size: int) -> None:
+    """Raises a ConfigError if `min_size` exceeds the mean number of samples per client."""
+    expected = f"at most {mean_size}, the mean number of samples with num_clients={num_clients}"
+    require(f"{type(rule).__name__}.min_size", min_size, min_size <= mean_size, expected)

@@ -1,0 +1,301 @@
+"""Partition rules by a value of each sample: a client id, a group of ids, a continuous value."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, require
+from datamodules.rules.partitioner import Partitioner, even_owners
+
+Values = Sequence[int | float | str] | str | np.ndarray | None
+
+
+class PerSample(Partitioner):
+    """The base of rules that need one value, a number or text, of every sample.
+
+    Args:
+        values: The values [N]; the name of a column of the data set; or None for its client ids.
+
+    Attributes:
+        argument: The name of the argument `values` in the constructor of the subclass.
+        noun: What a value is, in messages.
+    """
+
+    argument = "client_ids"
+    noun = "id"
+
+    def __init__(self, values: Values = None) -> None:
+        self._column = values if isinstance(values, str) else "client_ids"
+        self._values: np.ndarray | None = None
+        if isinstance(values, str):
+            setattr(self, self.argument, values)  # for `repr`
+        elif values is not None:
+            self._values = np.asarray(values)
+
+    def bound(
+        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
+    ) -> "PerSample":
+        """Returns the rule with the values of the data set, unless it has its own."""
+        rule = self
+        if self._values is None:
+            if self._column in columns:
+                rule = self._with(columns[self._column])
+            elif self._column != "client_ids":
+                known = f"one of {', '.join(columns)}" if columns else "None, as it has no columns"
+                raise ConfigError(
+                    f"{self._key}: {self._column!r} is not a column of the data set; it must be "
+                    f"{known}"
+                )
+        values = rule.sample_values()
+        expected = f"({num_train},), one {self.noun} per training sample"
+        if num_samples > num_train:
+            expected += (
+                f", or ({num_samples},), one {self.noun} per training and official test sample"
+            )
+        holds = len(values) in (num_train, num_samples)
+        require(f"{self._key}.shape", values.shape, holds, expected)
+        return rule
+
+    @property
+    def reach(self) -> int | None:
+        """The number of samples whose values are known."""
+        return None if self._values is None else len(self._values)
+
+    def restricted(self, samples: np.ndarray | slice) -> "PerSample":
+        """Returns the rule with the values of some samples."""
+        return self if self._values is None else self._with(self._values[samples])
+
+    def sample_values(self, total: int | None = None) -> np.ndarray:
+        """Returns the value of every sample, [N].
+
+        Args:
+            total: N, if it is known.
+
+        Raises:
+            ConfigError: There are no values, their number is wrong, or some are missing.
+        """
+        values, noun = self._values, self.noun
+        if values is None:
+            raise ConfigError(
+                f"{self._key}: None; it must be given, as the data set has no client ids"
+            )
+        holds = values.ndim == 1 and total in (None, len(values))
+        expected = f"({'N' if total is None else total},), one {noun} per sample"
+        require(f"{self._key}.shape", values.shape, holds, expected)
+        if values.dtype.kind in "fO":  # an array of objects may hold text, as arrays of pandas do
+            given = values.tolist()
+            missing = sum(value is None or value != value for value in given)
+            if missing or len({isinstance(value, str) for value in given}) > 1:
+                raise ConfigError(
+                    f"{self._key}: None or NaN for {missing} of {len(given)} samples; all {noun}s "
+                    "must be numbers, or all text"
+                )
+        return values
+
+    @property
+    def _key(self) -> str:
+        """The argument with its class, for messages."""
+        return f"{type(self).__name__}.{self.argument}"
+
+    def _with(self, values: np.ndarray) -> "PerSample":
+        """Returns a copy of this rule with the given values."""
+        rule = object.__new__(type(self))
+        vars(rule).update(vars(self), _values=np.asarray(values))
+        return rule
+
+
+class Natural(PerSample):
+    """Samples assigned by a given client id of each sample.
+
+    The clients are numbered in ascending order of their ids. With fewer clients than ids, the ids
+    with the most samples are kept (of ids with equally many samples, the lower ones), still in
+    ascending order; the samples of the other ids are not used, which a run tells. With
+    `num_clients=None` there is one client per id.
+
+    Args:
+        client_ids: One id (number or text) per sample, or the name of a column of the data set;
+            None uses the client ids of the data set. The ids may cover the training samples only;
+            then no official test samples are assigned.
+
+    Raises:
+        ConfigError: When samples are assigned: there are no ids, some are missing, their number
+            differs from the number of samples, or there are more clients than ids.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> ids = ["ann", "bob", "bob"] * 10
+        >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=Natural(ids))
+        >>> data.num_clients, data.client_sizes
+        (2, array([ 7, 14]))
+    """
+
+    counts_clients = True
+
+    def __init__(self, client_ids: Sequence[int | str] | str | np.ndarray | None = None) -> None:
+        super().__init__(client_ids)
+
+    def count(self) -> int:
+        """Returns the number of different ids."""
+        return len(np.unique(self.sample_values()))
+
+    def _largest_ids(self, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns all ids, ascending, the place of each sample's id, and the places of the kept."""
+        names, places = np.unique(self.sample_values(), return_inverse=True)
+        largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
+        return names, places, np.sort(largest)
+
+    @override
+    def client_names(self, num_clients: int) -> list[str]:
+        names, _, kept = self._largest_ids(num_clients)
+        return [str(name) for name in names[kept]]
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        self.sample_values(len(targets))  # checks their number
+        names, places, kept = self._largest_ids(num_clients)
+        expected = f"at most {len(names)}, the number of different client_ids"
+        require("num_clients", num_clients, num_clients <= len(names), expected)
+        number = np.full(len(names), -1)
+        number[kept] = np.arange(num_clients)
+        return number[places]
+
+    @override
+    def describe(self) -> str:
+        by = "" if self._column == "client_ids" else f", by the column {self._column}"
+        return f"samples held by the clients they came from (natural{by})"
+
+
+class Groups(PerSample):
+    """Groups of client ids: each client holds the samples of several ids.
+
+    With `groups=None` all ids are dealt to the clients in random order; the numbers of ids per
+    client differ by at most one.
+
+    Args:
+        groups: The ids of each client; ids in no group are not used. None deals them at random.
+        client_ids: As in `Natural`.
+
+    Raises:
+        ConfigError: A group is empty or an id is in two groups; or (when samples are assigned)
+            there are no ids, no sample has an id of a group, there are more clients than ids, or
+            `num_clients` is not the number of groups.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> wards = ["a", "b", "c"] * 10
+        >>> rule = Groups([["a", "c"], ["b"]], wards)
+        >>> data = TensorDataModule(np.zeros((30, 2)), np.zeros(30), partition=rule)
+        >>> data.num_clients, data.client_sizes + data.partition.test.sizes
+        (2, array([18,  9]))
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Sequence[int | str]] | None = None,
+        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+    ) -> None:
+        super().__init__(client_ids)
+        self.groups = None if groups is None else [list(group) for group in groups]
+        if self.groups is None:
+            return
+        self.counts_clients = True
+        filled = len(self.groups) > 0 and all(self.groups)
+        require("Groups.groups", groups, filled, "a list of lists with at least one id each")
+        given = [name for group in self.groups for name in group]
+        twice = sorted({str(name) for name in given if given.count(name) > 1})
+        require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
+
+    def __repr__(self) -> str:
+        column = "" if self._column == "client_ids" else f", client_ids={self._column!r}"
+        return f"Groups(groups={self.groups!r}{column})"
+
+    def count(self) -> int | None:
+        """Returns the number of groups, if they are given."""
+        return None if self.groups is None else len(self.groups)
+
+    @override
+    def client_names(self, num_clients: int) -> list[str] | None:
+        if self.groups is None:
+            return None
+        return ["+".join(map(str, group)) for group in self.groups]
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
+        number = np.full(len(names), -1)
+        if self.groups is None:
+            expected = f"at most {len(names)}, the number of different client_ids"
+            require("num_clients", num_clients, num_clients <= len(names), expected)
+            number[rng.permutation(len(names))] = even_owners(len(names), num_clients)
+            return number[owners]
+        known = len(self.groups)
+        require("num_clients", num_clients, num_clients == known, f"{known} or null, as in groups")
+        place = {name: i for i, name in enumerate(names.tolist())}
+        for client, group in enumerate(self.groups):
+            for name in group:
+                expected = "groups of ids that samples have, such as " + repr(names.tolist()[0])
+                require("Groups.groups", name, name in place, expected)
+                number[place[name]] = client
+        return number[owners]
+
+    @override
+    def describe(self) -> str:
+        how = "at random" if self.groups is None else "as given"
+        return f"samples held by groups of client ids, grouped {how}"
+
+
+class ByValue(PerSample):
+    """Samples sorted by a continuous value and cut into one piece per client.
+
+    The first client holds the samples with the lowest values. The sizes of the clients differ by
+    at most one. Samples with equal values are in random order.
+
+    Args:
+        values: One number per sample, or the name of a column of the data set; None uses the
+            targets, which must be one number per sample.
+
+    Raises:
+        ConfigError: When samples are assigned: the values are no numbers, or their number differs
+            from the number of samples.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> age = np.arange(30) % 10
+        >>> rule = ByValue(age)
+        >>> data = TensorDataModule(age[:, None] / 10, age, num_clients=3, partition=rule)
+        >>> data.samples.targets[data.partition.train[0]].unique()
+        tensor([0, 1, 2, 3])
+    """
+
+    argument = "values"
+    noun = "value"
+
+    def __init__(self, values: Sequence[float] | str | np.ndarray | None = None) -> None:
+        super().__init__(values)
+        self._by_target = values is None
+
+    def bound(
+        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
+    ) -> "PerSample":
+        """Returns the rule with the values of the data set, unless it uses targets or its own."""
+        return self if self._by_target else super().bound(columns, num_train, num_samples)
+
+    @override
+    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        values = targets if self._by_target else self.sample_values(len(targets))
+        kind = f"{values.dtype} of shape {values.shape}"
+        holds = values.ndim == 1 and values.dtype.kind in "biuf"
+        require("ByValue.values", kind, holds, "one number per sample")
+        shuffled = rng.permutation(len(values))
+        owners = np.empty(len(values), np.int64)
+        order = shuffled[np.argsort(values[shuffled], kind="stable")]
+        owners[order] = np.sort(even_owners(len(values), num_clients))
+        return owners
+
+    @override
+    def describe(self) -> str:
+        what = "their target" if self._by_target else "a given value"
+        if self._column != "client_ids":
+            what = f"the column {self._column}"
+        return f"samples sorted by {what} and cut into one piece per client"

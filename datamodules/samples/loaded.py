@@ -1,0 +1,143 @@
+"""What the method `load` of a data module returns, and the checks of it."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from datamodules.errors import ConfigError, require
+from datamodules.samples.samples import Samples, TensorSamples, check_finite
+
+
+class Loaded(NamedTuple):
+    """The samples of a data set.
+
+    Attributes:
+        train: The training samples.
+        test: The official test samples, or None if the data set has none.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text [N]; or None.
+        columns: Further values of each training sample, or of each sample, by name: numbers or
+            text [N], for rules such as `Natural("hospital")` and `ByValue("age")`; or None.
+        class_names: The names of the classes, in the order of their numbers; or None.
+
+    Example:
+        >>> from datamodules import TensorSamples
+        >>> loaded = Loaded(TensorSamples(torch.rand(10, 3), torch.arange(10) % 2))
+        >>> len(loaded.train), loaded.test
+        (10, None)
+    """
+
+    train: Samples
+    test: Samples | None = None
+    client_ids: np.ndarray | None = None
+    columns: Mapping[str, np.ndarray] | None = None
+    class_names: Sequence[str] | None = None
+
+
+def check_loaded(name: str, loaded: object) -> None:
+    """Checks the result of `load`, which may be a user's own method, and tells what looks wrong.
+
+    Args:
+        name: The class of the data module.
+        loaded: The result.
+
+    Raises:
+        ConfigError: It is not a `Loaded` of samples, or the values in memory are not finite.
+    """
+    if not isinstance(loaded, Loaded):
+        raise ConfigError(
+            f"{name}.load: returned {type(loaded).__name__}; it must return "
+            "datamodules.Loaded(train, test)"
+        )
+    for prefix, samples in {"": loaded.train, "test_": loaded.test}.items():
+        if prefix and samples is None:  # there is no official test set
+            continue
+        if not isinstance(samples, Samples):
+            raise ConfigError(
+                f"{name}.load: returned a Loaded of {type(samples).__name__}; it must hold "
+                "TensorSamples(inputs, targets) or DatasetSamples(dataset, targets)"
+            )
+        if isinstance(samples, TensorSamples):
+            check_finite(f"{prefix}inputs", samples.inputs)
+            check_finite(f"{prefix}targets", samples.targets)
+            _check_targets(f"{prefix}targets", samples.targets)
+    for remark in _remarks(loaded.train, loaded.test):
+        rank_zero_warn(f"{name}: {remark}", category=UserWarning)
+
+
+def columns_of(loaded: Loaded) -> dict[str, np.ndarray]:
+    """Returns the values of the samples that rules may need, by name."""
+    columns = {name: np.asarray(values) for name, values in (loaded.columns or {}).items()}
+    if loaded.client_ids is not None:
+        columns["client_ids"] = np.asarray(loaded.client_ids)
+    return columns
+
+
+def host_targets(samples: Samples) -> np.ndarray:
+    """Returns the targets as an array; NaN [N] for regression targets that are only streamed."""
+    if samples.targets is None:
+        return np.full(len(samples), np.nan, np.float32)
+    targets = samples.targets.cpu().numpy()
+    if targets.dtype.kind == "i" and targets.ndim == 1:
+        least = int(targets.min())
+        require("smallest target", least, least >= 0, "at least 0, as integer targets are classes")
+    return targets
+
+
+def _check_targets(key: str, targets: Tensor) -> None:
+    """Raises a ConfigError if whole targets [N, K] are one-hot: they would be K classes of each."""
+    if targets.is_floating_point() or not _is_one_hot(targets):
+        return
+    shape = tuple(targets.shape)
+    raise ConfigError(
+        f"{key}: one-hot rows of shape {shape}; they must be the numbers of the classes, of shape "
+        f"({shape[0]},): {key}.argmax(1)"
+    )
+
+
+def _remarks(train: Samples, test: Samples | None) -> list[str]:
+    """Returns sentences about samples that can be used, but are probably not what was meant.
+
+    Args:
+        train: The training samples.
+        test: The official test samples, if there are any.
+    """
+    found, targets = [], train.targets
+    if targets is not None and targets.is_floating_point() and _is_one_hot(targets):
+        found.append(
+            "the targets are one-hot rows, which count as several labels of a sample; if each "
+            "sample has one class, its targets are the numbers of the classes, targets.argmax(1)"
+        )
+    if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
+        both = [targets] if test is None or test.targets is None else [targets, test.targets]
+        classes = torch.cat(both)
+        if classes.min() == 1 and 2 <= classes.max() == len(classes := classes.unique()):
+            found.append(
+                f"the classes are 1 to {len(classes)}, and none is 0; classes count from 0, so a "
+                f"network needs {len(classes) + 1} outputs unless 1 is subtracted from the targets"
+            )
+    if isinstance(train, TensorSamples) and train.inputs.ndim == 4:
+        _, channels, height, width = train.inputs.shape
+        if width in (1, 3) and channels == height > 4:
+            found.append(
+                f"the inputs have the shape {tuple(train.inputs.shape)}, which looks like images "
+                "with the channels last; PyTorch's networks need [N, C, H, W]"
+            )
+    if isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
+        same = torch.equal(train.targets, test.targets) and torch.equal(train.inputs, test.inputs)
+        if same and (train.inputs[1:] != train.inputs[:1]).any():  # and not all of them are equal
+            found.append("the official test samples are the training samples")
+    return found
+
+
+def _is_one_hot(targets: Tensor) -> bool:
+    """Returns whether each row [N, K] has a 1 and otherwise 0, and not always at one place."""
+    if targets.ndim != 2 or targets.shape[1] < 2:
+        return False
+    ones = targets == 1
+    alone = (ones.sum(1) == 1).all() and (ones | (targets == 0)).all()
+    return bool(alone) and bool((ones.sum(0) > 0).sum() > 1)

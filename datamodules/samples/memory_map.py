@@ -1,0 +1,130 @@
+"""Samples in a file that is mapped into memory, for data sets that do not fit there."""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, require
+from datamodules.samples.images import read_items
+from datamodules.samples.samples import ITEMS, DatasetSamples, TensorSamples, scaled, stack_items
+
+
+class MappedSamples(TensorSamples):
+    """Samples whose inputs are mapped from a file into memory, which need not hold all of them.
+
+    The inputs stay on the host; on another device only the gathered samples arrive.
+
+    Args:
+        inputs: Tensor or array [N, ...], such as `numpy.load` with a `mmap_mode` returns.
+        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
+        device: The device of the tensors that `gather` returns.
+
+    Raises:
+        ConfigError: The numbers of inputs and targets differ or are 0.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     np.save(f"{folder}/x.npy", np.eye(3, dtype=np.float32))
+        ...     samples = MappedSamples(np.load(f"{folder}/x.npy", mmap_mode="c"), [0, 1, 1])
+        ...     samples.gather(torch.tensor([2]))
+        (tensor([[0., 0., 1.]]), tensor([1]))
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray | Sequence[float],
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(inputs, targets)
+        self.device = torch.device(device)
+
+    @override
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        flat = index.reshape(-1).to("cpu")
+        inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
+        targets = self.targets.index_select(0, flat).to(self.device)
+        return (
+            inputs.reshape(index.shape + self.inputs.shape[1:]),
+            targets.reshape(index.shape + self.targets.shape[1:]),
+        )
+
+    def to(self, device: torch.device | str) -> "MappedSamples":
+        """Returns samples that stay on the host and are gathered on `device`."""
+        return MappedSamples(self.inputs, self.targets, device)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes of the targets, as the inputs are in a file."""
+        return self.targets.nbytes
+
+    @classmethod
+    def read(cls, samples: DatasetSamples, file: str | os.PathLike) -> "MappedSamples":
+        """Reads a data set once, in worker processes, into a file that is mapped into memory.
+
+        From then on samples are gathered from the file, as from memory, and not from the data set.
+        The file is not made anew where the data set changes: give it another name.
+
+        Args:
+            samples: The data set, and all of its targets.
+            file: An `.npy` file for the inputs, in their own type. If it exists, it is used.
+
+        Raises:
+            ConfigError: There are no targets, or the inputs differ in shape or type.
+
+        Example:
+            >>> import tempfile
+            >>> from torch.utils.data import TensorDataset
+            >>> from datamodules import DatasetSamples, MappedSamples
+            >>> data = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     samples = DatasetSamples(data, targets=torch.arange(10) % 2)
+            ...     len(MappedSamples.read(samples, f"{folder}/inputs.npy"))
+            10
+        """
+        targets, expected = samples.targets, "given, as mapped samples have them in memory"
+        require("DatasetSamples.targets", None, targets is not None, expected)
+        assert targets is not None
+        read = functools.partial(_input, samples.dataset)
+        return cls(read_items(read, len(samples), _differ, Path(file).expanduser()), targets)
+
+
+def train_and_test(
+    inputs: np.ndarray, targets: np.ndarray, num_train: int
+) -> tuple[TensorSamples, TensorSamples | None]:
+    """Returns training samples and official test samples as parts of the same arrays.
+
+    Args:
+        inputs: Inputs [N, ...], in memory or mapped from a file, the training samples first.
+        targets: Targets [N].
+        num_train: The number of training samples.
+
+    Returns:
+        `MappedSamples` if the inputs are mapped, else `TensorSamples`; None without test samples.
+    """
+    kind = MappedSamples if isinstance(inputs, np.memmap) else TensorSamples
+    x, y = torch.from_numpy(inputs), torch.from_numpy(targets)
+    test = kind(x[num_train:], y[num_train:]) if num_train < len(x) else None
+    return kind(x[:num_train], y[:num_train]), test
+
+
+def _input(dataset: Dataset, number: int) -> np.ndarray:
+    """Returns the input of an item."""
+    inputs, _ = stack_items([dataset[number]])
+    return inputs[0].numpy()
+
+
+def _differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
+    """Returns the error where the inputs of the items 0 and `number` differ in shape."""
+    return ConfigError(
+        f"DatasetSamples.dataset: the inputs of the items 0 and {number} have the shapes {first} "
+        f"and {shape}; {ITEMS}"
+    )

@@ -1,0 +1,310 @@
+"""Samples of a data set: inputs and targets that can be gathered by index."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Dataset
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, require
+
+_BLOCK = 1 << 20  # entries that are checked at a time
+ITEMS = (
+    "all items must be pairs (input, target) of tensors, arrays or numbers, with inputs of one "
+    "shape"
+)
+
+
+class Samples(ABC):
+    """N pairs of an input and a target.
+
+    Attributes:
+        targets: The targets, [N] or [N, ...]: int64 for classes, floating for regression and, as 0
+            and 1, for several labels of a sample [N, L]; None only for streamed regression data.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> samples = DigitsDataModule().samples
+        >>> inputs, targets = samples.gather(torch.tensor([[0, 1, 2], [3, 4, 5]]))
+        >>> len(samples), inputs.shape, targets.shape
+        (1797, torch.Size([2, 3, 1, 8, 8]), torch.Size([2, 3]))
+    """
+
+    targets: Tensor | None
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Returns N, the number of samples."""
+
+    @abstractmethod
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the samples at `index`.
+
+        Images stored as uint8 are returned as float32 in [0, 1]. Stored in this way they take a
+        quarter of the memory.
+
+        Args:
+            index: Indices of samples, int64 of any shape S.
+
+        Returns:
+            Inputs [*S, ...] and targets [*S, ...].
+        """
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> "Samples":
+        """Returns samples whose method `gather` returns tensors on `device`."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The number of bytes held in memory; 0 for streamed data."""
+
+    @property
+    def input_shape(self) -> torch.Size:
+        """The shape of one input, without a batch axis."""
+        return self.gather(torch.zeros(1, dtype=torch.int64))[0].shape[1:]
+
+
+class TensorSamples(Samples):
+    """Samples held in memory.
+
+    Args:
+        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
+        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64, but
+            booleans of several labels, [N, L], become 0 and 1 as float32.
+
+    Raises:
+        ConfigError: The numbers of inputs and targets differ or are 0.
+
+    Example:
+        >>> samples = TensorSamples(torch.rand(10, 3), torch.arange(10) % 2)
+        >>> inputs, targets = samples.gather(torch.tensor([4, 1]))
+        >>> inputs.shape, targets
+        (torch.Size([2, 3]), tensor([0, 1]))
+    """
+
+    targets: Tensor
+
+    def __init__(
+        self, inputs: Tensor | np.ndarray, targets: Tensor | np.ndarray | Sequence[float]
+    ) -> None:
+        inputs = _as_tensor("TensorSamples.inputs", inputs)
+        targets = _as_tensor("TensorSamples.targets", targets)
+        shape, number = tuple(inputs.shape), len(inputs) if inputs.ndim else 0
+        require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
+        shape = tuple(targets.shape)
+        expected = f"({number}, ...), one target per input"
+        require("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
+        self.inputs = inputs
+        self.targets = _as_targets(targets)
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    @override
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        flat = index.reshape(-1).to(self.inputs.device)
+        inputs = scaled(self.inputs.index_select(0, flat))
+        targets = self.targets.index_select(0, flat)
+        return (
+            inputs.reshape(index.shape + self.inputs.shape[1:]),
+            targets.reshape(index.shape + self.targets.shape[1:]),
+        )
+
+    def to(self, device: torch.device | str) -> "TensorSamples":
+        """Returns a copy on `device`, or this object if its tensors are on `device` already."""
+        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        if inputs is self.inputs and targets is self.targets:
+            return self
+        return TensorSamples(inputs, targets)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes held in memory."""
+        return self.inputs.nbytes + self.targets.nbytes
+
+
+class DatasetSamples(Samples):
+    """Samples read one at a time from a data set, which need not fit into memory.
+
+    Args:
+        dataset: A map-style torch data set whose items are pairs (input, target) of tensors,
+            arrays or numbers, all inputs of one shape.
+        targets: All targets, a tensor, array or list [N], required for classification; None means
+            regression.
+        device: The device of the tensors that `gather` returns.
+
+    Raises:
+        ConfigError: The numbers of items and targets differ.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> dataset = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
+        >>> samples = DatasetSamples(dataset, targets=torch.arange(10) % 2)
+        >>> samples.gather(torch.tensor([4, 1]))[0].shape
+        torch.Size([2, 3])
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        targets: Tensor | np.ndarray | Sequence[float] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._length = len(dataset)  # type: ignore[arg-type]
+        if targets is not None:
+            targets = _as_tensor("DatasetSamples.targets", targets)
+            shape = tuple(targets.shape)
+            expected = f"({self._length}, ...), one target per item"
+            require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
+        self.dataset = dataset
+        self.targets = None if targets is None else _as_targets(targets)
+        self.device = torch.device(device)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Reads the items at `index` one by one; see `Samples.gather`.
+
+        Raises:
+            ConfigError: The items are no pairs, or their inputs or targets differ in shape.
+        """
+        # For an empty index one item is read all the same, as its shape is needed.
+        items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
+        inputs, targets = (column[: index.numel()] for column in stack_items(items))
+        targets = _as_targets(targets)
+        return (
+            scaled(inputs.to(self.device)).reshape(index.shape + inputs.shape[1:]),
+            targets.to(self.device).reshape(index.shape + targets.shape[1:]),
+        )
+
+    def to(self, device: torch.device | str) -> "DatasetSamples":
+        """Returns samples that stay on the host and are gathered on `device`."""
+        return DatasetSamples(self.dataset, self.targets, device)
+
+    @property
+    def nbytes(self) -> int:
+        """0, as no samples are held in memory."""
+        return 0
+
+
+def concatenate(first: Samples, second: Samples) -> Samples:
+    """Joins training and official test samples; the indices of the latter follow the former.
+
+    Args:
+        first: The training samples.
+        second: The official test samples.
+
+    Raises:
+        ConfigError: Only one of the two is streamed, or their inputs or targets differ in shape or
+            type.
+    """
+    if isinstance(first, TensorSamples) and isinstance(second, TensorSamples):
+        for key in ("inputs", "targets"):
+            a, b = getattr(first, key), getattr(second, key)
+            sizes = ", ".join(map(str, ("N", *a.shape[1:])))
+            fits = a.shape[1:] == b.shape[1:]
+            require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
+            require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
+        kind = type(first) if type(first) is type(second) else TensorSamples
+        return kind(_join(first.inputs, second.inputs), torch.cat([first.targets, second.targets]))
+    if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
+        if (first.targets is None) != (second.targets is None):
+            raise ConfigError(
+                "DatasetSamples.targets: given for only one of training and test samples; they "
+                "must be given for both, or for neither"
+            )
+        targets = None
+        if first.targets is not None and second.targets is not None:
+            targets = torch.cat([first.targets, second.targets])
+        joined: Dataset = ConcatDataset([first.dataset, second.dataset])
+        return DatasetSamples(joined, targets, first.device)
+    raise ConfigError(
+        f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
+        "must be TensorSamples, or both DatasetSamples"
+    )
+
+
+def _join(first: Tensor, second: Tensor) -> Tensor:
+    """Concatenates tensors; adjacent parts of one tensor are not copied."""
+    end = first.data_ptr() + first.nbytes
+    whole = first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+    plain = first.is_contiguous() and second.is_contiguous()
+    if not (whole and plain and end == second.data_ptr()):
+        return torch.cat([first, second])
+    shape = (len(first) + len(second), *first.shape[1:])
+    return first.as_strided(shape, first.stride(), first.storage_offset())
+
+
+def scaled(inputs: Tensor) -> Tensor:
+    """Returns uint8 inputs as float32 in [0, 1], and inputs of any other type unchanged."""
+    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
+
+
+def check_finite(key: str, values: Tensor) -> None:
+    """Raises a ConfigError if floating `values` [N, ...] contain NaN or infinite numbers."""
+    if not values.is_floating_point() or not values.numel():
+        return
+    # `isfinite` takes much memory and time. A finite sum shows that all values of a block are.
+    bad = 0
+    for block in values.split(max(1, _BLOCK // values[0].numel())):
+        if not block.sum(dtype=torch.float32).isfinite():
+            bad += int((~block.reshape(len(block), -1).isfinite().all(1)).sum())
+    if bad:
+        raise ConfigError(
+            f"{key}: NaN or infinite values (as {str(values.dtype).removeprefix('torch.')}) in "
+            f"{bad} of {len(values)} samples; all values must be finite"
+        )
+
+
+def _as_tensor(key: str, values: Any) -> Tensor:
+    """Converts an array or a list to a tensor."""
+    try:
+        return torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
+            f"that torch.as_tensor accepts: {_line(error)}"
+        ) from error
+
+
+def _as_targets(targets: Tensor) -> Tensor:
+    """Returns targets [N, ...] as classes (int64), or as values or several labels (floating)."""
+    if targets.dtype == torch.bool and targets.ndim > 1:
+        return targets.float()
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
+    """Stacks the inputs and the targets of several items."""
+    for item in items:
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {ITEMS}")
+    try:
+        inputs, targets = (
+            torch.stack([torch.as_tensor(value) for value in column])
+            for column in zip(*items, strict=True)
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {_line(error)}"
+        ) from error
+    return inputs, targets
+
+
+def _kind(item: Any) -> str:
+    """Describes the type of an item in words."""
+    name = type(item).__name__
+    if isinstance(item, tuple | list):
+        return f"a {name} of {', '.join(type(value).__name__ for value in item)}"
+    return f"of type {name}"
+
+
+def _line(error: Exception) -> str:
+    """Returns the message of an error on one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,1 @@
+"""Data modules for files, arrays and public data sets."""

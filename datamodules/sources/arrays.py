@@ -1,0 +1,190 @@
+"""Federated data modules for a user's own tensors, arrays or `.npz` file."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from datamodules.base import FederatedDataModule
+from datamodules.errors import ConfigError, require
+from datamodules.samples.loaded import Loaded
+from datamodules.samples.samples import TensorSamples
+
+
+class TensorDataModule(FederatedDataModule):
+    """A data set given as tensors, or as NumPy arrays whose types are kept.
+
+    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
+    uint8, and every batch is scaled to float32 in [0, 1].
+
+    Args:
+        inputs: Training inputs [N, ...].
+        targets: Training targets [N] or [N, ...].
+        test_inputs: Inputs of the official test set, if there is one.
+        test_targets: Targets of the official test set, if there is one.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text.
+        **kwargs: The arguments of `FederatedDataModule`.
+
+    Raises:
+        ConfigError: An argument is out of range, or the shapes of the tensors do not match.
+
+    Example:
+        >>> inputs, targets = torch.rand(100, 8), torch.arange(100) % 2
+        >>> data = TensorDataModule(inputs, targets, num_clients=5)
+        >>> data.num_classes, data.client_sizes.tolist()
+        (2, [14, 14, 14, 14, 14])
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor | np.ndarray,
+        targets: Tensor | np.ndarray,
+        test_inputs: Tensor | np.ndarray | None = None,
+        test_targets: Tensor | np.ndarray | None = None,
+        client_ids: np.ndarray | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        ids = None if client_ids is None else np.asarray(client_ids)
+        self._loaded = _as_loaded(inputs, targets, test_inputs, test_targets, ids)
+
+    def load(self) -> Loaded:
+        """Returns the given samples."""
+        return self._loaded
+
+
+class ArrayDataModule(FederatedDataModule):
+    """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
+
+    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
+    uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
+    type float64 (or wider) become float32; `TensorDataModule` keeps their type.
+
+    In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
+
+        data:
+          class_path: ArrayDataModule
+          init_args: {file: mine.npz, num_clients: 10, partition: IID}
+
+    Args:
+        inputs: Training inputs [N, ...].
+        targets: Training targets [N] or [N, ...].
+        test_inputs: Inputs of the official test set, if there is one.
+        test_targets: Targets of the official test set, if there is one.
+        client_ids: For `Natural`: the client of each training sample, or of each sample (training
+            samples first), numbers or text.
+        file: Path of an `.npz` file whose arrays have the names above, instead of the arrays.
+        **kwargs: The arguments of `FederatedDataModule`.
+
+    Raises:
+        ConfigError: An argument is out of range, the file does not exist, an array is missing, or
+            the shapes of the arrays do not match.
+
+    Example:
+        >>> from datamodules import Dirichlet
+        >>> x, y = np.random.rand(100, 8), np.arange(100) % 2
+        >>> data = ArrayDataModule(x, y, num_clients=2, partition=Dirichlet(0.3))
+        >>> data.samples.inputs.dtype, data.num_clients
+        (torch.float32, 2)
+    """
+
+    def __init__(
+        self,
+        inputs: np.ndarray | None = None,
+        targets: np.ndarray | None = None,
+        test_inputs: np.ndarray | None = None,
+        test_targets: np.ndarray | None = None,
+        client_ids: np.ndarray | None = None,
+        file: str | os.PathLike | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
+        given = {key: np.asarray(value) for key, value in arrays if value is not None}
+        key = "ArrayDataModule.file"
+        if file is not None:
+            expected = f"None, as {', '.join(given)} are given"
+            require(key, str(file), not given, expected)
+        self._file = None if file is None else Path(file).expanduser()
+        self._loaded: Loaded | None = None
+        if self._file is None:
+            self._loaded = self._from_arrays("an array, as there is no file", given)
+        else:
+            require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
+
+    def load(self) -> Loaded:
+        """Returns the given samples, or reads them from the file."""
+        if self._loaded is not None:
+            return self._loaded
+        assert self._file is not None
+        return self._from_arrays(f"an array in {str(self._file)!r}", _read(self._file))
+
+    def _from_arrays(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
+        """Converts arrays to samples, and notes which arrays are rounded.
+
+        Args:
+            expected: What inputs and targets must be, for the message of an error.
+            arrays: The arrays, by name.
+        """
+        for key in ("inputs", "targets"):
+            require(f"ArrayDataModule.{key}", None, key in arrays, expected)
+        tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
+        wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
+        self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
+        return _as_loaded(**tensors, client_ids=arrays.get("client_ids"))
+
+
+_KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
+
+
+def _read(path: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of an `.npz` file."""
+    key = f"ArrayDataModule.file: {str(path)!r}"
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+    except Exception as error:  # NumPy and zipfile raise many types for files of other formats
+        expected = "an .npz file of plain arrays, as numpy.savez writes"
+        raise ConfigError(f"{key}; it must be {expected}") from error
+    if unknown := sorted(arrays.keys() - set(_KEYS)):
+        known = ", ".join(_KEYS)
+        raise ConfigError(f"{key} holds {', '.join(unknown)}; it must hold only {known}")
+    return arrays
+
+
+def _tensor(key: str, array: np.ndarray) -> Tensor:
+    """Converts an array to a tensor; float64 and wider types become float32."""
+    is_number = array.dtype.kind in "biuf"
+    require(f"ArrayDataModule.{key}.dtype", array.dtype, is_number, "a type of numbers")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        with np.errstate(over="ignore"):  # infinite values raise an error when the data are loaded
+            array = array.astype(np.float32)
+    if array.dtype.kind == "u" and array.dtype != np.uint8:
+        array = array.astype(np.int64)
+    # A file may have the other byte order, which PyTorch does not accept.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.ascontiguousarray(array))
+
+
+def _as_loaded(
+    inputs: Tensor | np.ndarray,
+    targets: Tensor | np.ndarray,
+    test_inputs: Tensor | np.ndarray | None = None,
+    test_targets: Tensor | np.ndarray | None = None,
+    client_ids: np.ndarray | None = None,
+) -> Loaded:
+    """Builds the samples of a data set from its tensors."""
+    if (test_inputs is None) != (test_targets is None):
+        names = ("test_inputs", "test_targets")
+        missing, given = names if test_inputs is None else reversed(names)
+        raise ConfigError(f"{missing}: None; it must be given, as {given} is")
+    test = None
+    if test_inputs is not None and test_targets is not None:
+        test = TensorSamples(test_inputs, test_targets)
+    return Loaded(TensorSamples(inputs, targets), test, client_ids)

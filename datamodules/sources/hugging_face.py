@@ -1,0 +1,352 @@
+"""Data sets of the Hugging Face hub, and files that its package `datasets` reads."""
+
+import functools
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from datamodules.base import FederatedDataModule
+from datamodules.errors import ConfigError, check_whole, require
+from datamodules.samples.images import read_items
+from datamodules.samples.loaded import Loaded
+from datamodules.samples.memory_map import train_and_test
+
+_GRAY = ("1", "L")  # Pillow's modes of images with one channel
+
+
+class HuggingFaceDataModule(FederatedDataModule):
+    """A data set of the Hugging Face hub, a folder of `Dataset.save_to_disk`, or local files.
+
+    The package `datasets` loads it (`pip install datasets`). The type of the input column decides
+    what the inputs are:
+
+    * images: uint8 [N, C, H, W], scaled to [0, 1] in each batch;
+    * text: the numbers of its tokens, int64 [N, length], for an embedding;
+    * numbers, or lists of numbers of one shape: float32 [N, ...] for floating, int64 for whole
+      numbers.
+
+    Targets of whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are
+    numbered in ascending order; floating numbers mean regression.
+
+    In a configuration file, LEAF's FEMNIST with a client for each writer, and a file:
+
+        data:
+          class_path: HuggingFaceDataModule
+          init_args:
+            path: flwrlabs/femnist
+            input_column: image
+            target_column: character
+            client_column: writer_id
+            partition: Natural
+
+        data:
+          class_path: HuggingFaceDataModule
+          init_args:
+            path: parquet
+            data_files: {train: reviews.parquet}
+            input_column: text
+            target_column: stars
+            num_clients: 10
+
+    Args:
+        path: The name of a data set; a folder that `save_to_disk` has written; or "parquet", "csv"
+            or "json" with `data_files`.
+        input_column: The column of the inputs.
+        target_column: The column of the targets.
+        client_column: The column of the client ids, for `partition=Natural()`.
+        name: The configuration of the data set, if it has several.
+        data_files: Local files: a path, or paths by split. A path alone is the split "train".
+        revision: The version of the data set on the hub: a branch, a tag or a commit.
+        train_split: The split of the training samples.
+        test_split: The split of the official test samples; None for none.
+        image_size: Height and width to which images are resized; None keeps their size.
+        image_mode: "L" for one gray channel, "RGB" for three; None takes the one that fits all
+            images.
+        tokenizer: "bytes" numbers the bytes of a text in UTF-8 from 1 to 256; a function from a
+            text to a list of whole numbers (in a configuration file its dotted name); the name of a
+            tokenizer of the hub, such as bert-base-uncased; or the path of a `tokenizer.json`. The
+            last two need `pip install tokenizers`.
+        length: Tokens of a text; further ones are left out. Missing ones are 0, or the padding
+            token of the tokenizer.
+        cache: A folder for decoded images, which are then mapped from a file into memory, as for
+            `ImageFolderDataModule`. None decodes them into memory at each start.
+        root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
+        **kwargs: The arguments of `FederatedDataModule`.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when the data are loaded) `datasets` is not
+            installed, the data set cannot be loaded, a split or a column is missing, or a column
+            holds something else.
+
+    Example:
+        >>> data = HuggingFaceDataModule("cifar10", "img", "label", num_clients=10)
+        >>> data.tokenizer, data.length
+        ('bytes', 128)
+    """
+
+    def __init__(
+        self,
+        path: str,
+        input_column: str,
+        target_column: str,
+        client_column: str | None = None,
+        name: str | None = None,
+        data_files: str | dict[str, str] | None = None,
+        revision: str | None = None,
+        train_split: str = "train",
+        test_split: str | None = None,
+        image_size: int | None = None,
+        image_mode: Literal["L", "RGB"] | None = None,
+        tokenizer: Callable[[str], list[int]] | str = "bytes",
+        length: int = 128,
+        cache: str | os.PathLike | None = None,
+        root: str | os.PathLike = "data",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.path, self.configuration = path, name  # a Lightning data module has a `name` already
+        self.data_files, self.revision = data_files, revision
+        self.input_column, self.target_column = input_column, target_column
+        self.client_column = client_column
+        self.train_split, self.test_split = train_split, test_split
+        self.image_size = image_size
+        if image_size is not None:
+            self.image_size = check_whole("HuggingFaceDataModule.image_size", image_size)
+        self.image_mode, self.tokenizer = image_mode, tokenizer
+        self.length = check_whole("HuggingFaceDataModule.length", length)
+        self.cache = None if cache is None else Path(cache).expanduser()
+        self.root = Path(root).expanduser()
+
+    def prepare_data(self) -> None:
+        """Downloads, converts and decodes the data; has no effect if that has been done."""
+        if self.cache is None:
+            self._open()
+        else:
+            self.load()
+
+    def load(self) -> Loaded:
+        """Loads the columns."""
+        splits = self._open()
+        inputs = self._inputs(splits, self.input_column)
+        targets, names = self._classes(splits, self.target_column)
+        ids = None
+        if self.client_column is not None:
+            ids = _client_ids(splits, self.client_column)
+        train, test = train_and_test(inputs, targets, len(splits[0]))
+        return Loaded(train, test, ids, class_names=names)
+
+    def _open(self) -> list[Any]:
+        """Returns the training split, and the test split if there is one."""
+        key = f"HuggingFaceDataModule.path: {self.path!r}"
+        try:
+            import datasets
+        except ImportError as error:
+            raise ConfigError(
+                f"{key}; the package datasets must be installed, by: pip install datasets"
+            ) from error
+        try:
+            if Path(self.path).expanduser().is_dir() and self.data_files is None:
+                found = datasets.load_from_disk(str(Path(self.path).expanduser()))
+            else:
+                found = datasets.load_dataset(
+                    self.path,
+                    self.configuration,
+                    data_files=self.data_files,
+                    revision=self.revision,
+                    cache_dir=str(self.root / "huggingface"),
+                )
+        except Exception as error:  # `datasets`, the hub's client and the readers raise many types
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(
+                f"{key} cannot be loaded ({reason}); it must be the name of a data set on "
+                "huggingface.co, a folder of save_to_disk, or parquet, csv or json with data_files"
+            ) from error
+        if isinstance(found, datasets.Dataset):  # a single table that save_to_disk has written
+            found = {"train": found}
+        named = {"train_split": self.train_split, "test_split": self.test_split}
+        for argument, split in named.items():
+            holds, expected = split is None or split in found, f"one of {', '.join(found)}"
+            require(f"HuggingFaceDataModule.{argument}", split, holds, expected)
+        splits = [found[split] for split in named.values() if split is not None]
+        for argument in ("input_column", "target_column", "client_column"):
+            column = getattr(self, argument)
+            # The test samples may lack client ids; see `_client_ids`.
+            for split in splits[:1] if argument == "client_column" else splits:
+                names = split.column_names
+                expected = f"one of the columns, which are {', '.join(names)}"
+                holds = column is None or column in names
+                require(f"HuggingFaceDataModule.{argument}", column, holds, expected)
+        return splits
+
+    def _inputs(self, splits: Sequence[Any], column: str) -> np.ndarray:
+        """Returns the inputs of all splits."""
+        from datasets import Image, Value
+
+        feature = splits[0].features[column]
+        if isinstance(feature, Image):
+            return self._images([split.select_columns([column]) for split in splits])
+        if isinstance(feature, Value) and "string" in feature.dtype:
+            encode = encoder(self.tokenizer, self.length)
+            return np.array([encode(text) for s in splits for text in _values(s, column)])
+        return np.concatenate([_numbers("input_column", s, column) for s in splits])
+
+    def _images(self, splits: Sequence[Any]) -> np.ndarray:
+        """Returns the images of all splits, which have one column, uint8 [N, C, H, W]."""
+        from datasets import concatenate_datasets
+
+        table, mode = concatenate_datasets(list(splits)), self.image_mode
+        if mode is None:
+            (first,) = table[0].values()
+            mode = "L" if first.mode in _GRAY else "RGB"
+        strict = self.image_mode is None and mode == "L"
+        file = None
+        if self.cache is not None:
+            key = f"{table._fingerprint} {self.image_size} {mode}"
+            file = self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
+        read = functools.partial(_image, table, mode, strict, self.image_size)
+        return read_items(read, len(table), _differ, file)
+
+    def _classes(self, splits: Sequence[Any], column: str) -> tuple[np.ndarray, list[str] | None]:
+        """Returns the targets, classes int64 [N] or floating numbers, and the classes' names."""
+        from datasets import ClassLabel, Value
+
+        feature = splits[0].features[column]
+        if not isinstance(feature, Value) or "string" not in feature.dtype:
+            numbers = np.concatenate([_numbers("target_column", s, column) for s in splits])
+            return numbers, list(feature.names) if isinstance(feature, ClassLabel) else None
+        texts = np.concatenate([_values(s, column, may_be_empty=False) for s in splits])
+        names, classes = np.unique(texts, return_inverse=True)
+        return classes.astype(np.int64), names.tolist()
+
+
+def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
+    """Reads an image of a table with one column, uint8 [C, H, W].
+
+    Raises:
+        ConfigError: `strict`, and the image is in colour though `mode` is "L".
+    """
+    (image,) = table[number].values()
+    if strict and image.mode not in _GRAY:
+        raise ConfigError(
+            "HuggingFaceDataModule.image_mode: None, but there are gray images and images in "
+            "colour; it must be L or RGB"
+        )
+    image = image.convert(mode)
+    if size is not None:
+        image = image.resize((size, size))
+    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+
+
+def _differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
+    """Returns the error where the images 0 and `number` differ in size."""
+    sizes = ["x".join(map(str, s[1:])) for s in (first, shape)]
+    return ConfigError(
+        f"HuggingFaceDataModule.image_size: None, but there are images of {sizes[0]} and of "
+        f"{sizes[1]} pixels; it must be given"
+    )
+
+
+def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` whole numbers.
+
+    Args:
+        tokenizer: See `HuggingFaceDataModule`.
+        length: The number of tokens.
+
+    Raises:
+        ConfigError: The tokenizer of `transformers` cannot be loaded.
+
+    Example:
+        >>> encoder("bytes", 4)("Hé")  # é has two bytes
+        [73, 196, 170, 0]
+    """
+    if isinstance(tokenizer, str) and tokenizer != "bytes":
+        return _hub_encoder(tokenizer, length)
+    tokens = tokenizer if callable(tokenizer) else _bytes
+
+    def encode(text: str) -> list[int]:
+        found = list(tokens(text))[:length]
+        return found + [0] * (length - len(found))
+
+    return encode
+
+
+def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
+    """Returns a function from a text to `length` tokens of a tokenizer of the package `tokenizers`.
+
+    Raises:
+        ConfigError: The tokenizer cannot be loaded.
+    """
+    try:
+        from tokenizers import Tokenizer
+
+        kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
+        known = kind(name)
+    except Exception as error:  # the package and the hub's client raise many types
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({reason}); it must be "
+            "bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for which the "
+            "package tokenizers must be installed, by: pip install tokenizers"
+        ) from error
+    known.enable_truncation(length)
+    padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
+    known.enable_padding(length=length, pad_id=padding)
+    return lambda text: known.encode(text).ids
+
+
+def _bytes(text: str) -> list[int]:
+    """Numbers the bytes of a text from 1 to 256."""
+    return [byte + 1 for byte in text.encode()]
+
+
+def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
+    """Returns a column, [N, ...].
+
+    Args:
+        split: The table.
+        column: The name of the column.
+        may_be_empty: Whether an empty text is a value, as it is for an input.
+
+    Raises:
+        ConfigError: Values are missing.
+    """
+    values = split.select_columns([column]).with_format("numpy")[:][column]
+    texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
+    no_empty = not may_be_empty
+    text_missing = any(text is None or (no_empty and str(text) == "") for text in texts)
+    if text_missing or (values.dtype.kind == "f" and np.isnan(values).any()):
+        raise ConfigError(
+            f"HuggingFaceDataModule: the column {column!r} has rows without a value; it must have "
+            "one in each row"
+        )
+    return values.astype(str) if values.dtype == object and isinstance(values[0], str) else values
+
+
+def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
+    """Returns a column of numbers, float32 or int64 [N, ...], inputs with a feature axis at least.
+
+    Raises:
+        ConfigError: The column holds no numbers, or lists of different lengths.
+    """
+    values = np.asarray(_values(split, column))
+    if values.dtype.kind not in "biuf":
+        feature = " ".join(str(split.features[column]).split())
+        raise ConfigError(
+            f"HuggingFaceDataModule.{argument}: the column {column!r} holds {feature}; it must "
+            "hold numbers, text, images, or lists of numbers of one shape"
+        )
+    if argument == "input_column" and values.ndim == 1:
+        values = values[:, None]
+    kept = np.float32 if values.dtype.kind == "f" else np.int64
+    return values if values.dtype == np.uint8 and values.ndim > 1 else values.astype(kept)
+
+
+def _client_ids(splits: Sequence[Any], column: str) -> np.ndarray:
+    """Returns the client of each training sample, and of each test sample if they have one."""
+    with_ids = splits if all(column in split.column_names for split in splits) else splits[:1]
+    return np.concatenate([_values(split, column, may_be_empty=False) for split in with_ids])

@@ -1,0 +1,209 @@
+"""Images in folders, whose classes and clients are names of folders or columns of a table."""
+
+import csv
+import io
+import os
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+
+from datamodules.base import FederatedDataModule
+from datamodules.errors import ConfigError, check_whole, require
+from datamodules.samples.images import decode
+from datamodules.samples.loaded import Loaded
+from datamodules.samples.memory_map import train_and_test
+
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+Levels = Literal[
+    "class",
+    "client/class",
+    "class/client",
+    "split/class",
+    "split/client/class",
+    "split/class/client",
+    "client/split/class",
+]
+
+
+class ImageFolderDataModule(FederatedDataModule):
+    """Images in folders: inputs [N, 3, H, W], stored as uint8 and scaled to [0, 1] in each batch.
+
+    Class, client and split of an image are either the names of the folders that it lies in or the
+    columns of a table. The client may be a person, a hospital, a camera or a domain: with
+    `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
+    their names. Gray images get three equal channels.
+
+    The folders of a data set with four domains, such as PACS, which is read with
+    `levels="client/class"`:
+
+        pacs/photo/dog/056_0001.jpg
+        pacs/sketch/horse/9001.png
+
+    Args:
+        folder: The folder of the images.
+        levels: What the folder names between `folder` and an image mean, from the outermost:
+            "class", "client" and "split", joined by "/". A split is a folder "train" or "test".
+            None is "class" where there is no table.
+        table: A CSV file, a path relative to `folder`, instead of `levels`: a row for each image
+            with the columns `file` (relative to `folder`), `class` and, if wanted, `client` and
+            `split` ("train" or "test").
+        image_size: Height and width to which all images are resized; None keeps their size, which
+            must be the same for all of them.
+        cache: A folder for the decoded images, which are then mapped from a file into memory: for
+            data sets that do not fit there, or take long to decode. A changed data set is decoded
+            anew, into another file. None decodes the images into memory at each start.
+        **kwargs: The arguments of `FederatedDataModule`.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when the data are loaded) a folder, a file or
+            a column is missing, or the images differ in size.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from torchvision.utils import save_image
+        >>> from datamodules import Natural
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> for path in ("photo/dog/1", "photo/cat/2", "sketch/cat/3"):
+        ...     file = folder / f"{path}.png"
+        ...     file.parent.mkdir(parents=True, exist_ok=True)
+        ...     save_image(torch.rand(3, 32, 32), file)
+        >>> data = ImageFolderDataModule(folder, "client/class", partition=Natural())
+        >>> data.num_clients, data.num_classes, data.input_shape
+        (2, 2, torch.Size([3, 32, 32]))
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike,
+        levels: Levels | None = None,
+        table: str | None = None,
+        image_size: int | None = None,
+        cache: str | os.PathLike | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.folder = Path(folder).expanduser()
+        known = get_args(Levels)
+        require("ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known))
+        both = table is not None and levels is not None
+        require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
+        self.levels, self.table = levels or "class", table
+        self.cache = None if cache is None else Path(cache).expanduser()
+        self.image_size = image_size
+        if image_size is not None:
+            self.image_size = check_whole("ImageFolderDataModule.image_size", image_size)
+
+    def prepare_data(self) -> None:
+        """Decodes the images into the cache, if there is one; has no effect if that is done."""
+        if self.cache is not None:
+            self._decode(self._find()[0])
+
+    def load(self) -> Loaded:
+        """Reads the images."""
+        found, num_train = self._find()
+        classes, labels = np.unique([image.label for image in found], return_inverse=True)
+        train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
+        owners = None
+        if found[0].client is not None:
+            owners = np.array([image.client for image in found])
+        return Loaded(train, test, owners, class_names=classes.tolist())
+
+    def _decode(self, found: list["_Image"]) -> np.ndarray:
+        """Returns the pixels of images, uint8 [N, 3, H, W]."""
+        return decode([image.path for image in found], self.image_size, self.cache)
+
+    def _find(self) -> tuple[list["_Image"], int]:
+        """Returns all images, the training images first, and the number of training images."""
+        key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
+        if not folder.is_dir():
+            raise ConfigError(f"{key} is no folder; it must hold images at {self._place()}")
+        found = self._walk() if self.table is None else self._rows(self.table)
+        if not found:
+            raise ConfigError(f"{key} holds no images; it must hold images at {self._place()}")
+        train = [image for image in found if image.split == "train"]
+        if not train:
+            raise ConfigError(f"{key} holds test images only; it must hold training images, too")
+        return [*train, *(image for image in found if image.split == "test")], len(train)
+
+    def _place(self) -> str:
+        """Describes where an image lies, for the message of an error."""
+        if self.table is not None:
+            return f"the paths that {self.table} names"
+        return "/".join(f"<{level}>" for level in (*self.levels.split("/"), "image"))
+
+    def _walk(self) -> list["_Image"]:
+        """Finds all images by the names of their folders."""
+        images, levels = [], self.levels.split("/")
+        for path in sorted(self.folder.rglob("*")):
+            if path.suffix.lower() not in SUFFIXES or not path.is_file():
+                continue
+            *names, _ = path.relative_to(self.folder).parts
+            if len(names) != len(levels):
+                raise ConfigError(
+                    f"ImageFolderDataModule.levels: {self.levels!r}, but there is {str(path)!r}; "
+                    f"all images must lie at {self._place()}"
+                )
+            images.append(_image(path, dict(zip(levels, names, strict=True)), str(path)))
+        return images
+
+    def _rows(self, name: str) -> list["_Image"]:
+        """Finds all images by the rows of the table."""
+        path = self.folder / name
+        key = f"ImageFolderDataModule.table: {str(path)!r}"
+        if not path.is_file():
+            raise ConfigError(f"{key}; it must be an existing CSV file")
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{key}; it must be saved as UTF-8 ({error.reason})") from error
+        reader = csv.DictReader(io.StringIO(text, newline=""))
+        columns = reader.fieldnames or ()
+        if not {"file", "class"} <= set(columns) or len(set(columns)) < len(columns):
+            raise ConfigError(
+                f"{key} has the columns {', '.join(columns)}; it must have the columns "
+                "file and class, and may have client and split, each once"
+            )
+        images: dict[Path, _Image] = {}
+        for row in reader:
+            place = f"{path}, line {reader.line_num}"
+            for column in ("file", "class", "client"):
+                if column in columns and not row[column]:
+                    raise ConfigError(f"{key}: {place} has no {column}; every row must have one")
+            image = _image(self.folder / row["file"], row, place)
+            if not image.path.is_file():
+                raise ConfigError(f"{key} names {str(image.path)!r}, which does not exist")
+            if image.path in images:
+                raise ConfigError(
+                    f"{key} names {str(image.path)!r} twice; each image must be in it once"
+                )
+            images[image.path] = image
+        return list(images.values())
+
+
+class _Image(NamedTuple):
+    """A file, with what its folders or its row of the table say."""
+
+    path: Path
+    label: str
+    client: str | None
+    split: str
+
+
+def _image(path: Path, values: dict[str, str], place: str) -> _Image:
+    """Returns an image with its class, client and split.
+
+    Args:
+        path: The file.
+        values: Names of folders by level, or a row of the table by column.
+        place: The image or the line of the table, for the message of an error.
+    """
+    split = values.get("split", "train")
+    if split not in ("train", "test"):
+        expected = "train or test"
+        raise ConfigError(
+            f"ImageFolderDataModule: split {split!r} of {place}; it must be {expected}"
+        )
+    return _Image(path, values["class"], values.get("client"), split)

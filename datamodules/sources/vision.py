@@ -1,0 +1,339 @@
+"""Image data sets that are downloaded on first use.
+
+torchvision downloads and reads most data sets. It is imported only when data are loaded.
+"""
+
+import os
+import textwrap
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from datamodules.base import FederatedDataModule
+from datamodules.errors import ConfigError, check_whole, require
+from datamodules.protocols.protocol import Protocol
+from datamodules.randomness import generator
+from datamodules.rules.partitioner import Partitioner
+from datamodules.samples.loaded import Loaded
+from datamodules.samples.samples import TensorSamples
+
+Pairs = tuple[Tensor, Tensor]
+"""Images uint8 [N, C, H, W] and labels int64 [N]."""
+
+
+class ImageDataModule(FederatedDataModule):
+    """The base class of image data sets with a download and an official test set.
+
+    Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. They are normalized,
+    augmented or shifted as `transforms` says. Nothing is downloaded if the files exist. Archives
+    that a user has put into the folder are unpacked instead of downloaded.
+
+    Args:
+        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
+        partition: The rule that assigns samples to clients; None is `IID()`.
+        protocol: The test protocol; None is `SplitOwn()`.
+        root: The folder of all data sets, with a subfolder for each of them.
+        train_samples: The number of samples to use of the official training set, drawn at random by
+            `seed`; None uses all.
+        **kwargs: The other arguments of `FederatedDataModule`.
+
+    Raises:
+        ConfigError: An argument is out of range, or (when the data are loaded) the files are
+            missing and cannot be downloaded, or cannot be read.
+    """
+
+    title: ClassVar[str]
+    """The name of the data set."""
+    source: ClassVar[str]
+    """The address of the folder with the archives."""
+
+    def __init__(
+        self,
+        num_clients: int | None = 100,
+        partition: Partitioner | None = None,
+        protocol: Protocol | None = None,
+        root: str | os.PathLike = "data",
+        train_samples: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(num_clients, partition, protocol, **kwargs)
+        self.root = Path(root).expanduser()
+        self.train_samples = train_samples
+        if train_samples is not None:
+            self.train_samples = check_whole(f"{type(self).__name__}.train_samples", train_samples)
+
+    @property
+    @abstractmethod
+    def archives(self) -> Sequence[str]:
+        """The archives, as paths below `root`, that a user can put there instead of a download."""
+
+    @property
+    @abstractmethod
+    def files(self) -> Sequence[str]:
+        """The files, as paths below `root`, that `read` requires."""
+
+    @abstractmethod
+    def download(self) -> None:
+        """Downloads and unpacks `files`, or those of them that are missing."""
+
+    @abstractmethod
+    def read(self, train: bool) -> Pairs:
+        """Reads the images and labels of the official training or test set."""
+
+    def prepare_data(self) -> None:
+        """Downloads the data; has no effect if the files exist."""
+        if not self._missing():
+            return
+        try:
+            self.download()
+        except Exception as error:  # urllib, zipfile, tarfile and torchvision raise many types
+            archives = [self.root / archive for archive in self.archives]
+            names = ", ".join(archive.name for archive in archives)
+            raise ConfigError(
+                f"{self._root()} does not hold {self.title}, which cannot be downloaded "
+                f"({_shorten(error)}); put {names} from {self.source} into {archives[0].parent}"
+            ) from error
+
+    @override
+    def load(self) -> Loaded:
+        if missing := self._missing():
+            raise ConfigError(
+                f"{self._root()} does not hold {self.title} ({missing[0]} is missing); "
+                "call prepare_data() first, which downloads the data"
+            )
+        try:
+            (inputs, targets), test = self.read(train=True), self.read(train=False)
+        except Exception as error:  # damaged files raise many types
+            raise ConfigError(
+                f"{self._root()} holds {self.title}, which cannot be read "
+                f"({_shorten(error)}); remove the files, so that they are downloaded anew"
+            ) from error
+        if self.train_samples is not None:
+            chosen = self._choose(len(targets), self.train_samples)
+            inputs, targets = inputs[chosen], targets[chosen]
+        return Loaded(TensorSamples(inputs, targets), TensorSamples(*test))
+
+    def describe(self) -> str:
+        """Describes samples, partition rule, protocol and seed in words."""
+        if self.train_samples is None:
+            return super().describe()
+        return f"{self.train_samples} training samples only, {super().describe()}"
+
+    def _root(self) -> str:
+        """Returns the beginning of a message about `root`."""
+        return f"{type(self).__name__}.root: {str(self.root)!r}"
+
+    def _missing(self) -> list[str]:
+        """Returns those of `files` that do not exist."""
+        return [file for file in self.files if not (self.root / file).is_file()]
+
+    def _choose(self, available: int, number: int) -> Tensor:
+        """Draws `number` of the `available` training samples, ascending, int64 [number]."""
+        key = f"{type(self).__name__}.train_samples"
+        expected = f"at most {available}, the training samples of {self.title}"
+        require(key, number, number <= available, expected)
+        rng = generator(self.seed, "train_samples")
+        return torch.from_numpy(np.sort(rng.choice(available, number, replace=False)))
+
+
+class MNISTDataModule(ImageDataModule):
+    """MNIST: 60,000 training and 10,000 test images [1, 28, 28] of the ten digits.
+
+    LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
+    Proc. IEEE 1998. The arguments are those of `ImageDataModule`.
+
+    Example:
+        >>> data = MNISTDataModule(num_clients=10, root="~/data")  # downloads on first use
+        >>> data.partitioner, data.protocol
+        (IID(), SplitOwn(test=0.2, validation=0.1))
+    """
+
+    title = "MNIST"
+    source = "https://ossci-datasets.s3.amazonaws.com/mnist"
+
+    @property
+    def archives(self) -> Sequence[str]:
+        """The paths of the four compressed files."""
+        return [f"{file}.gz" for file in self.files]
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The paths of the four files."""
+        kinds = ("images-idx3", "labels-idx1")
+        return [f"{self.title}/raw/{s}-{k}-ubyte" for s in ("train", "t10k") for k in kinds]
+
+    @override
+    def download(self) -> None:
+        _torchvision(self.title, self.root, train=False, download=True)
+
+    @override
+    def read(self, train: bool) -> Pairs:
+        stored = _torchvision(self.title, self.root, train=train)
+        return stored.data.unsqueeze(1), stored.targets
+
+
+class FashionMNISTDataModule(MNISTDataModule):
+    """FashionMNIST: 60,000 training and 10,000 test images [1, 28, 28] of ten kinds of clothing.
+
+    Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
+    Algorithms", 2017. The arguments are those of `ImageDataModule`.
+
+    Example:
+        >>> data = FashionMNISTDataModule(num_clients=10)  # downloads on first use
+        >>> data.archives[0]
+        'FashionMNIST/raw/train-images-idx3-ubyte.gz'
+    """
+
+    title = "FashionMNIST"
+    source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+
+
+EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+
+class EMNISTDataModule(ImageDataModule):
+    """EMNIST: handwritten letters and digits [1, 28, 28], in one of six selections.
+
+    Cohen, Afshar, Tapson, van Schaik, "EMNIST: Extending MNIST to Handwritten Letters", IJCNN 2017.
+    The files contain mirrored images (rows and columns exchanged); this data module turns them
+    upright. Classes are counted from 0, also for "letters", whose file counts from 1. One download
+    contains all selections.
+
+    Args:
+        split: "byclass" (62 classes), "bymerge" and "balanced" (47), "letters" (26), "digits" and
+            "mnist" (10).
+        **kwargs: The arguments of `ImageDataModule`.
+
+    Raises:
+        ConfigError: See `ImageDataModule`.
+
+    Example:
+        >>> data = EMNISTDataModule("letters", num_clients=10)  # downloads on first use
+        >>> data.archives
+        ('EMNIST/raw/gzip.zip',)
+    """
+
+    title = "EMNIST"
+    source = "https://biometrics.nist.gov/cs_links/EMNIST"
+
+    def __init__(self, split: EMNISTSplit = "balanced", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        known = EMNISTSplit.__args__  # type: ignore[attr-defined]
+        require("EMNISTDataModule.split", split, split in known, f"one of {', '.join(known)}")
+        self.split = split
+
+    archives = ("EMNIST/raw/gzip.zip",)
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The paths of the four files of the split."""
+        kinds = ("images-idx3", "labels-idx1")
+        splits = [f"EMNIST/raw/emnist-{self.split}-{part}" for part in ("train", "test")]
+        return [f"{split}-{kind}-ubyte" for split in splits for kind in kinds]
+
+    def download(self) -> None:
+        """Downloads and unpacks the files with torchvision, unless they exist."""
+        for train in (True, False):
+            _torchvision(self.title, self.root, split=self.split, train=train, download=True)
+
+    @override
+    def read(self, train: bool) -> Pairs:
+        stored = _torchvision(self.title, self.root, split=self.split, train=train)
+        images = stored.data.transpose(1, 2).unsqueeze(1).contiguous()
+        return images, stored.targets - int(self.split == "letters")
+
+
+class CIFAR10DataModule(ImageDataModule):
+    """CIFAR-10: 50,000 training and 10,000 test images [3, 32, 32] of ten classes.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The arguments are
+    those of `ImageDataModule`.
+
+    Example:
+        >>> data = CIFAR10DataModule(num_clients=10)  # downloads on first use
+        >>> data.archives
+        ('cifar-10-python.tar.gz',)
+    """
+
+    title = "CIFAR10"
+    source = "https://www.cs.toronto.edu/~kriz"
+    archives = ("cifar-10-python.tar.gz",)
+    files = (  # the last one has the names of the classes, which torchvision requires
+        *(f"cifar-10-batches-py/data_batch_{i}" for i in range(1, 6)),
+        *(f"cifar-10-batches-py/{name}" for name in ("test_batch", "batches.meta")),
+    )
+
+    @override
+    def download(self) -> None:
+        _torchvision(self.title, self.root, train=False, download=True)
+
+    @override
+    def read(self, train: bool) -> Pairs:
+        stored = _torchvision(self.title, self.root, train=train)
+        images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
+        return images, torch.tensor(stored.targets, dtype=torch.int64)
+
+
+class CIFAR100DataModule(CIFAR10DataModule):
+    """CIFAR-100: 50,000 training and 10,000 test images [3, 32, 32] of a hundred (fine) classes.
+
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The arguments are
+    those of `ImageDataModule`.
+
+    Example:
+        >>> data = CIFAR100DataModule(num_clients=10)  # downloads on first use
+        >>> data.archives
+        ('cifar-100-python.tar.gz',)
+    """
+
+    title = "CIFAR100"
+    archives = ("cifar-100-python.tar.gz",)
+    files = ("cifar-100-python/train", "cifar-100-python/test", "cifar-100-python/meta")
+
+
+class SVHNDataModule(ImageDataModule):
+    """SVHN: 73,257 training and 26,032 test images [3, 32, 32] of digits on house numbers.
+
+    Netzer, Wang, Coates, Bissacco, Wu, Ng, "Reading Digits in Natural Images with Unsupervised
+    Feature Learning", NIPS workshop 2011. The file gives the digit 0 the label 10, which becomes 0.
+    The 531,131 easier "extra" images are not used. The arguments are those of `ImageDataModule`.
+
+    Example:
+        >>> data = SVHNDataModule(num_clients=10)  # downloads on first use
+        >>> data.archives
+        ('SVHN/train_32x32.mat', 'SVHN/test_32x32.mat')
+    """
+
+    title = "SVHN"
+    source = "http://ufldl.stanford.edu/housenumbers"
+    archives = files = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
+
+    def download(self) -> None:
+        """Downloads the files with torchvision, unless they exist."""
+        for split in ("train", "test"):
+            _torchvision(self.title, self.root / self.title, split=split, download=True)
+
+    @override
+    def read(self, train: bool) -> Pairs:
+        split = "train" if train else "test"
+        stored = _torchvision(self.title, self.root / self.title, split=split)
+        return torch.from_numpy(stored.data), torch.from_numpy(stored.labels.astype(np.int64))
+
+
+def _torchvision(name: str, root: Path, **arguments: Any) -> Any:
+    """Opens a data set of torchvision, which verifies the checksums of its files."""
+    from torchvision import datasets
+
+    return getattr(datasets, name)(root, **arguments)
+
+
+def _shorten(error: Exception) -> str:
+    """Shortens the message of an error to the last line, which names the innermost cause."""
+    lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
+    return textwrap.shorten([line for line in lines if line.strip()][-1], 120, placeholder=" ...")

@@ -1,0 +1,1 @@
+"""Synthetic problems with known constants and solutions."""

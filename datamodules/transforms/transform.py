@@ -1,0 +1,383 @@
+"""Transforms of whole batches: normalization, and random crops and flips in training.
+
+The module `feature_shifts` has those that make the images of clients differ.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from datamodules.errors import ConfigError, check_whole, require
+from datamodules.randomness import choice, fold, uniform
+from datamodules.samples.samples import Samples, TensorSamples, check_finite
+
+_BLOCK = 1 << 22  # values that are converted to float64 at a time
+_TRIED = 64  # samples on which transforms are tried when the data are loaded
+
+
+class Draws(NamedTuple):
+    """The clients of n inputs, and the keys of all that a transform draws for them.
+
+    The keys differ between the transforms of a list. A key is the same whichever other inputs are
+    in the batch, so random numbers that are functions of keys do not depend on the batch.
+
+    Attributes:
+        clients: Ids of the clients that hold the inputs, int64 [n].
+        client: Keys of (seed, client), int64 [n].
+        sample: Keys of (seed, client, sample), int64 [n].
+        visit: Keys of (seed, purpose, round, client, epoch, sample), int64 [n]; None in evaluation.
+
+    Example:
+        >>> keys = torch.tensor([3, 3, 4])
+        >>> Draws(torch.tensor([0, 0, 1]), client=keys, sample=keys, visit=None).clients
+        tensor([0, 0, 1])
+    """
+
+    clients: Tensor
+    client: Tensor
+    sample: Tensor
+    visit: Tensor | None
+
+
+class Transform(ABC):
+    """A change of inputs that is made batch by batch, when the samples are gathered.
+
+    A subclass implements `__call__`. Its result for an input must not depend on the other inputs of
+    the batch, to the last bit: it should use elementwise operations and indexing, and take random
+    numbers from `uniform` and `choice`.
+
+    Attributes:
+        per_client: Whether clients that share a sample see it differently.
+
+    Example:
+        >>> class Darken(Transform):
+        ...     def __call__(self, inputs, draws):
+        ...         return inputs / 2
+        >>> from datamodules import TensorDataModule
+        >>> data = TensorDataModule(torch.ones(9, 1, 4, 4), torch.zeros(9), num_clients=3,
+        ...                         transforms=[Darken()])
+        >>> next(iter(data.client(0).train_dataloader()))[0].max()
+        tensor(0.5000)
+    """
+
+    per_client = False
+
+    def bound(self, train: Samples, num_clients: int) -> "Transform":
+        """Returns the transform with what it takes from the data; by default itself.
+
+        Args:
+            train: The training samples of the data set.
+            num_clients: M.
+        """
+        return self
+
+    @abstractmethod
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        """Returns the changed inputs, [n, ...].
+
+        Args:
+            inputs: Floating values [n, ...]; images [n, C, H, W] are in [0, 1] at first. They must
+                not be changed in place.
+            draws: The clients of the inputs, and the keys of random numbers.
+        """
+
+    def __repr__(self) -> str:
+        """Returns the constructor call that builds this transform."""
+        arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_")
+        return f"{type(self).__name__}({arguments})"
+
+
+class Normalize(Transform):
+    """Subtracts the mean of each channel and divides by the standard deviation.
+
+    Without arguments these are the statistics of the data set's training samples: of all pixels of
+    a channel, scaled to [0, 1], or of each column of a table. They are computed when the data are
+    loaded, and the record of a run states them. A channel that is constant is divided by 1.
+
+    Args:
+        mean: The mean of each channel; None computes the means.
+        std: The standard deviation of each channel; None computes them.
+
+    Raises:
+        ConfigError: Only one of the two is given, their lengths differ, a standard deviation is not
+            positive, or (when the data are loaded) the number of channels differs, or the data are
+            streamed and no statistics are given.
+
+    Example:
+        >>> from datamodules import TensorDataModule
+        >>> inputs = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+        >>> data = TensorDataModule(inputs, torch.zeros(2), num_clients=1, transforms=[Normalize()])
+        >>> data.transforms
+        Pipeline(Normalize(mean=[2.0, 5.0], std=[1.0, 0.0]))
+    """
+
+    def __init__(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
+        self.mean = mean if mean is None else [float(value) for value in mean]
+        self.std = std if std is None else [float(value) for value in std]
+        if self.mean is not None or self.std is not None:
+            sizes = [len(values or ()) for values in (self.mean, self.std)]
+            matches = sizes[0] == sizes[1] > 0
+            require("Normalize.std", std, matches, f"as many numbers as mean, which is {mean}")
+        finite = self.std is None or all(0 < value < np.inf for value in self.std)
+        require("Normalize.std", std, finite, "positive and finite numbers")
+
+    def bound(self, train: Samples, num_clients: int) -> "Normalize":
+        """Returns the transform with the statistics of the training samples."""
+        shape = tuple(train.input_shape)
+        require("Normalize: the inputs' shape", shape, bool(shape), "(C, ...), with C channels")
+        channels = shape[0]
+        if self.mean is not None:
+            expected = f"{channels} numbers, one per channel of the inputs"
+            require("Normalize.mean", self.mean, len(self.mean) == channels, expected)
+            return self
+        expected = "given, with std, as the samples are streamed"
+        require("Normalize.mean", None, isinstance(train, TensorSamples), expected)
+        assert isinstance(train, TensorSamples)
+        result = Normalize()
+        result.mean, result.std = channel_statistics(train.inputs)
+        return result
+
+    @override
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        assert self.mean is not None and self.std is not None
+        shape = (-1, *[1] * (inputs.ndim - 2))
+        values = [self.mean, [value or 1.0 for value in self.std]]
+        statistics = torch.tensor(values, dtype=inputs.dtype)
+        mean, std = statistics.to(inputs.device, non_blocking=True).view(2, *shape)
+        return (inputs - mean).div_(std)
+
+
+class RandomCrop(Transform):
+    """Moves each image by a random number of pixels in training; what moves in is zero.
+
+    The image is padded on all sides and a random window of its own size is cut out, anew for each
+    visit of a sample (Krizhevsky, 2009; He et al., CVPR 2016 pad CIFAR-10 by 4). Zero is black
+    before `Normalize`, and the mean after it.
+
+    Args:
+        padding: Pixels on each side, p; the shifts are from -p to p in each direction.
+        probability: The probability that an image is moved at all, from 0 to 1.
+
+    Example:
+        >>> RandomCrop(padding=2)
+        RandomCrop(padding=2, probability=1.0)
+    """
+
+    def __init__(self, padding: int = 4, probability: float = 1.0) -> None:
+        self.padding = check_whole("RandomCrop.padding", padding)
+        require("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+        self.probability = probability
+
+    @override
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        check_images(self, inputs)
+        if draws.visit is None:
+            return inputs
+        p, (height, width) = self.padding, inputs.shape[2:]
+        moved = uniform(draws.visit, 2) < self.probability
+        shifts = (choice(draws.visit, 2 * p + 1, number) for number in (0, 1))
+        down, right = (torch.where(moved, shift, p) for shift in shifts)
+        windows = nn.functional.pad(inputs, [p] * 4).unfold(2, height, 1).unfold(3, width, 1)
+        return windows[torch.arange(len(inputs), device=inputs.device), :, down, right]
+
+
+class HorizontalFlip(Transform):
+    """Mirrors each image with a probability in training, anew for each visit of a sample.
+
+    Args:
+        probability: The probability, from 0 to 1.
+
+    Example:
+        >>> HorizontalFlip()
+        HorizontalFlip(probability=0.5)
+    """
+
+    def __init__(self, probability: float = 0.5) -> None:
+        require("HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1")
+        self.probability = probability
+
+    @override
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        check_images(self, inputs)
+        if draws.visit is None:
+            return inputs
+        flipped = uniform(draws.visit) < self.probability
+        return torch.where(flipped[:, None, None, None], inputs.flip(-1), inputs)
+
+
+class Apply(Transform):
+    """Calls a module without randomness on whole batches, such as one of torchvision's `v2`.
+
+    In a configuration file, with any transform of `torchvision.transforms.v2` that draws nothing:
+
+        transforms:
+          - class_path: Apply
+            init_args:
+              module: {class_path: torchvision.transforms.v2.Resize, init_args: {size: 32}}
+
+    Args:
+        module: Maps inputs [n, ...] to inputs [n, ...], in training and in evaluation alike.
+
+    Raises:
+        ConfigError: When the data are loaded: the module draws random numbers, which would depend
+            on the rest of the batch.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(transforms=[Apply(torch.nn.Upsample(scale_factor=4))])
+        >>> data.input_shape
+        torch.Size([1, 32, 32])
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def bound(self, train: Samples, num_clients: int) -> "Apply":
+        """Checks that the module draws no random numbers."""
+        before = torch.get_rng_state()
+        self.module(train.gather(torch.zeros(2, dtype=torch.int64))[0])
+        if not torch.equal(before, torch.get_rng_state()):
+            torch.set_rng_state(before)
+            name = type(self.module).__name__
+            raise ConfigError(
+                f"Apply.module: {name}; it must draw no random numbers, as RandomCrop and "
+                "HorizontalFlip do from keys of their own"
+            )
+        return self
+
+    @override
+    def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
+        return self.module(inputs)
+
+
+class Pipeline:
+    """The transforms of a data module, applied one after another to gathered samples.
+
+    Args:
+        transforms: The transforms, in order.
+        seed: Seed of what is drawn for each client and each of its samples.
+
+    Example:
+        >>> from datamodules import HorizontalFlip
+        >>> pipeline, images = Pipeline([HorizontalFlip(1.0)]), torch.rand(2, 1, 4, 4)
+        >>> owners, samples = torch.tensor([7, 7]), torch.tensor([0, 1])
+        >>> torch.equal(pipeline(images, owners, samples), images)  # no augmentation
+        True
+        >>> visits = torch.tensor([5, 5])  # keys of the visits: this is training
+        >>> torch.equal(pipeline(images, owners, samples, visits), images.flip(-1))
+        True
+    """
+
+    def __init__(self, transforms: Sequence[Transform] = (), seed: int = 0) -> None:
+        self.transforms, self._seed = list(transforms), seed
+
+    @property
+    def per_client(self) -> bool:
+        """Whether clients that share a sample see it differently."""
+        return any(transform.per_client for transform in self.transforms)
+
+    def bound(self, train: Samples, num_clients: int) -> "Pipeline":
+        """Returns the pipeline with what its transforms take from the data, and tries it out.
+
+        Raises:
+            ConfigError: A transform does not fit the data.
+        """
+        if not self.transforms:
+            return self
+        index = torch.linspace(0, len(train) - 1, min(len(train), _TRIED)).long()
+        some = train.gather(index)[0]
+        kind, expected = str(some.dtype), "floating, or uint8 images, where transforms are given"
+        require("inputs.dtype", kind, some.is_floating_point(), expected)
+        bound = [transform.bound(train, num_clients) for transform in self.transforms]
+        result = Pipeline(bound, self._seed)
+        for visits in (None, torch.zeros_like(index)):  # as in evaluation, as in training
+            result(some, torch.zeros_like(index), index, visits, check=check_finite)
+        return result
+
+    def __call__(
+        self,
+        inputs: Tensor,
+        clients: Tensor,
+        samples: Tensor,
+        visits: Tensor | None = None,
+        check: Callable[[str, Tensor], None] | None = None,
+    ) -> Tensor:
+        """Returns the transformed inputs, [n, ...].
+
+        Args:
+            inputs: Floating inputs [n, ...], as `Samples.gather` returns them.
+            clients: The client of each input, int64, of a shape that broadcasts to `samples`.
+            samples: The index of each input in the data set, integers of n elements.
+            visits: In training, keys of (seed, purpose, round, client, epoch), int64, of a shape
+                that broadcasts to `samples`; None in evaluation.
+            check: Is called with the name and the result of each transform, if it is given.
+
+        Raises:
+            ConfigError: A transform does not return a tensor of n inputs.
+        """
+        index = samples.reshape(-1).long()
+        ids = clients.expand(samples.shape).reshape(-1)
+        seen = None if visits is None else fold(visits.expand(samples.shape).reshape(-1), index)
+        for number, transform in enumerate(self.transforms):
+            # One key per transform, so that two of them draw independent numbers.
+            client = fold(torch.full_like(ids, self._seed), torch.full_like(ids, number))
+            client = fold(client, ids)
+            visit = None if seen is None else fold(seen, torch.full_like(seen, number))
+            inputs = transform(inputs, Draws(ids, client, fold(client, index), visit))
+            name = f"transforms: the result of {type(transform).__name__}"
+            shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__
+            if not isinstance(inputs, Tensor) or shape[:1] != (len(index),):
+                raise ConfigError(
+                    f"{name} for {len(index)} inputs is {shape}; it must be a tensor "
+                    f"({len(index)}, ...)"
+                )
+            if check is not None:
+                check(name, inputs)
+        return inputs
+
+    def __bool__(self) -> bool:
+        """Returns whether there are transforms."""
+        return bool(self.transforms)
+
+    def __repr__(self) -> str:
+        """Returns the transforms, in order."""
+        return f"Pipeline({', '.join(map(repr, self.transforms))})"
+
+
+def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
+    """Returns the mean and the standard deviation of each channel, rounded to four digits.
+
+    Args:
+        inputs: [N, C, ...]; uint8 values are scaled to [0, 1].
+    """
+    values = inputs.flatten(2) if inputs.ndim > 2 else inputs.unsqueeze(2)
+    scale = 255 if inputs.dtype == torch.uint8 else 1
+    sums, count = np.zeros((2, values.shape[1])), values.shape[0] * values.shape[2]
+    step = max(1, _BLOCK // max(1, values[0].numel()))
+    # Differences to one of the values are exactly 0 in a constant channel.
+    offset = values[0, :, 0].double().numpy() / scale
+    for block in values.split(step):
+        x = block.numpy().astype(np.float64) / scale - offset[:, None]
+        sums += x.sum((0, 2)), (x * x).sum((0, 2))
+    mean, square = sums / count
+    std = np.sqrt(np.maximum(square - mean**2, 0))
+    return _round_digits(mean + offset), _round_digits(std)
+
+
+def _round_digits(values: np.ndarray) -> list[float]:
+    """Returns numbers with four significant digits, which absorb the order of their summation."""
+    return [float(f"{value:.4g}") for value in values]
+
+
+def check_images(transform: Transform, inputs: Tensor) -> None:
+    """Raises a ConfigError unless inputs are images [n, C, H, W]."""
+    expected = "(n, C, H, W), images"
+    shape, name = tuple(inputs.shape), type(transform).__name__
+    require(f"{name}: the inputs' shape", shape, inputs.ndim == 4, expected)

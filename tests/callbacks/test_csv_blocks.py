@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import IID, Sampled, TensorDataModule
+from datamodules import IID, Natural, Sampled, TensorDataModule
 from models import LogisticRegression
 from pfl import FederatedLoop, Trainer, files
 from pfl.algorithms import FedAvg
@@ -81,13 +81,19 @@ def test_a_figure_is_written_as_a_whole(tmp_path):
     assert path.read_bytes() == b"before" and list(tmp_path.iterdir()) == [path]
 
 
+class Cities(TensorDataModule):
+    """Clients that are cities, in the order of the alphabet, and two classes of animals."""
+
+    def load(self):
+        return super().load()._replace(class_names=["cat", "dog"])
+
+
 def test_clients_and_classes_have_their_names(tmp_path, capsys):
     """In clients.csv, in the partition's table, and in the lines at the end of the run."""
     torch.manual_seed(0)
-    data = TensorDataModule(
-        torch.randn(60, 5), torch.arange(60) % 2, num_clients=3, partition=IID()
-    )
-    data.client_names, data.class_names = ["Bern", "=Oslo", "Rome"], ["cat", "dog"]
+    owners = np.array(["Bern", "=Oslo", "Rome"])[np.arange(60) % 3]
+    inputs, targets = torch.randn(60, 5), torch.arange(60) % 2
+    data = Cities(inputs, targets, client_ids=owners, partition=Natural())
     trainer = Trainer(
         max_epochs=1,
         accelerator="cpu",
@@ -98,7 +104,7 @@ def test_clients_and_classes_have_their_names(tmp_path, capsys):
     )
     trainer.fit(FedAvg(LogisticRegression(5, 2)), datamodule=FederatedLoop(data))
     rows = table(tmp_path / "run" / "clients.csv")
-    assert [row["name"] for row in rows] == ["Bern", "'=Oslo", "Rome"]
+    assert [row["name"] for row in rows] == ["'=Oslo", "Bern", "Rome"]
     counts = [[int(row[f"label_{name}"]) for name in data.class_names] for row in rows]
     assert counts == data.label_counts().tolist()
     summary, printed = trainer.recorder.summary, capsys.readouterr().out

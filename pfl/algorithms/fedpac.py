@@ -21,8 +21,8 @@ from pfl.method import (
     Objective,
     PartlyPersonal,
     Samples,
+    class_sums,
     dense,
-    features,
     head_name,
     masked,
     replace_values_in,
@@ -182,19 +182,8 @@ class FedPAC(PartlyPersonal):
 
     def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""
-        sums = v.new_zeros(len(clients), *self.shape)
-        squares = v.new_zeros(len(clients))
-        for rows, batch in clients.samples():
-            buffers = None if clients.buffers is None else clients.buffers[rows]
-            z = features(self.oracle, v[rows], batch, self.head_name, buffers)
-            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
-            squares[rows] += (member * z.square()).sum((1, 2))
-            if self.has_classes:
-                member = member * nn.functional.one_hot(batch.targets, self.shape[0])
-            # Without classes, all samples go into the first row.
-            sums[rows, : member.shape[2], 0] += member.sum(1)
-            sums[rows, : member.shape[2], 1:] += member.mT @ z
-        return sums, squares
+        classes, labelled = self.shape[0], self.has_classes
+        return class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)
 
 
 def mixing_weights(variances: np.ndarray, means: np.ndarray) -> np.ndarray:

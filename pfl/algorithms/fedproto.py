@@ -20,7 +20,7 @@ from pfl.method import (
     Network,
     Objective,
     Samples,
-    features,
+    class_sums,
     head_name,
     require,
 )
@@ -134,14 +134,5 @@ class FedProto(FederatedAlgorithm):
 
     def _class_sums(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns n_i,c and the sum of its features for each class, [C, classes, 1 + K]."""
-        sums = v.new_zeros(len(clients), *self.shape)
-        for rows, batch in clients.samples():
-            buffers = None if clients.buffers is None else clients.buffers[rows]
-            z = features(self.oracle, v[rows], batch, self.head_name, buffers)
-            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
-            if self.has_classes:
-                member = member * nn.functional.one_hot(batch.targets, self.shape[0])
-            # Without classes, all samples go into the first row.
-            sums[rows, : member.shape[2], 0] += member.sum(1)
-            sums[rows, : member.shape[2], 1:] += member.mT @ z
-        return sums
+        classes, labelled = self.shape[0], self.has_classes
+        return class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)[0]

@@ -8,7 +8,7 @@ from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.engines.objective import Objective, Outputs, Samples, head_name
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import features
+from pfl.method.features import class_sums, features
 from pfl.method.local_training import Network
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.parameters import replace_values_in, values_in
@@ -30,6 +30,7 @@ __all__ = [
     "PartlyPersonal",
     "Samples",
     "Step",
+    "class_sums",
     "dense",
     "features",
     "generator",

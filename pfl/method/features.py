@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from pfl.clients import Clients
 from pfl.engines.batch import Batch
 from pfl.engines.objective import watched_head
 from pfl.engines.oracle import Oracle
@@ -60,6 +62,37 @@ def features(
     if oracle.engine.batched:
         return calls[0][0].to(w.dtype)
     return nn.utils.rnn.pad_sequence([z for z, *_ in calls], batch_first=True).to(w.dtype)
+
+
+def class_sums(
+    oracle: Oracle, clients: Clients, v: Tensor, head: str, classes: int, *, labelled: bool
+) -> tuple[Tensor, Tensor]:
+    """Returns sums over each client's samples of the features that its model gives them.
+
+    Args:
+        oracle: The method's `self.oracle`.
+        clients: C clients, with the running statistics of their models.
+        v: Their models, [C, P].
+        head: The name of the head, a linear layer whose inputs are the features.
+        classes: The number of classes.
+        labelled: Whether the targets are classes; else all samples count as the first class.
+
+    Returns:
+        For each class the number of samples and the sum of their features, [C, classes, 1 + K]; and
+        the sum of |z|^2 over all samples, [C].
+    """
+    width = cast(nn.Linear, oracle.runner.original.get_submodule(head)).in_features
+    sums, squares = v.new_zeros(len(clients), classes, 1 + width), v.new_zeros(len(clients))
+    for rows, batch in clients.samples():
+        buffers = None if clients.buffers is None else clients.buffers[rows]
+        z = features(oracle, v[rows], batch, head, buffers)
+        member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
+        squares[rows] += (member * z.square()).sum((1, 2))
+        if labelled:
+            member = member * nn.functional.one_hot(batch.targets, classes)
+        sums[rows, : member.shape[2], 0] += member.sum(1)
+        sums[rows, : member.shape[2], 1:] += member.mT @ z
+    return sums, squares
 
 
 def _watched(

@@ -12,7 +12,7 @@ from typing import Any
 import pfl.report.comparison_tables as tables
 from pfl.callbacks.run_result import versions
 from pfl.errors import ConfigError
-from pfl.files import replaced, run_folder_errors, write_figure, write_records
+from pfl.files import read_json, replaced, run_folder_errors, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import described
 from pfl.report.crosstab import Table as Crosstab
@@ -237,10 +237,9 @@ def outcome_of(folder: Path) -> Record:
     Empty before the run's end, or if the file is damaged: the run is then made again.
     """
     try:
-        content = json.loads((folder / OUTCOME).read_text())
-    except (OSError, ValueError):
+        return read_json(folder / OUTCOME)
+    except ConfigError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def read_run(label: str, seed: int, folder: Path, **known: Any) -> Run:

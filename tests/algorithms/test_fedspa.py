@@ -11,6 +11,7 @@ from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedSpa
 from pfl.algorithms.fedspa import packed, spread, unpacked
+from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import normalized_network, small_network, small_world
 from tests.problems import History, least_squares, scalar_problem
 from tests.refusal import refused
@@ -83,6 +84,18 @@ def test_rounds_equal_the_numpy_loop(fit, problem, settings):
     for clients in algorithm.iter_clients():
         expected = row["w"] * masks[-1][clients.ids]
         np.testing.assert_array_equal(algorithm.personalized(clients).numpy(), expected)
+
+
+def test_a_client_without_samples_keeps_its_mask(fit, problem):
+    """All other masks change in the same round. U_i is 0 where nothing is trained."""
+    history, sparse = History(), fedspa(problem)
+    data = reference.with_an_idle_client(problem)
+    fit(sparse, data, 1, callbacks=[history], trace=[[0, 1, 2, 3]])
+    first = sparse.initial_mask().numpy()
+    masks = unpacked(torch.from_numpy(history["mask"][0]), 8).numpy()
+    assert (masks != first).any(1).tolist() == [True, True, True, False]
+    (w, _) = next(slow(problem, first, [[0, 1, 2]], steps=1, lr=0.2))
+    np.testing.assert_allclose(history["w"][0] - START, 3 / 4 * (w - START), rtol=0, atol=1e-12)
 
 
 def test_the_density_is_exact_in_every_layer_after_every_round(tmp_path):

@@ -162,6 +162,18 @@ def test_the_samples_come_in_the_same_order_for_every_method(tmp_path):
     np.testing.assert_array_equal(*scores)
 
 
+def test_the_samples_come_in_the_same_order_after_every_round(fit):
+    """The same start and rate give the same models after one round and after two."""
+    models = []
+    for rounds in (1, 2):
+        algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+        fit(algorithm, small_world(), rounds)
+        start = torch.zeros(algorithm.space.size).double()
+        for clients in algorithm.iter_clients():
+            models.append(algorithm.adapt(clients, start, steps=3, lr=0.5))
+    assert len(models) == 2 and torch.equal(*models) and models[0].any()
+
+
 def test_clients_without_training_samples_keep_their_start(tmp_path):
     """Client 1 owns nothing, and is tested on the samples that all share."""
 
@@ -210,10 +222,17 @@ def test_a_newcomer_of_partly_personal_models_has_the_initial_head(tmp_path, kin
     ],
 )
 def test_a_newcomer_of_fedamp_joins_the_last_cohort(tmp_path, kind, weights):
-    """xi of its first local model among those of clients 0 and 2, by the formulas of the paper."""
+    """xi of its first local model among those of clients 0 and 2, by the formulas of the paper,
+    with the α of the last round: it falls before the coming one."""
     problem = least_squares((6, 3, 5, 4))
     algorithm = kind(
-        problem.network(0.5), lr=0.1, batch_size=None, loss=HalfSquaredError(), **weights
+        problem.network(0.5),
+        lr=0.1,
+        batch_size=None,
+        loss=HalfSquaredError(),
+        alpha_decay=0.5,
+        decay_rounds=2,
+        **weights,
     )
     begin(tmp_path, algorithm, 2, problem.datamodule, trace=[[0, 1, 2], [0, 2]], unseen=[3])
     initial = algorithm.global_model.numpy()

@@ -29,6 +29,9 @@ class Message:
             the method's `weighting`.
         reduce: How the server gets what clients send: "mean", their weighted mean [K]; "rows", the
             messages one by one, [participants, K], in the order of the clients' ids.
+        reference: Public values [K] near which the messages of all clients lie, from which
+            `loop.privacy` measures them; None: for the message "w" the one that the server has sent
+            to everyone under that name, if its shape is the same, and otherwise zero.
 
     Example:
         Two clients send a mean that the server weights uniformly, 4 bytes each:
@@ -42,6 +45,7 @@ class Message:
     nbytes: int | Tensor
     weighting: Literal["samples", "uniform"] | None = None
     reduce: Literal["mean", "rows"] = "mean"
+    reference: Tensor | None = None
 
 
 def by_name(messages: Message | Tensor | Mapping[str, Message | Tensor]) -> dict[str, Message]:

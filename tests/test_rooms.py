@@ -8,8 +8,18 @@ import pytest
 from tests.sources import PACKAGES, ROOT, imports, sources
 
 # Each room may import from itself and from the rooms before it. "" are the modules in the root.
-PFL = ["", "engines", "clients", "distributed", "scores", "rounds", "method", "algorithms"]
-PFL += ["report", "callbacks", "trainer", "pfl", "configuration", "experiments", "export", "cli"]
+PFL = ["", "engines", "clients", "distributed", "scores", "aggregation", "rounds", "method"]
+PFL += [
+    "algorithms",
+    "report",
+    "callbacks",
+    "trainer",
+    "pfl",
+    "configuration",
+    "experiments",
+    "export",
+    "cli",
+]
 PFL += ["__main__"]
 DATA = ["", "partitions", "protocols", "rules", "samples", "transforms", "loaders", "base"]
 DATA += ["sources", "synthetic", "exports", "datamodules"]

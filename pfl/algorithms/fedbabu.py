@@ -6,6 +6,7 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -85,7 +86,8 @@ class FedBABU(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Trains the body and sends it."""
-        return masked(self.local_sgd(clients, w, part=~self.head), ~self.head)
+        sent = masked(self.local_sgd(clients, w, part=~self.head), ~self.head)
+        return replace(sent, reference=masked(w, ~self.head).values)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Replaces φ by the clients' mean; the head keeps its bits."""

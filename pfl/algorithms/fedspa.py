@@ -138,7 +138,8 @@ class FedSpa(FederatedAlgorithm):
         v = self.local_sgd(clients, start, mask=mask)
         clients.state["mask"] = packed(self.new_masks(clients, v, mask))
         bits = sum(layer.size for layer in self.prunable)
-        return Message(start - v, self.values * v.element_size() + math.ceil(bits / 8))
+        nbytes = self.values * v.element_size() + math.ceil(bits / 8)
+        return Message(start - v, nbytes, reference=torch.zeros_like(w))
 
     def new_masks(self, clients: Clients, v: Tensor, mask: Tensor) -> Tensor:
         """Returns the masks [C, P] after the models v [C, P] have left values and found others."""

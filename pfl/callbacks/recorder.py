@@ -274,6 +274,7 @@ class RunRecorder(Callback):
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
         loop, rounds = _loop(trainer), self.rows[-1]["round"]
+        private = algorithm.run.private
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
         self.table = ClientTable.of(algorithm, loop, local.get(rounds))
@@ -296,6 +297,7 @@ class RunRecorder(Callback):
             "higher_is_better": better,
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
+            **({} if private is None else {"privacy": private.describe()}),
             **loop.datamodule.left_out(),
             "seed": loop.seed,
             "wall_seconds": self.seconds,

@@ -47,8 +47,10 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
+from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.communication import Ledger, Message, dense
@@ -69,6 +71,7 @@ from pfl.method.sides import (
     refuse_all_reads,
     refuse_on_client,
     refuse_on_server,
+    refuse_private,
 )
 from pfl.method.states import KEPT, States
 
@@ -111,8 +114,8 @@ class FederatedAlgorithm(LocalTraining):
         global_model: The global model, [P].
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
-        participants, participant_ids: The clients whose messages arrived in the round: how many,
-            and their ids, ascending int64; set before `server_update`.
+        participants: How many clients' messages arrived in the round, set before `server_update`;
+            in a private run the expected number of clients in a round.
         rounds: Number of rounds that are over.
         run: The facts of the run; known from `check_setup` on.
         states: The declared client states and kept messages, with the rows of all clients.
@@ -422,6 +425,17 @@ class FederatedAlgorithm(LocalTraining):
         self._rounds = rounds
 
     @property
+    def participant_ids(self) -> np.ndarray:
+        """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
+        if self._facts is not None and self._facts.private is not None:
+            refuse_private(self, "participant_ids")
+        return self._participant_ids
+
+    @participant_ids.setter
+    def participant_ids(self, ids: np.ndarray) -> None:
+        self._participant_ids = ids
+
+    @property
     def run(self) -> RunFacts:
         """The facts of the run."""
         if self._facts is None:
@@ -654,8 +668,29 @@ class FederatedAlgorithm(LocalTraining):
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
+        if self.run.private is not None:
+            checks.require_private_means(self)
+            self._end_within_budget(self.run.private)
         if self.oracle.engine.strict:
             refuse_all_reads(self)
+
+    def _end_within_budget(self, private: PrivateMean) -> None:
+        """Ends the run before it passes `loop.privacy.epsilon`."""
+        budget, rounds = private.privacy.epsilon, self.max_rounds
+        if budget is None or rounds is None:
+            return
+        allowed = private.accountant.rounds_within(budget, rounds)
+        if allowed == 0:
+            raise ConfigError(
+                f"loop.privacy.epsilon: {budget}; the first round alone takes "
+                f"{private.accountant.epsilon(1):.4g}; give more noise or a larger budget"
+            )
+        if allowed < rounds:
+            rank_zero_info(
+                f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
+                f"would pass epsilon {budget:g}"
+            )
+            self.trainer.fit_loop.max_epochs = allowed
 
     def on_fit_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
@@ -734,7 +769,8 @@ class FederatedAlgorithm(LocalTraining):
         scheduled = not getattr(self.trainer, "finishing", False)
         if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
             with on_side("server", "after_evaluation"):
-                self.after_evaluation(row)
+                private = self.run.private is not None
+                self.after_evaluation(checks.HiddenScores() if private else row)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step

@@ -32,8 +32,10 @@ def save(module: FederatedAlgorithm, partition: str, ledger: Ledger) -> dict[str
         partition: The hash of the partition.
         ledger: Every client's bytes, over all processes.
     """
+    private = module.run.private
     return {
         **_identity(module, partition),
+        **({} if private is None else {"clip": private.clip}),
         "rounds": module.rounds,
         "samples_seen": module.samples_seen,
         "bytes": [module.bytes_down, module.bytes_up],
@@ -60,6 +62,8 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any], partition: str
         raise ConfigError("ckpt_path: this is not a checkpoint of a federated run")
     ledger = Ledger(0).state_dict()
     counts = {"rounds": 0, "samples_seen": 0.0, "bytes": [0, 0], "clients": {}, "ledger": ledger}
+    if module.run.private is not None:
+        counts["clip"] = 0.0
     check_parts(saved, {**_identity(module, partition), **counts}, "federated")
     actual = {**saved, "client states": sorted(saved["clients"])}
     expected = {
@@ -111,6 +115,8 @@ def restore(module: FederatedAlgorithm, saved: dict[str, Any], rank: int, world:
     """
     module.rounds, module.samples_seen = saved["rounds"], saved["samples_seen"]
     module.bytes_down, module.bytes_up = saved["bytes"]
+    if (private := module.run.private) is not None:
+        private.clip = saved["clip"]
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
@@ -143,7 +149,9 @@ def _check_ids(ids: Tensor, count: int, where: str) -> None:
 
 
 def _identity(module: FederatedAlgorithm, partition: str) -> dict[str, Any]:
+    private = module.run.private
     return {
+        **({} if private is None else {"noise multiplier": private.noise_multiplier}),
         "algorithm": type(module).__name__,
         "parameters": module.space.size,
         "partition": partition,

@@ -176,3 +176,43 @@ def described(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {value.dtype}"
     return "None" if value is None else f"an object of the class {type(value).__name__}"
+
+
+def require_private_means(method: FederatedAlgorithm) -> None:
+    """Refuses a private run of a method whose server uses more than means of messages.
+
+    Raises:
+        ConfigError: The method pools samples, keeps messages, or averages running statistics.
+    """
+    name, reason = type(method).__name__, ""
+    if method.pooled:
+        reason = f"{name} trains on the samples of all clients in one place; take another method"
+    elif method.states.messages:
+        reason = f"the server of {name} reads the messages of single clients; take another method"
+    elif method.buffer_policy == "average" and method.oracle.buffers.size:
+        reason = (
+            "model.buffers: average; running statistics with noise can be impossible ones; give "
+            "local"
+        )
+    if reason:
+        raise ConfigError(f"loop.privacy: {reason}")
+
+
+def refuse_rows(method: FederatedAlgorithm, names: Iterable[str]) -> None:
+    """Refuses messages that the server of a private run would get one by one."""
+    if name := next(iter(names), None):
+        raise ConfigError(
+            f"loop.privacy: the server of {type(method).__name__} gets the message {name!r} of "
+            f"every client by itself, which noise on a sum does not hide; take another method"
+        )
+
+
+class HiddenScores(dict[str, float]):
+    """An evaluation's numbers in a private run, which `after_evaluation` must not read."""
+
+    def __getitem__(self, name: str) -> float:
+        """Refuses the read."""
+        raise ConfigError(
+            f"loop.privacy: after_evaluation reads {name!r}; the clients' scores are not private, "
+            f"and what follows from them would not be either"
+        )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 from lightning.pytorch import Trainer
 
+from pfl.aggregation.privacy import PrivateMean
 from pfl.errors import ConfigError
 from pfl.rounds.loop import FederatedLoop
 
@@ -24,6 +27,11 @@ class RunFacts:
     ) -> None:
         self.loop, self.trainer = loop, trainer
         self._max_rounds = max_rounds
+
+    @cached_property
+    def private(self) -> PrivateMean | None:
+        """What makes the means of the run private; None without `loop.privacy`."""
+        return self.loop.participation.private_mean(self.max_rounds)
 
     @property
     def population(self) -> np.ndarray:
@@ -77,8 +85,13 @@ class RunFacts:
         self.loop.require_all_clients(method)
 
     def require_validation(self, reason: str) -> None:
-        """Refuses a run that does not measure a validation loss."""
+        """Refuses a run that does not measure a validation loss, or in which it is not private."""
         loop, trainer = self.loop, self.trainer
+        if self.private is not None:
+            raise ConfigError(
+                f"loop.privacy: model.{reason} uses the clients' validation losses, which are not "
+                f"private; give another value"
+            )
         if not (loop.datamodule.partition.val.sizes.any() and "val" in loop.evaluate):
             raise ConfigError(
                 f"model.{reason} needs a validation loss; give data.protocol a validation share, "

@@ -66,7 +66,7 @@ class Round:
 
     def __init__(self, method: FederatedAlgorithm, index: int) -> None:
         self.method, self.index = method, index
-        self.totals = RoundTotals(method.weighting)
+        self.totals = RoundTotals(method.weighting, method.run.private)
         self.train_clients: Callable[[FederatedAlgorithm, Clients], Messages] = train_clients
         self._download: dict[str, Message] = {}
 
@@ -147,8 +147,20 @@ class Round:
         rest = {name: m for name, m in messages.items() if name not in kept}
         rows = {name: m.values for name, m in rest.items() if m.reduce == "rows"}
         means = {name: m for name, m in rest.items() if m.reduce == "mean"}
+        if self.totals.private is not None:
+            checks.refuse_rows(method, rows)
+            self.totals.references = self._references(means)
         sums = self.totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
+
+    def _references(self, messages: Messages) -> dict[str, Tensor]:
+        """Returns the public values near which messages lie, by name, where they are not zero."""
+        found = {n: m.reference for n, m in messages.items() if m.reference is not None}
+        if "w" in messages and "w" in self._download and "w" not in found:
+            sent = self._download["w"].values
+            if sent.shape == messages["w"].values.shape[1:]:
+                found["w"] = sent.clone()  # the server may write into what it sent
+        return found
 
     def _pool(self, clients: Clients) -> Clients:
         """Returns the owner of all samples instead of the chunk with the cohort's first client.
@@ -178,7 +190,10 @@ class Round:
         totals.reduce()
         _, clients, down, up, dropped, _ = totals.counts.tolist()
         method.participants, method.participant_ids = int(clients), totals.ids
-        received = totals.means()
+        if totals.private is not None:  # the number of clients that came is not public
+            method.participants = totals.private.cohort
+            totals.metrics |= totals.private.facts(method.rounds + 1)
+        received = totals.means(self.index)
         self._require_none("the client state", totals.not_finite)
         self._require_none("the clients' message", not_finite(received or {}))
         if received is not None:

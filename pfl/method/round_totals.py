@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.privacy import PrivateMean
 from pfl.communication import Message
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
 from pfl.method.sides import Log
@@ -19,12 +20,14 @@ class RoundTotals:
     Args:
         weighting: The clients' weights in the mean of a message that does not name its own:
             "samples" or "uniform".
+        private: What makes the means private; None: nothing does.
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
         counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
             messages were lost, their number and their sample gradients; float64 [6].
         metrics: Numbers for the round's row of metrics, by name.
+        references: The public values near which messages lie, by name; for private means.
         log: The losses and tables of the clients whose messages arrived.
         ids: The ids of these clients, ascending int64; after `reduce`.
         not_finite: Names of client states with a value that is not finite; after `reduce`.
@@ -35,12 +38,13 @@ class RoundTotals:
         >>> sums = totals.weigh({"w": message}, np.array([2, 1]), like=torch.zeros(1))
         >>> totals.add(sums, [3, 2, 8, 8])  # 3 samples of 2 clients; 8 bytes down, 8 bytes up
         >>> totals.reduce()
-        >>> totals.means()["w"]  # (2 * 1 + 1 * 4) / 3
+        >>> totals.means(0)["w"]  # (2 * 1 + 1 * 4) / 3
         tensor([2.])
     """
 
-    def __init__(self, weighting: str) -> None:
-        self.weighting = weighting
+    def __init__(self, weighting: str, private: PrivateMean | None = None) -> None:
+        self.weighting, self.private = weighting, private
+        self.references: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.counts = np.zeros(6)
         self.metrics: dict[str, float] = {}
@@ -63,6 +67,9 @@ class RoundTotals:
             sizes: Number of samples of each client, int64 [C].
             like: A tensor with the dtype and the device of the sums.
         """
+        if self.private is not None:
+            values = {name: message.values.to(like) for name, message in messages.items()}
+            return self.private.sums(values, self.references)
         sums = {}
         for name, message in messages.items():
             self._weightings[name] = message.weighting or self.weighting
@@ -136,11 +143,17 @@ class RoundTotals:
         """Returns the mean of each loss over samples and processes; after `reduce`."""
         return {n: float(total / count) for n, (total, count) in self._loss_sums.items() if count}
 
-    def means(self) -> dict[str, Tensor] | None:
+    def means(self, round_index: int) -> dict[str, Tensor] | None:
         """Returns each message's weighted mean over the clients of all processes; after `reduce`.
 
         None if there is no client to average over. Every process must call it, once.
+
+        Args:
+            round_index: The round, from 0, to which the noise of a private mean belongs.
         """
+        if self.private is not None:
+            sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
+            return self.private.release(sums, self.references, round_index)
         samples, clients, *_ = self.counts.tolist()
         weight = {"samples": samples, "uniform": clients}
         if weight[self.weighting] == 0:

@@ -112,6 +112,15 @@ def refuse_on_server(method: Any, name: str) -> None:
         )
 
 
+def refuse_private(method: Any, name: str) -> None:
+    """Raises a ConfigError if the server's code of a private run reads what is not private."""
+    if _here.side == "server":
+        raise ConfigError(
+            f"loop.privacy: {type(method).__name__}.{_here.hook} reads self.{name}, which is not "
+            f"private; take another method"
+        )
+
+
 SERVER_ONLY = frozenset(
     {
         *("cohort", "participants", "participant_ids", "rounds", "row", "recorded", "evaluation"),

@@ -38,6 +38,9 @@ def summary_table(summary: dict[str, Any]) -> str:
     ]
     if counts:
         lines.append(f"  parameters: {', '.join(counts)}")
+    if "privacy" in summary:
+        epsilon = f"epsilon {summary['privacy/epsilon']:.2f}"
+        lines.append(f"  privacy: {epsilon}, {summary['privacy'].partition(';')[0]}")
     if words := left_out(summary):
         lines.append(f"  left out: {words}")
     lines.append(f"  everything else: {summary['folder']}")

@@ -18,6 +18,7 @@ from torchmetrics import Metric
 
 from datamodules import FederatedDataModule
 from datamodules.errors import check_whole, require
+from pfl.aggregation.privacy import Privacy
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
@@ -36,8 +37,9 @@ class FederatedLoop(LightningDataModule):
         clients_per_round: How many clients train in a round; None: everyone.
         sampling: How the cohort of a round is drawn: "uniform", a fixed number without replacement;
             "bernoulli", each client on its own with probability clients_per_round / M, drawn again
-            if no client takes part; "weighted", a fixed number without replacement with
-            probabilities proportional to the number of training samples (drawn one after another).
+            if no client takes part, unless `privacy` is given; "weighted", a fixed number without
+            replacement with probabilities proportional to the number of training samples (drawn
+            one after another).
         trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
             round, or the path of a JSON file with such a list. A round may be empty.
         unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,
@@ -48,6 +50,8 @@ class FederatedLoop(LightningDataModule):
             a JSON file with such lists (docs/participation.md).
         stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
         straggler_work: The share of their local steps that stragglers take, rounded up.
+        privacy: Client-level differential privacy of all that the server and other clients receive;
+            None: none (docs/privacy.md).
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. It changes speed and memory, never results.
         state_memory: GiB of this machine's memory, a GPU's included, that client states may take
@@ -92,6 +96,7 @@ class FederatedLoop(LightningDataModule):
         dropout: float | str | Sequence[Sequence[int]] = 0.0,
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: float = 0.5,
+        privacy: Privacy | None = None,
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -121,6 +126,7 @@ class FederatedLoop(LightningDataModule):
             dropout,
             stragglers,
             straggler_work,
+            privacy,
         )
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory

@@ -15,6 +15,8 @@ import torch
 from datamodules import FederatedDataModule
 from datamodules.errors import require
 from datamodules.randomness import fold, generator
+from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.randomness import key
@@ -103,7 +105,9 @@ class Participation:
         dropout: float | str | Rounds = 0.0,
         stragglers: float | str | Rounds = 0.0,
         straggler_work: float = 0.5,
+        privacy: Privacy | None = None,
     ) -> None:
+        self.privacy = privacy
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
         samplings = ("uniform", "bernoulli", "weighted")
@@ -161,8 +165,9 @@ class Participation:
             return population.copy()
         rng = generator(self.seed, "cohort", round_index)
         if self.sampling == "bernoulli":
-            while not (chosen := rng.random(total) < size / total).any():
-                pass
+            chosen = rng.random(total) < size / total
+            while self.privacy is None and not chosen.any():  # privacy counts on empty rounds
+                chosen = rng.random(total) < size / total
             return population[chosen]
         weights = None
         if self.sampling == "weighted":
@@ -194,6 +199,29 @@ class Participation:
                 if len(rows) or not parts:
                     parts.append((replace(clients.rows(rows), work=share), arrives))
         return parts
+
+    # ---- privacy ------------------------------------------------------------------------------
+
+    def private_mean(self, rounds: int | None) -> PrivateMean | None:
+        """Returns what makes the means of a run private; None without `privacy`.
+
+        Args:
+            rounds: The number of rounds of the run; None if it is not known.
+        """
+        if self.privacy is None:
+            return None
+        total, privacy = len(self.population), self.privacy
+        everyone = self.trace is not None or self.cohort_size == total
+        accountant = Accountant(
+            noise_multiplier=privacy.noise_multiplier or 0.0,
+            delta=privacy.delta or total**-1.1,
+            # Which clients weighted sampling draws depends on their sizes: no amplification.
+            sampling="all" if everyone or self.sampling == "weighted" else self.sampling,
+            cohort=self.cohort_size,
+            population=total,
+            uses=None if self.trace is None else most_uses(self.trace),
+        )
+        return PrivateMean(privacy, accountant, self.seed, rounds)
 
     # ---- checks and words ---------------------------------------------------------------------
 

@@ -1,0 +1,1 @@
+"""What stands between the clients' messages and the server: privacy."""

@@ -1,0 +1,212 @@
+"""Client-level differential privacy: clip every client's messages together, sum, add noise.
+
+    for each client:  x = all of its messages joined, minus what is public of them (reference)
+                      x <- x min(1, C / |x|)                         # norm at most C, weight 1
+    server:           mean = (sum x + z C N(0, I)) / expected cohort + reference
+
+(McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR
+2018, with a flat clip over all messages.) The divisor is a constant: a divisor that counts the
+clients that arrived, or weights by their samples, would let one client move the mean further than
+C. Whatever the server makes of the mean is free.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from datamodules.errors import require
+from pfl.aggregation.accountant import Accountant
+from pfl.errors import ConfigError
+from pfl.randomness import generator
+
+BELOW = "below"  # among the sums: how many clients' norms were below the clip
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clip that follows a quantile of the clients' norms (Andrew et al., NeurIPS 2021).
+
+    After every round C <- C exp(-η_C (b - γ)), where b is the share of clients whose norm is at
+    most C, with noise of its own. The noise of the messages is raised such that both together
+    reveal what `noise_multiplier` says: z_messages = (z^-2 - (2 σ_b)^-2)^(-1/2), their Theorem 1.
+
+    Args:
+        quantile: γ, the share of clients whose norms are to lie below the clip.
+        rate: η_C.
+        count_noise: σ_b, the noise on the number of clients below the clip; None: a twentieth of
+            the expected cohort, as in the paper, but at least the noise multiplier.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    count_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        require("loop.privacy.adaptive.quantile", self.quantile, 0 < self.quantile < 1, "in (0, 1)")
+        require("loop.privacy.adaptive.rate", self.rate, self.rate > 0, "above 0")
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Client-level differential privacy of everything that the server and other clients receive.
+
+    It takes a method whose server uses means of messages only, whatever the method.
+
+    Args:
+        clip: C, the largest norm of what one client adds to a round; with `adaptive` the first one.
+        noise_multiplier: z; the noise on the sum has the standard deviation z C in every value.
+            None: the smallest one with which the run's last round ends within `epsilon`.
+        epsilon: The budget ε. With `noise_multiplier` the run ends before it is passed.
+        delta: δ; None: M^-1.1 for the M clients that train.
+        adaptive: A clip that follows the clients' norms; None: it stays.
+
+    Raises:
+        ConfigError: A value is impossible, or neither noise nor a budget is given.
+
+    Example:
+        >>> Privacy(clip=1.0, epsilon=8.0).epsilon
+        8.0
+    """
+
+    clip: float
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    adaptive: AdaptiveClip | None = None
+
+    def __post_init__(self) -> None:
+        name = "loop.privacy"
+        require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
+        z, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
+        require(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
+        require(f"{name}.epsilon", epsilon, epsilon is None or epsilon > 0, "above 0")
+        require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
+        if z is None and epsilon is None:
+            raise ConfigError(f"{name}: give noise_multiplier, or epsilon, from which it follows")
+
+
+class PrivateMean:
+    """Privacy in one run: clips groups of clients, and releases the mean with noise.
+
+    Args:
+        privacy: The arguments.
+        accountant: The sampling of the run; its noise is that of `privacy`, if that has any.
+        seed: The seed of the noise.
+        rounds: The number of rounds of the run; None if it is not known.
+
+    Attributes:
+        accountant: The ε of the run by rounds.
+        clip: C of the next round.
+        cohort: The expected number of clients in a round, by which sums are divided.
+
+    Raises:
+        ConfigError: The noise for `epsilon` cannot be found.
+    """
+
+    def __init__(
+        self, privacy: Privacy, accountant: Accountant, seed: int, rounds: int | None
+    ) -> None:
+        self.privacy, self.accountant, self.seed = privacy, accountant, seed
+        self.cohort = accountant.cohort
+        if privacy.noise_multiplier is None:
+            if rounds is None:
+                raise ConfigError(
+                    "loop.privacy.epsilon: the noise that it allows depends on the number of "
+                    "rounds; give trainer.max_epochs, or noise_multiplier"
+                )
+            assert privacy.epsilon is not None
+            self.accountant = accountant.calibrate(privacy.epsilon, rounds)
+        self.clip = privacy.clip
+        self.count_noise = self._count_noise()
+
+    @property
+    def noise_multiplier(self) -> float:
+        """z: the noise of a round over the clip, for the messages and the count together."""
+        return self.accountant.noise_multiplier
+
+    def _count_noise(self) -> float:
+        """Returns σ_b, the noise on the number of clients below the clip; 0 without `adaptive`."""
+        adaptive, z = self.privacy.adaptive, self.noise_multiplier
+        if adaptive is None or z == 0:
+            return 0.0
+        noise = adaptive.count_noise
+        noise = max(self.cohort / 20, z) if noise is None else noise
+        require("loop.privacy.adaptive.count_noise", noise, noise > z / 2, f"above z / 2 = {z / 2}")
+        return noise
+
+    @property
+    def message_noise(self) -> float:
+        """The noise on the messages over the clip; z, or more with an adaptive clip."""
+        if not self.count_noise:
+            return self.noise_multiplier
+        return (self.noise_multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5
+
+    def sums(
+        self, messages: Mapping[str, Tensor], references: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Returns the sums of C clients' clipped messages by name, and of those below the clip.
+
+        A client's message that is not finite counts as zero.
+
+        Args:
+            messages: The values [C, K] by name.
+            references: Public values [K] that are subtracted, for some of the names.
+        """
+        rows = {n: v - references[n] if n in references else v for n, v in messages.items()}
+        squares = [values.double().square().sum(1) for values in rows.values()]
+        norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0)
+        scale = torch.where(norms.isfinite(), self.clip / norms.clamp_min(self.clip), 0.0)
+        # An infinite value times 0 is not a number, so such rows are replaced.
+        bad = ~norms.isfinite()
+        sums = {
+            name: scale.to(values) @ (values.masked_fill(bad[:, None], 0) if bad.any() else values)
+            for name, values in rows.items()
+        }
+        if self.privacy.adaptive is not None and squares:
+            # Half a client is taken off each indicator, so that its sensitivity is 1/2.
+            sums[BELOW] = ((norms <= self.clip).double() - 0.5).sum().reshape(1).to(scale)
+        return sums
+
+    def release(
+        self, sums: dict[str, Tensor], references: Mapping[str, Tensor], round_index: int
+    ) -> dict[str, Tensor]:
+        """Returns the means by name: sums with noise over the expected cohort, plus references.
+
+        The noise is a function of (seed, round), the same on every process. With `adaptive` the
+        clip of the next round is set.
+
+        Args:
+            sums: The sums over all clients of the round, in the same order in every process.
+            references: As in `sums`.
+            round_index: The round, from 0.
+        """
+        rng = generator(self.seed, "privacy", round_index)
+        deviation = self.message_noise * self.clip
+        below, means = sums.pop(BELOW, None), {}
+        for name, total in sums.items():
+            noise = torch.from_numpy(rng.standard_normal(total.numel()))
+            mean = (total + (deviation * noise).to(total)) / self.cohort
+            means[name] = mean + references[name] if name in references else mean
+        if below is not None and (adaptive := self.privacy.adaptive) is not None:
+            noisy = float(below) + self.count_noise * rng.standard_normal()
+            share = noisy / self.cohort + 0.5
+            self.clip *= math.exp(-adaptive.rate * (share - adaptive.quantile))
+        return means
+
+    def facts(self, rounds: int) -> dict[str, float]:
+        """Returns the numbers of a round's row: ε after `rounds` rounds, and the clip."""
+        return {"privacy/epsilon": self.accountant.epsilon(rounds), "privacy/clip": self.clip}
+
+    def describe(self) -> str:
+        """Returns in words what is private against whom, and what is not."""
+        return (
+            f"delta {self.accountant.delta:.2g}, {self.accountant.describe()}, noise multiplier "
+            f"{self.noise_multiplier:.4g}; protects a client against the other clients and all who "
+            f"see the global model, not against the server; scores, losses and tables are not "
+            f"private"
+        )

@@ -1,0 +1,428 @@
+"""Client-level privacy: how far one client moves what the server sees, the noise, and ε."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from datamodules import Natural, SharedTest, TensorDataModule
+from models import HalfSquaredError
+from pfl import ConfigError, FederatedLoop, Trainer
+from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.privacy import AdaptiveClip, Privacy, PrivateMean
+from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP
+from pfl.randomness import generator
+from tests.algorithms.methods import (
+    BATCHES,
+    METHODS,
+    SIZES,
+    normalized_network,
+    small_network,
+    small_world,
+)
+
+# The server of these reads the messages of single clients, or has the samples.
+REFUSED = {
+    *("FedACS", "FedACS, quantile 1", "FedAMP", "HeurFedAMP", "FedGH", "FedPAC", "GlobalTrain"),
+    "FedSLR, all multipliers",
+}
+CLIP = 1e-3  # below the norm of every client's messages, which are then moved by C exactly
+EXACT = Privacy(clip=CLIP, noise_multiplier=0.0, delta=0.1)
+
+
+def world_with(client):
+    """The small world, in which one client has other targets."""
+    data = small_world()
+    loaded = data.load()
+    owners = np.repeat(np.arange(len(SIZES)), SIZES)
+    targets = loaded.train.targets.clone()
+    targets[owners == client] += 3.0
+    return TensorDataModule(
+        loaded.train.inputs,
+        targets,
+        loaded.test.inputs,
+        loaded.test.targets,
+        client_ids=owners,
+        partition=Natural(),
+        protocol=SharedTest(validation=0.0),
+    )
+
+
+class Transcript:
+    """Replaces `PrivateMean.release`: keeps the sums of every round, and replays the means."""
+
+    def __init__(self, patch):
+        self.patch = patch
+
+    def record(self, run, means=()):
+        """Runs something; returns the sums and the released means of each round.
+
+        Args:
+            run: What is run.
+            means: What the server learns in place of its own means.
+        """
+        release, sums, released = PrivateMean.release, [], []
+
+        def recorded(private, totals, references, index):
+            sums.append({name: total.clone() for name, total in totals.items()})
+            own = release(private, totals, references, index)
+            released.append(means[index] if means else own)
+            return {name: mean.clone() for name, mean in released[-1].items()}
+
+        with self.patch.context() as patch:
+            patch.setattr(PrivateMean, "release", recorded)
+            run()
+        return sums, released
+
+
+@pytest.fixture
+def transcript(monkeypatch):
+    return Transcript(monkeypatch)
+
+
+def distance(one, other):
+    """The norm of the difference of all sums of a round together."""
+    return math.sqrt(sum(float((one[name] - other[name]).square().sum()) for name in one))
+
+
+def ran_with(method, fit, data, **loop):
+    algorithm = method.make(small_network(), loss=HalfSquaredError(), **BATCHES)
+    return lambda: fit(algorithm, data, 2, evaluate=(), privacy=EXACT, **loop)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in REFUSED])
+def test_one_client_moves_the_sums_by_at_most_the_clip(fit, transcript, name):
+    """The server's sums with and without a client, if both servers have published the same.
+
+    The second round counts as much as the first: there the other clients have states and models
+    that could depend on the client in another way than through what was published.
+    """
+    method = METHODS[name]
+    if method.everyone:  # one client is replaced, which takes its part away and adds another
+        runs, limit = [{"data": small_world()}, {"data": world_with(1)}], 2 * CLIP
+    else:
+        # The third round, which is not run, gives both the same expected number of clients.
+        cohorts, without = [[0, 1, 2], [1, 2, 3], [0, 1, 2]], [[0, 2], [2, 3], [0, 1, 2]]
+        runs, limit = [{"data": small_world(), "trace": t} for t in (cohorts, without)], CLIP
+    with_client, published = transcript.record(ran_with(method, fit, **runs[0]))
+    without_client, _ = transcript.record(ran_with(method, fit, **runs[1]), published)
+    moved = [distance(*both) for both in zip(with_client, without_client, strict=True)]
+    assert max(moved) <= limit * (1 + 1e-9)
+    if name != "LocalTrain" and not method.everyone:  # in the first round norms exceed the clip
+        assert moved[0] == pytest.approx(limit, rel=1e-9)
+    assert [len(sums) > 0 for sums in with_client] == [name != "LocalTrain"] * 2
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_methods_that_read_single_clients_are_refused(fit, name):
+    method = METHODS[name]
+    with pytest.raises(ConfigError, match=r"^loop\.privacy: "):
+        ran_with(method, fit, small_world())()
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+def private(**arguments):
+    return Privacy(**{"clip": 1.0, "noise_multiplier": 1.0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("hook", "found"),
+    [
+        ("server_update", "server_update reads self.participant_ids"),
+        ("after_evaluation", "after_evaluation reads 'test/global/loss'"),
+    ],
+)
+def test_hooks_that_read_what_is_not_private_are_refused(fit, hook, found):
+    class Reads(FedAvg):
+        def server_update(self, received):
+            if hook == "server_update":
+                assert len(self.participant_ids)
+            super().server_update(received)
+
+        def after_evaluation(self, row):
+            if hook == "after_evaluation":
+                assert row["test/global/loss"] >= 0
+
+    algorithm = Reads(small_network(), loss=HalfSquaredError(), **BATCHES)
+    with pytest.raises(ConfigError, match=rf"^loop\.privacy: Reads\.?.*{found}|{found}"):
+        fit(algorithm, small_world(), 1, privacy=private())
+
+
+def test_a_rule_that_follows_validation_losses_is_refused(fit):
+    method = FedCLUP(small_network(), penalty_schedule="plateau", lr=0.1, batch_size=None)
+    with pytest.raises(ConfigError, match=r"^loop\.privacy: model\.penalty_schedule: plateau"):
+        fit(method, small_world(), 1, privacy=private())
+
+
+def test_running_statistics_are_not_averaged_in_private_runs(fit):
+    arguments = dict(loss=HalfSquaredError(), **BATCHES)
+    with pytest.raises(ConfigError, match=r"^loop\.privacy: model\.buffers: average"):
+        fit(FedAvg(normalized_network(), **arguments), small_world(), 1, privacy=private())
+    fit(
+        FedAvg(normalized_network(), buffers="local", **arguments),
+        small_world(),
+        1,
+        privacy=private(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"clip": 0.0}, "loop.privacy.clip: 0.0; it must be above 0"),
+        ({"noise_multiplier": -1.0}, "loop.privacy.noise_multiplier: -1.0; it must be at least 0"),
+        ({"delta": 1.0}, "loop.privacy.delta: 1.0; it must be in (0, 1)"),
+        ({"noise_multiplier": None}, "loop.privacy: give noise_multiplier, or epsilon, from which"),
+    ],
+)
+def test_impossible_arguments_are_refused(arguments, line):
+    with pytest.raises(ConfigError) as error:
+        private(**arguments)
+    assert str(error.value).startswith(line)
+
+
+# ---- the mean -----------------------------------------------------------------------------------
+
+
+def test_without_noise_and_with_a_wide_clip_the_method_is_itself(fit, tmp_path):
+    """The mean of the changes plus the received model is the mean of the models."""
+    arguments = dict(weighting="uniform", loss=HalfSquaredError(), **BATCHES)
+    plain, wide = (FedAvg(small_network(), **arguments) for _ in range(2))
+    fit(plain, small_world(), 4, clients_per_round=2)
+    fit(
+        wide, small_world(), 4, clients_per_round=2, privacy=private(clip=1e9, noise_multiplier=0.0)
+    )
+    torch.testing.assert_close(plain.global_model, wide.global_model, rtol=0, atol=1e-14)
+
+
+def mean_of(privacy, rounds=(0,), width=4000, seed=0, cohort=8, rows=None):
+    """What `PrivateMean` releases of clients that send zeros, or `rows`, in some rounds."""
+    accountant = Accountant(privacy.noise_multiplier, 1e-5, "bernoulli", cohort, 100)
+    mean = PrivateMean(privacy, accountant, seed, max(rounds) + 1)
+    values = torch.zeros(cohort, width, dtype=torch.float64) if rows is None else rows
+    sums = [mean.release(mean.sums({"w": values}, {}), {}, index)["w"] for index in rounds]
+    return torch.stack(sums), mean
+
+
+def test_the_noise_is_gaussian_with_the_promised_deviation():
+    """Of the mean: z C / cohort = 2 * 0.5 / 8; uncorrelated between values and between rounds."""
+    means, _ = mean_of(private(clip=0.5, noise_multiplier=2.0), rounds=range(10))
+    noise = means / 0.125
+    assert stats.kstest(noise.flatten().numpy(), "norm").pvalue > 0.01
+    assert abs(noise.mean()) < 4 / math.sqrt(noise.numel())
+    assert abs(noise.std() - 1) < 4 / math.sqrt(2 * noise.numel())
+    between = np.corrcoef(noise.numpy())[np.triu_indices(10, 1)]
+    assert np.abs(between).max() < 4.5 / math.sqrt(noise.shape[1])
+    neighbours = torch.corrcoef(torch.stack([noise[:, 1:].flatten(), noise[:, :-1].flatten()]))
+    assert abs(neighbours[0, 1]) < 4 / math.sqrt(noise.numel())
+
+
+def test_the_noise_is_a_function_of_seed_and_round():
+    one, _ = mean_of(private(), rounds=(0, 3))
+    again, _ = mean_of(private(), rounds=(3,))
+    other, _ = mean_of(private(), rounds=(3,), seed=1)
+    assert torch.equal(one[1], again[0])
+    assert not torch.equal(one[1], other[0]) and not torch.equal(one[0], one[1])
+
+
+def test_all_messages_are_clipped_together_and_bad_ones_count_as_zero():
+    """|(3, 4, 12)| = 13 is scaled to 2; a norm of 1 stays; infinity and NaN become nothing."""
+    accountant = Accountant(0.0, 1e-5, "bernoulli", 4, 100)
+    mean = PrivateMean(private(clip=2.0, noise_multiplier=0.0), accountant, 0, 1)
+    a = torch.tensor([[4.0, 4.0], [1.0, 0.0], [math.inf, 0.0], [1.0, 0.0]])
+    b = torch.tensor([[12.0], [0.0], [0.0], [math.nan]])
+    reference = {"a": torch.tensor([1.0, 0.0])}
+    sums = mean.sums({"a": a, "b": b}, reference)
+    # Rows minus the reference: (3, 4, 12) -> 2/13 of it; (0, 0, 0); nothing; nothing.
+    torch.testing.assert_close(sums["a"], torch.tensor([6.0, 8.0]) / 13)
+    torch.testing.assert_close(sums["b"], torch.tensor([24.0]) / 13)
+    released = mean.release(sums, reference, 0)  # over four expected clients, plus the reference
+    torch.testing.assert_close(released["a"], torch.tensor([6.0, 8.0]) / 52 + reference["a"])
+
+
+@pytest.mark.parametrize("quantile", [0.3, 0.8])
+def test_an_adaptive_clip_finds_the_quantile(quantile):
+    """Norms are 1, 2, ..., 200, so that the quantile γ is 200 γ."""
+    rows = torch.zeros(200, 3, dtype=torch.float64)
+    rows[:, 0] = torch.arange(1, 201)
+    adaptive = AdaptiveClip(quantile=quantile, rate=0.5)
+    _, mean = mean_of(private(clip=1.0, adaptive=adaptive), range(60), 3, cohort=200, rows=rows)
+    # The count has noise 10 of 200; the clip then moves by 0.5 * 0.05 of itself a round at most
+    # or so, and the slope of the share around the quantile pulls it back.
+    assert mean.clip == pytest.approx(200 * quantile, rel=0.2)
+    # Theorem 1: z^-2 = z_messages^-2 + (2 σ_b)^-2.
+    assert mean.message_noise**-2 + (2 * mean.count_noise) ** -2 == pytest.approx(1.0)
+    assert mean.message_noise > 1
+
+
+def test_an_empty_round_happens_and_has_noise(fit):
+    """Each of four clients is drawn with probability 1/4; noise moves the model all the same."""
+    algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+    before = algorithm.global_model.clone()
+    seed = next(s for s in range(99) if (generator(s, "cohort", 0).random(4) >= 0.25).all())
+    loop = dict(sampling="bernoulli", clients_per_round=1, privacy=private(), seed=seed)
+    fit(algorithm, small_world(), 1, **loop)
+    assert algorithm.run.cohort(0).tolist() == []
+    noise = torch.from_numpy(generator(seed, "privacy", 0).standard_normal(len(before)))
+    torch.testing.assert_close(algorithm.global_model, before + noise, rtol=0, atol=1e-15)
+    assert algorithm.participants == 1  # as expected, whoever came
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_chunks_and_a_resumed_run_give_the_same(fit, tmp_path, chunk):
+    settings = dict(clients_per_round=2, privacy=private(clip=0.1, adaptive=AdaptiveClip()))
+    whole = SCAFFOLD(small_network(), loss=HalfSquaredError(), **BATCHES)
+    fit(whole, small_world(), 4, **settings)
+    part = SCAFFOLD(small_network(), loss=HalfSquaredError(), **BATCHES)
+    trainer = Trainer(
+        name="part", default_root_dir=tmp_path, max_epochs=2, enable_progress_bar=False
+    )
+    loop = dict(settings, clients_at_once=chunk)
+    trainer.fit(part, datamodule=FederatedLoop(small_world(), **loop))
+    resumed = SCAFFOLD(small_network(1), loss=HalfSquaredError(), **BATCHES)
+    trainer_2 = Trainer(
+        name="rest", default_root_dir=tmp_path, max_epochs=4, enable_progress_bar=False
+    )
+    path = trainer.run_dir / "checkpoints" / "last.ckpt"
+    trainer_2.fit(resumed, datamodule=FederatedLoop(small_world(), **loop), ckpt_path=str(path))
+    torch.testing.assert_close(resumed.global_model, whole.global_model, rtol=0, atol=1e-14)
+    assert resumed.run.private.clip == pytest.approx(whole.run.private.clip, rel=1e-14)
+    assert resumed.row["privacy/epsilon"] == whole.row["privacy/epsilon"]
+
+
+# ---- ε ------------------------------------------------------------------------------------------
+
+
+def classical(accountant, rounds):
+    """ε by the conversion of the first papers: min over orders of R ρ(α) + log(1/δ) / (α - 1)."""
+    orders, divergences = accountant._curve
+    whole = (orders == np.round(orders)) & (orders <= 64)
+    values = rounds * divergences[whole] + math.log(1 / accountant.delta) / (orders[whole] - 1)
+    return values.min()
+
+
+def test_published_numbers():
+    """Abadi et al. 2016 print 1.26; McMahan et al. 2018 4.634 for 763,430 users, 5,000 a round.
+
+    Both with the conversion of their time, which gives more than ours.
+    """
+    abadi = Accountant(4.0, 1e-5, "bernoulli", 1, 100)
+    assert classical(abadi, 10_000) == pytest.approx(1.26, abs=5e-3)
+    users = Accountant(1.0, 1e-9, "bernoulli", 5000, 763_430)
+    assert classical(users, 5000) == pytest.approx(4.634, abs=5e-4)
+    assert abadi.epsilon(10_000) < 1.26 and users.epsilon(5000) < 4.634
+
+
+@pytest.mark.parametrize(("z", "cohort", "rounds"), [(1.0, 10, 100), (0.7, 50, 30), (4.0, 5, 2000)])
+def test_another_librarys_accountant_agrees(z, cohort, rounds):
+    rdp = pytest.importorskip("opacus.accountants.analysis.rdp", reason="opacus is not installed")
+    orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 256))
+    curve = rdp.compute_rdp(q=cohort / 1000, noise_multiplier=z, steps=rounds, orders=orders)
+    expected, _ = rdp.get_privacy_spent(orders=orders, rdp=curve, delta=1e-5)
+    actual = Accountant(z, 1e-5, "bernoulli", cohort, 1000).epsilon(rounds)
+    assert actual == pytest.approx(expected, rel=0.01)
+
+
+def gaussian_delta(epsilon, sensitivity):
+    """δ of the Gaussian mechanism of deviation 1 (Balle and Wang 2018, Theorem 8)."""
+    a, b = sensitivity / 2, epsilon / sensitivity
+    return stats.norm.cdf(a - b) - math.exp(epsilon + stats.norm.logcdf(-a - b))
+
+
+def test_all_clients_are_the_plain_gaussian():
+    """R rounds with noise z are one Gaussian with sensitivity sqrt(R) / z; ours bounds its ε."""
+    accountant = Accountant(5.0, 1e-5, "all", 40, 40)
+    epsilon = accountant.epsilon(100)
+    assert gaussian_delta(epsilon, math.sqrt(100) / 5.0) < 1e-5
+    assert gaussian_delta(0.85 * epsilon, math.sqrt(100) / 5.0) > 1e-5
+
+
+def test_a_fixed_number_of_clients_counts_the_replacement_of_one():
+    """All 40 of 40 clients drawn are all clients, of which one is replaced: twice the change."""
+    drawn = Accountant(4.0, 1e-5, "uniform", 40, 40).epsilon(10)
+    assert drawn == pytest.approx(Accountant(2.0, 1e-5, "all", 40, 40).epsilon(10), rel=1e-9)
+
+
+def test_a_trace_counts_the_client_that_takes_part_most_often():
+    trace = [[0, 1], [1, 2], [3], [1]]
+    assert most_uses(trace).tolist() == [1, 2, 2, 3]
+    run = Accountant(2.0, 1e-5, "all", 2, 4, most_uses(trace))
+    plain = Accountant(2.0, 1e-5, "all", 2, 4)
+    assert [run.epsilon(n) for n in (1, 2, 3, 4)] == [plain.epsilon(n) for n in (1, 2, 2, 3)]
+
+
+def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
+    algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+    loop = dict(clients_per_round=2, sampling="bernoulli", evaluate=())
+    fit(algorithm, small_world(), 6, privacy=private(noise_multiplier=None, epsilon=3.0), **loop)
+    assert algorithm.row["privacy/epsilon"] == pytest.approx(3.0, rel=1e-3)
+    assert algorithm.row["privacy/epsilon"] <= 3.0 and algorithm.rounds == 6
+    z = algorithm.run.private.noise_multiplier
+    ends = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+    fit(ends, small_world(), 60, privacy=private(noise_multiplier=z, epsilon=3.0), **loop)
+    assert ends.rounds == 6
+    with pytest.raises(ConfigError, match=r"loop\.privacy\.epsilon: 0\.1; the first round alone"):
+        fit(
+            FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES),
+            small_world(),
+            6,
+            privacy=private(epsilon=0.1),
+            **loop,
+        )
+
+
+# ---- an audit -----------------------------------------------------------------------------------
+
+
+def audited(weights=None, runs=4000, z=1.0, delta=1e-5):
+    """A lower bound of one round's ε, of which 99 % is certain, by guessing whether a client came.
+
+    The canary sends a vector of norm C along the first axis; nine others send nothing. An attacker
+    sees the released mean and says "it was there" above a threshold that was chosen on the first
+    half of the runs. Clopper and Pearson bound the rates of both errors on the second half; a
+    Gaussian mechanism with these rates has at least the sensitivity μ, and so at least the ε of μ
+    (Nasr et al., "Tight Auditing of Differentially Private Machine Learning", 2023).
+
+    Args:
+        weights: The number of samples of each client, by which a planted mistake weighs them; None:
+            what `PrivateMean` does.
+    """
+    accountant = Accountant(z, delta, "all", 10, 10)
+    seen = np.empty((2, runs))
+    for present in (0, 1):
+        rows = torch.zeros(9 + present, 10, dtype=torch.float64)
+        rows[0, 0] = present
+        mean = PrivateMean(private(noise_multiplier=z), accountant, present, 1)
+        for number in range(runs):
+            sums = mean.sums({"w": rows}, {})
+            if weights is not None:
+                samples = torch.tensor(weights[1 - present :], dtype=torch.float64)
+                sums = {"w": 10 * (samples / samples.sum()) @ rows}
+            seen[present, number] = float(mean.release(sums, {}, number)["w"][0])
+    chosen, tested = np.split(seen, 2, axis=1)
+    threshold = np.median(chosen)
+    half = runs // 2
+    errors = (tested[0] > threshold).sum(), (tested[1] <= threshold).sum()
+    most = [stats.beta.ppf(0.995, wrong + 1, half - wrong) for wrong in errors]
+    sensitivity = -stats.norm.ppf(most).sum()
+    low, high = 0.0, 500.0
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        exceeds = gaussian_delta(middle, sensitivity) > delta
+        low, high = (middle, high) if exceeds else (low, middle)
+    return low
+
+
+def test_an_audit_finds_less_than_the_accountant_and_more_than_half_of_it():
+    epsilon = Accountant(1.0, 1e-5, "all", 10, 10).epsilon(1)
+    assert epsilon / 2 < audited() < epsilon
+
+
+def test_the_audit_finds_weights_by_samples():
+    """A client of 991 samples beside nine of one moves the mean ten times as far as is assumed."""
+    epsilon = Accountant(1.0, 1e-5, "all", 10, 10).epsilon(1)
+    assert audited([991, *[1] * 9]) > 2 * epsilon

@@ -22,9 +22,6 @@ from datamodules.rules.conventions import FedSLRDirichlet as FedSLRDirichlet
 from datamodules.rules.conventions import FLBenchClasses as FLBenchClasses
 from datamodules.rules.conventions import PFLlibDirichlet as PFLlibDirichlet
 from datamodules.rules.conventions import PFLlibPathological as PFLlibPathological
-from datamodules.rules.flower import FlowerDirichlet as FlowerDirichlet
-from datamodules.rules.flower import FlowerPathological as FlowerPathological
-from datamodules.rules.flower import FlowerShards as FlowerShards
 from datamodules.rules.flower_bridge import FlowerRule as FlowerRule
 from datamodules.rules.flower_bridge import flower_partitioner as flower_partitioner
 from datamodules.rules.fluke import FlukeClasses as FlukeClasses

@@ -3,7 +3,7 @@
 Each rule follows the released code, with two exceptions that hold for all of them: the numbers come
 from the data module's seed, and which samples of a class a client gets is drawn at random, where
 some of the codes take them in the order of the file. `docs/partitions.md` compares the rules, and
-lists the conventions that equal a rule of this package. Flower's are in the module `flower`.
+lists the conventions that equal a rule of this package. `FlowerRule` runs Flower's own code.
 """
 
 from bisect import bisect_left
@@ -132,16 +132,33 @@ class PFLlibDirichlet(Partitioner):
     @override
     def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         labels = class_labels(self, targets)
-        least, mean = _least(self, len(labels), num_clients), len(labels) / num_clients
-        available = np.bincount(labels)
+        least = _least(self, len(labels), num_clients)
         for _ in range(10_000):
-            counts = dirichlet_counts(available, num_clients, self.alpha, mean, False, rng)
-            if counts is not None and counts.sum(0).min() >= least:
+            counts = self._draw(np.bincount(labels), num_clients, rng)
+            if counts.sum(0).min() >= least:
                 return assign_counts(labels, counts, rng)
         raise ConfigError(
             f"PFLlibDirichlet.alpha: {self.alpha}; with num_clients={num_clients} it must be "
             f"larger, as 10,000 draws did not give {least} samples to every client"
         )
+
+    def _draw(
+        self, available: np.ndarray, num_clients: int, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Draws the number of samples of each class and client, int64 [K, M]; 0 if a draw fails.
+
+        A draw fails where only full clients have a share of a class above 0.
+        """
+        counts = np.zeros((len(available), num_clients), np.int64)
+        for label, samples in enumerate(available.tolist()):
+            shares = rng.dirichlet(np.full(num_clients, self.alpha))
+            shares = shares * (counts.sum(0) < available.sum() / num_clients)
+            if not shares.sum():
+                return np.zeros_like(counts)
+            edges = (np.cumsum(shares / shares.sum()) * samples).astype(np.int64)
+            edges[-1] = samples
+            counts[label] = np.diff(edges, prepend=0)
+        return counts
 
     @override
     def describe(self) -> str:
@@ -321,41 +338,6 @@ class LEAF(PerSample):
     @override
     def describe(self) -> str:
         return f"a client for each user with at least {self.min_samples} samples (LEAF)"
-
-
-def dirichlet_counts(
-    available: np.ndarray,
-    num_clients: int,
-    alpha: float,
-    full: float,
-    above: bool,
-    rng: np.random.Generator,
-) -> np.ndarray | None:
-    """Draws a cut of each class by Dir_M(α), classes in ascending order, full clients left out.
-
-    Args:
-        available: The number of samples of each class, [K].
-        num_clients: M.
-        alpha: α.
-        full: The number of samples from which on a client is full.
-        above: Whether a client with exactly `full` samples still gets some.
-        rng: The source of randomness.
-
-    Returns:
-        The number of samples of each class and client, int64 [K, M]; None if the clients that are
-        not full have drawn shares of 0 only.
-    """
-    counts = np.zeros((len(available), num_clients), np.int64)
-    for label, samples in enumerate(available.tolist()):
-        held = counts.sum(0)
-        shares = rng.dirichlet(np.full(num_clients, alpha))
-        shares = shares * (held <= full if above else held < full)
-        if not shares.sum():
-            return None
-        edges = (np.cumsum(shares / shares.sum()) * samples).astype(np.int64)
-        edges[-1] = samples
-        counts[label] = np.diff(edges, prepend=0)
-    return counts
 
 
 def draw_classes(

@@ -275,7 +275,6 @@ def test_the_table_of_conventions_has_every_class_of_a_convention():
     named = {rule.partition("(")[0] for rule in conventions()} | {"FlowerRule"}
     ours = [
         datamodules.rules.conventions,
-        datamodules.rules.flower,
         datamodules.rules.flower_bridge,
         datamodules.rules.fluke,
     ]

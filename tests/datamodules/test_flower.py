@@ -1,4 +1,4 @@
-"""Flower's rules: against the package flwr-datasets where it is installed, and by themselves."""
+"""Flower's partitioners as rules, and rules as Flower's partitioners."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,7 @@ import pytest
 from datamodules import (
     DigitsDataModule,
     Dirichlet,
-    FlowerDirichlet,
-    FlowerPathological,
     FlowerRule,
-    FlowerShards,
     Groups,
     Natural,
     SplitOwn,
@@ -44,68 +41,9 @@ def flwr():
     return pytest.importorskip("flwr_datasets.partitioner")
 
 
-@pytest.mark.parametrize(
-    ("alpha", "balancing"), [(0.3, False), (0.3, True), (2.0, False), (2.0, True)]
-)
-@pytest.mark.filterwarnings("ignore:The specified min_partition_size")
-def test_dirichlet_equals_flower_s(flwr, alpha, balancing):
-    for seed in range(5):
-        theirs = flwr.DirichletPartitioner(7, "label", alpha, 20, balancing, seed=seed)
-        assert table(FlowerDirichlet(alpha, 20, balancing), 7, seed) == flowers(theirs)
-
-
-@pytest.mark.parametrize("mode", ["random", "deterministic", "first-deterministic"])
-@pytest.mark.filterwarnings("ignore:Classes:")
-def test_pathological_equals_flower_s(flwr, mode):
-    for classes, clients in ((1, 4), (2, 7), (5, 3)):
-        theirs = flwr.PathologicalPartitioner(clients, "label", classes, mode, seed=3)
-        assert table(FlowerPathological(classes, mode), clients, 3) == flowers(theirs)
-
-
-SHARDS = [(2, None, False), (2, None, True), (None, 50, False), (None, 50, True), (3, 40, False)]
-
-
-@pytest.mark.parametrize("arguments", SHARDS, ids=str)
-def test_shards_equal_flower_s(flwr, arguments):
-    theirs = flwr.ShardPartitioner(7, "label", *arguments, seed=3)
-    assert table(FlowerShards(*arguments), 7, 3) == flowers(theirs)
-
-
-def test_deterministic_classes_are_neighbours():
-    counts = np.array(table(FlowerPathological(2, "deterministic"), 7, 0))
-    assert [np.flatnonzero(row).tolist() for row in counts] == [
-        sorted((i % 6, (i + 1) % 6)) for i in range(7)
-    ]
-    # Class 0 has clients 0, 5 and 6, in parts that differ by at most one, with larger ones first.
-    whole = int((LABELS == 0).sum())
-    assert counts[[0, 5, 6], 0].tolist() == [-(-(whole - i) // 3) for i in range(3)]
-
-
-def test_shards_have_one_size():
-    # 901 samples in 7 * 2 shards of 64 leave 5 over.
-    counts = np.array(table(FlowerShards(2), 7, 0))
-    assert counts.sum(1).tolist() == [128] * 7
-    # 18 shards of 50 for 7 clients: four get three, and three get two.
-    counts = np.array(table(FlowerShards(None, 50), 7, 0))
-    assert counts.sum(1).tolist() == [150] * 4 + [100] * 3
-
-
-def test_wrong_arguments_are_refused(one_line):
-    with one_line("FlowerShards.shard_size: None; it must be given"):
-        FlowerShards()
-    with one_line("FlowerShards.shard_size: 400", "7 shards or more, not 2"):
-        table(FlowerShards(None, 400), 7, 0)
-    with one_line("FlowerPathological.class_assignment_mode: 'all'"):
-        FlowerPathological(2, "all")
-    with one_line("FlowerPathological.num_classes_per_partition: 7; it must be at most 6"):
-        table(FlowerPathological(7), 3, 0)
-    with one_line("FlowerDirichlet.min_partition_size: 120", "11 draws"):
-        table(FlowerDirichlet(0.01, 120), 7, 0)
+def test_arguments_of_a_partitioner_that_is_an_object_are_refused(one_line):
     with one_line("FlowerRule.arguments", "given as an object"):
         FlowerRule(object(), {"alpha": 1})
-
-
-# ---- the package itself --------------------------------------------------------------------------
 
 
 def test_any_partitioner_of_flower_is_a_rule(flwr):

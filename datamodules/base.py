@@ -23,7 +23,7 @@ from datamodules.loaders import (
 from datamodules.partitions.index_arrays import IndexArrays
 from datamodules.partitions.measures import is_owned
 from datamodules.partitions.partition import Partition
-from datamodules.protocols.protocol import Protocol, SplitOwn
+from datamodules.protocols.protocol import Pool, Protocol, SplitOwn
 from datamodules.randomness import generator
 from datamodules.rules.from_file import Given
 from datamodules.rules.partitioner import IID, Partitioner
@@ -60,7 +60,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) an argument does not
-            fit the data, or data in memory contain NaN or infinite values.
+            fit the data, a file or a column is missing or cannot be read, a package that reads it
+            is not installed, or data in memory contain NaN or infinite values.
 
     Example:
         >>> from datamodules import Loaded, TensorSamples
@@ -140,18 +141,19 @@ class FederatedDataModule(LightningDataModule, ABC):
         targets = host_targets(samples)
         labels = targets if targets.dtype.kind == "i" and targets.ndim == 1 else None
         rule = self.partitioner.bound(columns_of(loaded), num_train, len(samples))
-        self._pool = pool = self.protocol.pool_size(num_train, len(samples))
+        pool = len(samples) if self.protocol.assigns_official_test else num_train
+        self._pool = pool
         if rule.reach is not None:
             pool = min(pool, rule.reach)
             rule = rule.restricted(slice(pool))
         if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
-        self._client_names = rule.client_names(self._num_clients)
         self._class_names = None if loaded.class_names is None else list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
-        split_rng = generator(self.seed, "protocol")
-        partition = self.protocol.split(owned, labels, num_train, len(samples), split_rng)
+        self._client_names = rule.client_names(owned)
+        whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")
+        partition = self.protocol.split(owned, whole, rng)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
         about = partition.about or self._about(num_train)
         self._partition = replace(partition, targets=targets, about=about)
@@ -201,9 +203,9 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def client_names(self) -> list[str] | None:
-        """The names of the clients [M], such as hospitals, with a rule that knows them; else None.
+        """The names of the clients [M], such as hospitals, if the rule gives them names; else None.
 
-        `Natural` has the ids of the data set, `Groups` the ids of each group, joined by "+".
+        `Natural` and `LEAF` take the ids, `Groups` the ids of each group, joined by "+".
         """
         self._ready()
         return self._client_names

@@ -168,7 +168,6 @@ class Ragged(IndexArrays):
         return self.indices[skipped + np.arange(total)]
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Returns all three arrays."""
         return self.starts, self.sizes, self.indices
 
     def __getitem__(self, client: int) -> np.ndarray:
@@ -177,7 +176,6 @@ class Ragged(IndexArrays):
 
     @property
     def is_shared(self) -> bool:
-        """Whether all clients share one array, which is stored once."""
         return len(self.indices) < self.sizes.sum()
 
 

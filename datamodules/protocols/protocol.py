@@ -1,14 +1,28 @@
 """Test protocols: which samples each client is trained, validated and tested on."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
 from datamodules.partitions.partition import Partition
 from datamodules.protocols.splits import split_off
+
+
+class Pool(NamedTuple):
+    """The samples of a data set: the training samples, followed by the official test samples.
+
+    Attributes:
+        labels: The class of every sample, int64 [num_samples]; None if the targets are not classes.
+        num_train: The number of training samples.
+        num_samples: The number of all samples.
+    """
+
+    labels: np.ndarray | None
+    num_train: int
+    num_samples: int
 
 
 class Protocol(ABC):
@@ -29,6 +43,7 @@ class Protocol(ABC):
 
     Attributes:
         needs_official_test: Whether the protocol needs an official test set.
+        assigns_official_test: Whether the partition rule assigns the official test samples, too.
 
     Example:
         >>> from datamodules import SharedTest
@@ -37,31 +52,18 @@ class Protocol(ABC):
     """
 
     needs_official_test = True
+    assigns_official_test = False
 
     def __init__(self, validation: float = 0.1) -> None:
         self.validation = _check_share("validation", validation, self)
 
-    def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Returns how many samples are assigned to clients, counted from the first sample."""
-        return num_train
-
     @abstractmethod
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         """Splits the samples of every client and chooses its test set.
 
         Args:
             owned: The samples assigned to each client.
-            labels: The class of every sample, int64 [num_samples]; None if targets are no classes.
-            num_train: The number of training samples, which come first; all other samples are
-                official test samples.
-            num_samples: The number of all samples.
+            pool: The samples of the data set.
             rng: The only source of randomness.
 
         Raises:
@@ -87,9 +89,6 @@ class SplitOwn(Protocol):
         test: Share of a client's samples for its test set, from 0 to below 1.
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
-    Raises:
-        ConfigError: A share is out of range, or the two shares leave no training samples.
-
     Example:
         >>> from datamodules import IID, DigitsDataModule
         >>> protocol = SplitOwn(test=0.5, validation=0.25)
@@ -100,6 +99,7 @@ class SplitOwn(Protocol):
     """
 
     needs_official_test = False
+    assigns_official_test = True
 
     def __init__(self, test: float = 0.2, validation: float = 0.1) -> None:
         self.test = _check_share("test", test, self)
@@ -107,23 +107,10 @@ class SplitOwn(Protocol):
         key, total = "SplitOwn.test + SplitOwn.validation", test + validation
         require(key, total, total < 1, "below 1, as the rest is for training")
 
-    @override
-    def pool_size(self, num_train: int, num_samples: int) -> int:
-        return num_samples
-
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Splits the samples of every client into test, validation and training samples."""
-        test, val, train = split_off(owned, labels, (self.test, self.validation), rng)
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
+        test, val, train = split_off(owned, pool.labels, (self.test, self.validation), rng)
         return Partition(train, val, test)
 
-    @override
     def describe(self) -> str:
         return f"each client is tested on {self.test:.0%} of its own samples" + _also(self)
 
@@ -142,10 +129,6 @@ class MatchLabels(Protocol):
             from the official test set are ignored).
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are split) there is no official
-            test set or the targets are no classes.
-
     Example:
         >>> from datamodules import ClassesPerClient, DigitsDataModule
         >>> data = DigitsDataModule(4, ClassesPerClient(2), MatchLabels(samples=20))
@@ -157,15 +140,8 @@ class MatchLabels(Protocol):
         self.samples = samples if samples is None else check_whole("MatchLabels.samples", samples)
         super().__init__(validation)
 
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Splits off the validation sets and draws the test sets."""
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
+        labels, num_train = pool.labels, pool.num_train
         expected = "SplitOwn or SharedTest, unless every sample has one integer label"
         require("protocol", self, labels is not None, expected)
         assert labels is not None
@@ -174,7 +150,7 @@ class MatchLabels(Protocol):
         client, label, number = self._test_counts(train, labels, available)
         # The test samples of each class are put on a circle in random order. Every client takes
         # consecutive samples from a random start: a uniform draw without replacement.
-        circles = num_train + rng.permutation(num_samples - num_train)
+        circles = num_train + rng.permutation(pool.num_samples - num_train)
         circles = circles[np.argsort(labels[circles], kind="stable")]
         first = (np.cumsum(available) - available)[label]
         start = rng.integers(0, np.maximum(available[label], 1))
@@ -182,26 +158,22 @@ class MatchLabels(Protocol):
         place = (np.repeat(start, number) + step) % np.repeat(available[label], number)
         drawn = circles[np.repeat(first, number) + place]
         holder = np.repeat(client, number)
-        order = np.lexsort((drawn, holder))
-        return Partition(
-            train, val, Ragged.from_sizes(drawn[order], np.bincount(holder, minlength=len(owned)))
-        )
+        sizes = np.bincount(holder, minlength=len(owned))
+        return Partition(train, val, Ragged.from_sizes(drawn[np.lexsort((drawn, holder))], sizes))
 
     def _test_counts(
         self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the number of test samples for every pair of a client and a training label.
 
-        Shares are computed as fractions of whole numbers, so that ties are the same on every
-        platform.
+        Shares are fractions of whole numbers, so that ties are the same on every platform.
 
         Returns:
             Client, label and number of test samples, int64 [pairs] each, sorted by client and
             label.
         """
-        pair, count = np.unique(
-            train.owners * len(available) + labels[train.flat], return_counts=True
-        )
+        both = train.owners * len(available) + labels[train.flat]
+        pair, count = np.unique(both, return_counts=True)
         client, label = np.divmod(pair, len(available))
         total = train.sizes[client]
         if self.samples is None:
@@ -219,7 +191,6 @@ class MatchLabels(Protocol):
         number[by_remainder] += np.arange(len(pair)) - first[client] < missing[client]
         return client, label, np.minimum(number, available[label])
 
-    @override
     def describe(self) -> str:
         number = (
             "as many samples as possible" if self.samples is None else f"{self.samples} samples"
@@ -236,29 +207,17 @@ class SharedTest(Protocol):
     Args:
         validation: Share of a client's samples for its validation set, from 0 to below 1.
 
-    Raises:
-        ConfigError: The share is out of range, or (when samples are split) there is no official
-            test set.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> DigitsDataModule(num_clients=3, protocol=SharedTest()).partition.test.sizes
         array([355, 355, 355])
     """
 
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Splits off the validation sets; the test set is stored once."""
-        val, train = split_off(owned, labels, (self.validation,), rng)
-        return Partition(train, val, Ragged.shared(np.arange(num_train, num_samples), len(owned)))
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
+        val, train = split_off(owned, pool.labels, (self.validation,), rng)
+        test = np.arange(pool.num_train, pool.num_samples)
+        return Partition(train, val, Ragged.shared(test, len(owned)))
 
-    @override
     def describe(self) -> str:
         return "every client is tested on the whole official test set" + _also(self)
 
@@ -272,10 +231,6 @@ class OfficialSplit(Protocol):
     Args:
         validation: Share of a client's training samples for its validation set, from 0 to below 1.
 
-    Raises:
-        ConfigError: The share is out of range, or (when samples are split) there is no official
-            test set, or a client owns no official training samples.
-
     Example:
         >>> from datamodules import ArrayDataModule, Natural
         >>> x, y = np.zeros((6, 2)), np.zeros(6, int)
@@ -285,28 +240,17 @@ class OfficialSplit(Protocol):
         (array([0, 1]), array([4, 5]), array([], dtype=int64))
     """
 
-    @override
-    def pool_size(self, num_train: int, num_samples: int) -> int:
-        return num_samples
+    assigns_official_test = True
 
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Separates official training and test samples, and splits off the validation sets."""
-        is_test = owned.flat >= num_train
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
+        is_test = owned.flat >= pool.num_train
         given = owned.select(~is_test)
         without = np.flatnonzero(given.sizes == 0)
         expected = "SplitOwn, as some clients own no official training samples"
         require(f"protocol for client {without[:1]}", self, not len(without), expected)
-        val, train = split_off(given, labels, (self.validation,), rng)
+        val, train = split_off(given, pool.labels, (self.validation,), rng)
         return Partition(train, val, owned.select(is_test))
 
-    @override
     def describe(self) -> str:
         return "each client is tested on its own samples of the official test set" + _also(self)
 

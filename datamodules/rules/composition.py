@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -25,10 +25,6 @@ class Within(Partitioner):
         inner: The rule that divides the samples of a group.
         groups: The number of groups; None if `outer` determines it, as `Natural` does.
 
-    Raises:
-        ConfigError: `groups` is missing or out of range; or (when samples are assigned) there are
-            fewer clients than groups, or one of the rules cannot be satisfied.
-
     Example:
         >>> from datamodules import DigitsDataModule, Dirichlet, Shards
         >>> rule = Within(Dirichlet(5.0), Shards(2), groups=3)
@@ -42,30 +38,20 @@ class Within(Partitioner):
         known = groups is not None or outer.counts_clients
         require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
-    def bound(
-        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
-    ) -> "Within":
-        """Returns the rule with the values of the data set that its two rules need."""
-        outer, inner = (
-            rule.bound(columns, num_train, num_samples) for rule in (self.outer, self.inner)
-        )
+    def bound(self, columns: Mapping[str, np.ndarray], *sizes: int) -> "Within":
+        outer, inner = self.outer.bound(columns, *sizes), self.inner.bound(columns, *sizes)
         return Within(outer, inner, self.groups)
 
     @property
     def reach(self) -> int | None:
-        """The number of samples that both rules know enough about."""
         reaches = [r for r in (self.outer.reach, self.inner.reach) if r is not None]
         return min(reaches, default=None)
 
     def restricted(self, samples: np.ndarray | slice) -> "Within":
-        """Returns the rule for some of the samples only."""
         outer, inner = self.outer.restricted(samples), self.inner.restricted(samples)
         return Within(outer, inner, self.groups)
 
-    def assign(
-        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> IndexArrays:
-        """Assigns samples to groups, and those of each group to clients."""
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         number = self.groups if self.groups is not None else self.outer.count()
         assert number is not None
         enough = f"at least {number}, the number of groups"
@@ -84,7 +70,6 @@ class Within(Partitioner):
             sizes.append(np.asarray(owned.sizes))
         return Ragged.from_sizes(np.concatenate(indices), np.concatenate(sizes))
 
-    @override
     def describe(self) -> str:
         return f"groups of clients: {self.outer.describe()}; in each group: {self.inner.describe()}"
 
@@ -94,10 +79,6 @@ class Sizes(Partitioner):
 
     Args:
         sizes: The number of samples of each client. Samples beyond their sum are not used.
-
-    Raises:
-        ConfigError: A size is no whole number of at least 1; or (when samples are assigned) there
-            are fewer samples than their sum, or `num_clients` is not the number of sizes.
 
     Example:
         >>> from datamodules import DigitsDataModule, SplitOwn
@@ -113,11 +94,9 @@ class Sizes(Partitioner):
         require("Sizes.sizes", sizes, len(self.sizes) > 0, "a list of at least one size")
 
     def count(self) -> int:
-        """Returns the number of sizes."""
         return len(self.sizes)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         known, total = len(self.sizes), sum(self.sizes)
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes")
         enough = f"at most {len(targets)} together, the number of samples"
@@ -126,7 +105,6 @@ class Sizes(Partitioner):
         owners = np.repeat(clients, [*self.sizes, len(targets) - total])
         return rng.permutation(owners)
 
-    @override
     def describe(self) -> str:
         return "clients of given sizes, samples assigned uniformly at random"
 
@@ -145,11 +123,6 @@ class LabelDistribution(Partitioner):
             order of the labels: [M, K]; or the path of a `.npy` or `.csv` file (numbers between
             commas, without headings) with such an array.
         size: With shares: n, the number of samples of a client; None for the default above.
-
-    Raises:
-        ConfigError: The array or the file is no such table; or (when samples are assigned) the
-            numbers of rows and columns are not those of clients and classes, or a class has too few
-            samples.
 
     Example:
         >>> from datamodules import DigitsDataModule, SplitOwn
@@ -175,9 +148,8 @@ class LabelDistribution(Partitioner):
             try:
                 table = np.asarray(distribution, np.float64)
             except ValueError as error:
-                raise ConfigError(
-                    f"{key}: rows of different lengths; it must be a table"
-                ) from error
+                expected = "rows of different lengths; it must be a table"
+                raise ConfigError(f"{key}: {expected}") from error
             self.distribution = table.tolist()
         expected = "numbers of at least 0 in rows of one length, one for each client"
         holds = table.ndim == 2 and table.size > 0 and bool((table >= 0).all())
@@ -192,11 +164,9 @@ class LabelDistribution(Partitioner):
         self._counts = self._counts and size is None
 
     def count(self) -> int:
-        """Returns the number of rows."""
         return len(self._table)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels, key = class_labels(self, targets), "LabelDistribution.distribution"
         available = np.bincount(labels)
         rows, columns = self._table.shape
@@ -206,13 +176,9 @@ class LabelDistribution(Partitioner):
         counts = self._table.astype(np.int64) if self._counts else self._from_shares(available)
         short = np.flatnonzero(counts.sum(0) > available)
         if len(short):
-            label = short[0]
-            require(
-                "LabelDistribution.size" if self.size else key,
-                f"{counts[:, label].sum()} samples of class number {label}",
-                False,
-                f"at most {available[label]}, those in the data",
-            )
+            label, key = short[0], "LabelDistribution.size" if self.size else key
+            found = f"{counts[:, label].sum()} samples of class number {label}"
+            require(key, found, False, f"at most {available[label]}, as many as the data have")
         return assign_counts(labels, counts.T, rng)
 
     def _from_shares(self, available: np.ndarray) -> np.ndarray:
@@ -227,7 +193,6 @@ class LabelDistribution(Partitioner):
             size -= 1
         return _round(shares, size)
 
-    @override
     def describe(self) -> str:
         return "clients with given label distributions"
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
 from datamodules.rules.label_skew import assign_counts, class_labels
 from datamodules.rules.partitioner import Partitioner
-from datamodules.rules.sample_values import PerSample
+from datamodules.rules.sample_values import Natural
 
 
 class FedSLRDirichlet(Partitioner):
@@ -39,10 +39,6 @@ class FedSLRDirichlet(Partitioner):
     Args:
         alpha: Concentration α for each class; 0.1 in the paper.
 
-    Raises:
-        ConfigError: `alpha` is out of range, or (when samples are assigned) the targets are no
-            classes.
-
     Example:
         >>> from datamodules import DigitsDataModule, MatchLabels
         >>> data = DigitsDataModule(10, FedSLRDirichlet(0.1), MatchLabels(20, validation=0.0))
@@ -51,11 +47,10 @@ class FedSLRDirichlet(Partitioner):
     """
 
     def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = _check_positive("FedSLRDirichlet.alpha", alpha)
+        require("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        self.alpha = alpha
 
-    def assign(
-        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> IndexArrays:
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         """Draws the samples of each client, of which some may be the same; ascending."""
         labels = class_labels(self, targets)
         total = len(labels)
@@ -86,7 +81,6 @@ class FedSLRDirichlet(Partitioner):
         samples = np.concatenate([np.sort(own) for own in held])
         return Ragged.from_sizes(samples, np.array(room))
 
-    @override
     def describe(self) -> str:
         return (
             f"label distribution of each client drawn from Dir({self.alpha}, ..., {self.alpha}), "
@@ -112,10 +106,6 @@ class PFLlibDirichlet(Partitioner):
         batch_size: Of PFLlib's `dataset_utils.py`, for L only.
         train_ratio: Of the same file, for L only.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
-            classes or L is not reached in 10,000 draws.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=PFLlibDirichlet(0.1))
@@ -124,13 +114,13 @@ class PFLlibDirichlet(Partitioner):
     """
 
     def __init__(self, alpha: float = 0.1, batch_size: int = 10, train_ratio: float = 0.75) -> None:
-        self.alpha = _check_positive("PFLlibDirichlet.alpha", alpha)
+        require("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        self.alpha = alpha
         self.batch_size = check_whole("PFLlibDirichlet.batch_size", batch_size)
         self.train_ratio = train_ratio
         _least(self, 1, 1)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         least = _least(self, len(labels), num_clients)
         for _ in range(10_000):
@@ -142,9 +132,7 @@ class PFLlibDirichlet(Partitioner):
             f"larger, as 10,000 draws did not give {least} samples to every client"
         )
 
-    def _draw(
-        self, available: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _draw(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         """Draws the number of samples of each class and client, int64 [K, M]; 0 if a draw fails.
 
         A draw fails where only full clients have a share of a class above 0.
@@ -160,7 +148,6 @@ class PFLlibDirichlet(Partitioner):
             counts[label] = np.diff(edges, prepend=0)
         return counts
 
-    @override
     def describe(self) -> str:
         return f"class proportions over the clients as PFLlib's dir (alpha={self.alpha})"
 
@@ -179,10 +166,6 @@ class PFLlibPathological(Partitioner):
         balance: PFLlib's argument of this name.
         batch_size: Of PFLlib's `dataset_utils.py`, for L only.
         train_ratio: Of the same file, for L only.
-
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
-            classes, or a class has too few samples for its clients.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -206,8 +189,7 @@ class PFLlibPathological(Partitioner):
         self.train_ratio = train_ratio
         _least(self, 1, 1)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         most, least = len(available), _least(self, len(labels), num_clients)
@@ -231,7 +213,6 @@ class PFLlibPathological(Partitioner):
             places[who] -= 1
         return assign_counts(labels, counts, rng)
 
-    @override
     def describe(self) -> str:
         sizes = "equal" if self.balance else "random"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
@@ -247,10 +228,6 @@ class FLBenchClasses(Partitioner):
     Args:
         classes: c.
 
-    Raises:
-        ConfigError: `classes` is below 1, or (when samples are assigned) above the number of
-            classes, or the targets are no classes.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=FLBenchClasses(3))
@@ -261,8 +238,7 @@ class FLBenchClasses(Partitioner):
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("FLBenchClasses.classes", classes)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         key = "FLBenchClasses.classes"
@@ -276,12 +252,11 @@ class FLBenchClasses(Partitioner):
                 counts[label, who[-1]] += rest if rest < share else 0
         return assign_counts(labels, counts, rng)
 
-    @override
     def describe(self) -> str:
         return f"{self.classes} random classes per client as in FL-bench"
 
 
-class LEAF(PerSample):
+class LEAF(Natural):
     """LEAF's partition `--sf 1 -k min_samples`: a client for each user with enough samples.
 
     Users with fewer samples are left out. With fewer clients than users, the users are drawn at
@@ -294,10 +269,6 @@ class LEAF(PerSample):
         client_ids: As in `Natural`.
         min_samples: The smallest number of samples of a user; 10 in LEAF.
 
-    Raises:
-        ConfigError: When samples are assigned: there are no ids, no user has enough samples, or
-            there are more clients than users.
-
     Example:
         >>> from datamodules import TensorDataModule
         >>> users = ["ann"] * 12 + ["bob"] * 3 + ["eve"] * 15
@@ -305,8 +276,6 @@ class LEAF(PerSample):
         >>> data.num_clients, data.left_out()["samples_unused"]
         (2, 3)
     """
-
-    counts_clients = True
 
     def __init__(
         self,
@@ -317,15 +286,13 @@ class LEAF(PerSample):
         self.min_samples = check_whole("LEAF.min_samples", min_samples)
 
     def count(self) -> int:
-        """Returns the number of users with enough samples."""
         sizes = np.unique(self.sample_values(), return_counts=True)[1]
         users = int((sizes >= self.min_samples).sum())
         expected = f"at most {sizes.max()}, the number of samples of the largest user"
         require("LEAF.min_samples", self.min_samples, users > 0, expected)
         return users
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         ids, users = self.sample_values(len(targets)), self.count()
         expected = f"at most {users}, the number of users with {self.min_samples} samples or more"
         require("num_clients", num_clients, num_clients <= users, expected)
@@ -335,25 +302,15 @@ class LEAF(PerSample):
         number[np.sort(rng.permutation(enough)[:num_clients])] = np.arange(num_clients)
         return number[owners]
 
-    @override
     def describe(self) -> str:
         return f"a client for each user with at least {self.min_samples} samples (LEAF)"
 
 
-def draw_classes(
-    key: str, classes: int, most: int, num_clients: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Draws different classes for each client, all sets equally likely, bool [K, M].
-
-    Args:
-        key: The name of the argument `classes`, for messages.
-        classes: The number of classes of a client.
-        most: K.
-        num_clients: M.
-        rng: The source of randomness.
+def draw_classes(key: str, classes: int, most: int, num_clients: int, rng: Generator) -> np.ndarray:
+    """Draws `classes` of K = `most` classes for each client, all sets equally likely, bool [K, M].
 
     Raises:
-        ConfigError: `classes` exceeds K = `most`.
+        ConfigError: `classes`, the argument called `key`, exceeds K.
     """
     expected = f"at most {most}, the number of classes in the data"
     require(key, classes, classes <= most, expected)
@@ -361,12 +318,6 @@ def draw_classes(
     holders = np.zeros((most, num_clients), bool)
     np.put_along_axis(holders, order[:classes], True, axis=0)
     return holders
-
-
-def _check_positive(key: str, value: float) -> float:
-    """Returns `value` if it is positive and finite."""
-    require(key, value, 0 < value < np.inf, "positive and finite")
-    return value
 
 
 def _least(rule: PFLlibDirichlet | PFLlibPathological, total: int, num_clients: int) -> int:

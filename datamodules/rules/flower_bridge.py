@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -34,11 +34,6 @@ class FlowerRule(Partitioner):
             or a partitioner without a data set.
         arguments: The arguments of the class, if `partitioner` is a name.
 
-    Raises:
-        ConfigError: The package is not installed, there is no such class, or (when samples are
-            assigned) the partitioner refuses its arguments or the data, or makes another number of
-            partitions than `num_clients`.
-
     Example:
         >>> rule = FlowerRule("DirichletPartitioner", {"partition_by": "label", "alpha": 0.3})
         >>> rule.describe()
@@ -56,26 +51,20 @@ class FlowerRule(Partitioner):
     def bound(
         self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
     ) -> "FlowerRule":
-        """Returns the rule with the columns of the data set."""
         rule = copy.copy(self)
         rule._columns = dict(columns)
         return rule
 
     @property
     def reach(self) -> int | None:
-        """The number of samples whose values all columns have."""
         return min(map(len, self._columns.values()), default=None)
 
     def restricted(self, samples: np.ndarray | slice) -> "FlowerRule":
-        """Returns the rule with the columns' values of some samples."""
         rule = copy.copy(self)
         rule._columns = {name: values[samples] for name, values in self._columns.items()}
         return rule
 
-    def assign(
-        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> IndexArrays:
-        """Returns the samples of Flower's partitions, ascending."""
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         seed = int(rng.integers(1 << 31))
         datasets = _flower("datasets")
         columns = {"index": np.arange(len(targets)), **self._columns}
@@ -116,7 +105,6 @@ class FlowerRule(Partitioner):
         given = self.partitioner
         return given if isinstance(given, str) else type(given).__name__
 
-    @override
     def describe(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
         return f"the partitioner {self._name} of Flower ({arguments})"
@@ -133,9 +121,6 @@ def flower_partitioner(
         num_partitions: The number of clients; None with a rule that determines it.
         partition_by: The column of the labels, numbers or text.
         seed: Seed of the partition.
-
-    Raises:
-        ConfigError: The package `flwr-datasets` is not installed.
 
     Example:
         >>> from importlib.util import find_spec

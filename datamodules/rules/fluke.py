@@ -1,7 +1,7 @@
 """Partition rules as the code of fluke draws them; see the module `conventions`."""
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import check_whole, require
 from datamodules.rules.conventions import draw_classes
@@ -20,10 +20,6 @@ class FlukeDirichlet(Partitioner):
         beta: Concentration β.
         min_ex_class: m.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
-            classes, or a class has fewer than M m samples.
-
     Example:
         >>> from datamodules import DigitsDataModule, SplitOwn
         >>> rule = FlukeDirichlet(0.1, min_ex_class=4)
@@ -37,8 +33,7 @@ class FlukeDirichlet(Partitioner):
         self.beta = beta
         self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         most, least = available.min() // num_clients, self.min_ex_class
@@ -49,7 +44,6 @@ class FlukeDirichlet(Partitioner):
         counts = least + rng.multinomial(available - least * num_clients, shares)
         return assign_counts(labels, counts, rng)
 
-    @override
     def describe(self) -> str:
         return (
             f"{self.min_ex_class} samples of each class for each client, all others by class "
@@ -67,10 +61,6 @@ class FlukeClasses(Partitioner):
     Args:
         class_per_client: c.
 
-    Raises:
-        ConfigError: c is out of range, or (when samples are assigned) the targets are no classes or
-            there are fewer than K places M c.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=10, partition=FlukeClasses(3))
@@ -81,8 +71,7 @@ class FlukeClasses(Partitioner):
     def __init__(self, class_per_client: int = 2) -> None:
         self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels, classes = class_labels(self, targets), self.class_per_client
         known = int(labels.max()) + 1
         key, least = "FlukeClasses.class_per_client", -(-known // num_clients)
@@ -100,7 +89,6 @@ class FlukeClasses(Partitioner):
             owners[samples] = rng.choice(who, len(samples))
         return owners
 
-    @override
     def describe(self) -> str:
         return f"{self.class_per_client} random classes per client as in fluke"
 
@@ -116,10 +104,6 @@ class FlukeQuantity(Partitioner):
         alpha: α; 1 gives equal expected sizes, larger numbers more to the last clients.
         min_quantity: The smallest number of samples of a client.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) there are too few
-            samples.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> sizes = DigitsDataModule(num_clients=5, partition=FlukeQuantity()).client_sizes
@@ -132,8 +116,7 @@ class FlukeQuantity(Partitioner):
         self.alpha = alpha
         self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key, least, most = "FlukeQuantity.min_quantity", self.min_quantity, len(targets)
         most //= num_clients
         expected = f"at most {most}, the mean number of samples with num_clients={num_clients}"
@@ -143,7 +126,6 @@ class FlukeQuantity(Partitioner):
         first = np.repeat(np.arange(num_clients), least)
         return rng.permutation(np.concatenate([first, np.minimum(drawn, num_clients - 1)]))
 
-    @override
     def describe(self) -> str:
         return (
             f"client sizes by a power law as in fluke (alpha={self.alpha}), at least "

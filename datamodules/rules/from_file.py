@@ -3,12 +3,12 @@
 import os
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
 from datamodules.partitions.partition import Partition, read, targets_hash
-from datamodules.protocols.protocol import Protocol
+from datamodules.protocols.protocol import Pool, Protocol
 from datamodules.rules.partitioner import Partitioner
 
 
@@ -16,15 +16,11 @@ class Given(Partitioner):
     """The partition of a file that `Partition.save` or `pfl partition` wrote, with its splits.
 
     Every client has the training, validation and test samples of the file: neither the seed nor the
-    protocol changes them. The data set must be the one that was partitioned, which its number of
-    samples and the hash of its targets tell.
+    protocol changes them. The data set must be the one that was partitioned: its number of samples
+    and the hash of its targets are compared.
 
     Args:
         file: Path of the `.npz` file.
-
-    Raises:
-        ConfigError: There is no such file, or it is no partition; or (when samples are assigned)
-            the data set is another one, or `num_clients` is not the number of clients in the file.
 
     Example:
         >>> import tempfile
@@ -44,12 +40,9 @@ class Given(Partitioner):
         self._partition = read(file)
 
     def count(self) -> int:
-        """Returns the number of clients in the file."""
         return len(self._partition)
 
-    def assign(
-        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> IndexArrays:
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         """Returns all samples of each client, of whichever split; see `Partitioner.assign`."""
         stored, about = self._partition, self._partition.about
         found = (len(targets), targets_hash(targets))
@@ -68,29 +61,20 @@ class Given(Partitioner):
         order = np.lexsort((sample, owner))
         return Ragged.from_sizes(sample[order], np.bincount(owner, minlength=len(stored)))
 
-    @override
-    def client_names(self, num_clients: int) -> list[str] | None:
+    def client_names(self, owned: IndexArrays) -> list[str] | None:
         return self._partition.about.get("client_names")
 
     def protocol(self, given: Protocol | None) -> "StoredSplits":
-        """Returns the protocol that the file's splits stand for.
-
-        Args:
-            given: The protocol that the user gave, if any.
+        """Returns the file's splits as a protocol.
 
         Raises:
-            ConfigError: It is another one than that of the file.
+            ConfigError: The user has `given` another protocol than the one of the file.
         """
         known = str(self._partition.about.get("protocol"))
-        require(
-            "protocol",
-            given,
-            given is None or repr(given) == known,
-            f"left out or null, as the splits are those of {self.file!r}, made with {known}",
-        )
+        expected = f"left out or null, as the splits are those of {self.file!r}, made with {known}"
+        require("protocol", given, given is None or repr(given) == known, expected)
         return StoredSplits(self._partition)
 
-    @override
     def describe(self) -> str:
         rule = self._partition.about.get("rule", "a partition")
         seed = self._partition.about.get("seed")
@@ -98,33 +82,17 @@ class Given(Partitioner):
 
 
 class StoredSplits(Protocol):
-    """The training, validation and test samples of a partition that was made before.
-
-    Args:
-        partition: The partition.
-    """
+    """The training, validation and test samples of a partition that was made before."""
 
     needs_official_test = False
+    assigns_official_test = True
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
 
-    def pool_size(self, num_train: int, num_samples: int) -> int:
-        """Returns how many samples the partition covers: all."""
-        return num_samples
-
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Returns the partition as it was made."""
+    def split(self, owned: IndexArrays, pool: Pool, rng: Generator) -> Partition:
         return self._partition
 
-    @override
     def describe(self) -> str:
         return f"tested as in that file ({self._partition.about.get('protocol')})"
 

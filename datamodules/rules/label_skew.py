@@ -1,19 +1,13 @@
 """Partition rules with label skew: the label distributions of the clients differ."""
 
-from bisect import bisect_right
 from typing import Literal
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.partitions.index_arrays import stable_argsort
-from datamodules.rules.partitioner import (
-    Partitioner,
-    apportion,
-    check_min_size,
-    even_owners,
-)
+from datamodules.rules.partitioner import Partitioner, apportion, check_min_size, even_owners
 
 
 class Dirichlet(Partitioner):
@@ -46,10 +40,6 @@ class Dirichlet(Partitioner):
             following classes.
         max_retries: The number of draws after which an unreached `min_size` is an error.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) the targets are no
-            classes or `min_size` is not reached in `max_retries` draws.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Dirichlet(alpha=0.1))
@@ -69,12 +59,8 @@ class Dirichlet(Partitioner):
         require("Dirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         require("Dirichlet.over", over, over in ("clients", "labels"), "'clients' or 'labels'")
         expected = "False with over='labels' or equal_sizes=True, which make sizes equal anyway"
-        require(
-            "Dirichlet.size_cap",
-            size_cap,
-            not size_cap or (over == "clients" and not equal_sizes),
-            expected,
-        )
+        holds = not size_cap or (over == "clients" and not equal_sizes)
+        require("Dirichlet.size_cap", size_cap, holds, expected)
         self.alpha = alpha
         self.over = over
         self.min_size = check_whole("Dirichlet.min_size", min_size)
@@ -82,8 +68,7 @@ class Dirichlet(Partitioner):
         self.size_cap = size_cap
         self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         check_min_size(self, len(labels) // num_clients, num_clients, self.min_size)
@@ -100,7 +85,7 @@ class Dirichlet(Partitioner):
         )
 
     def _counts_by_class(
-        self, available: np.ndarray, num_clients: int, rng: np.random.Generator
+        self, available: np.ndarray, num_clients: int, rng: Generator
     ) -> np.ndarray:
         """Returns the number of samples of each class and client, [K, M], for `over="clients"`."""
         shares = rng.dirichlet(np.full(num_clients, self.alpha), size=len(available))
@@ -119,7 +104,7 @@ class Dirichlet(Partitioner):
         return counts
 
     def _counts_by_client(
-        self, available: np.ndarray, num_clients: int, rng: np.random.Generator
+        self, available: np.ndarray, num_clients: int, rng: Generator
     ) -> np.ndarray:
         """Returns the number of samples of each class and client, [K, M], for `over="labels"`."""
         total = available.sum()
@@ -145,12 +130,12 @@ class Dirichlet(Partitioner):
             left -= drawn.sum(0)
         return counts.T
 
-    @override
     def describe(self) -> str:
-        what = {
-            "clients": "class proportions over the clients",
-            "labels": "label distribution of each client",
-        }[self.over]
+        by_class, by_client = (
+            "class proportions over the clients",
+            "label distribution of each client",
+        )
+        what = by_class if self.over == "clients" else by_client
         equal = self.equal_sizes or self.over == "labels"
         extra = ", equal sizes" if equal else f", at least {self.min_size} samples each"
         capped = ", capped at the mean size" if self.size_cap else ""
@@ -169,10 +154,6 @@ class ClassesPerClient(Partitioner):
     Args:
         classes: k.
 
-    Raises:
-        ConfigError: k is out of range, or (when samples are assigned) the targets are no classes or
-            the data have too few samples or classes to give k classes to every client.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=ClassesPerClient(2))
@@ -183,21 +164,18 @@ class ClassesPerClient(Partitioner):
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("ClassesPerClient.classes", classes)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
         available = np.bincount(labels)
         key, classes = "ClassesPerClient.classes", self.classes
         expected = f"at most {len(available)}, the number of classes in the data"
         require(key, classes, classes <= len(available), expected)
         most = np.minimum(available, num_clients)
-        require(
-            key,
-            classes,
-            classes * num_clients <= most.sum(),
+        expected = (
             f"at most {most.sum() // num_clients} with num_clients={num_clients}, as the data "
-            f"allow only {most.sum()} pairs of a client and a class",
+            f"allow only {most.sum()} pairs of a client and a class"
         )
+        require(key, classes, classes * num_clients <= most.sum(), expected)
         holders = self._holders(most, num_clients, rng)
         counts = np.zeros(holders.shape, np.int64)
         for label, row in enumerate(holders):
@@ -206,15 +184,12 @@ class ClassesPerClient(Partitioner):
                 counts[label, who] = np.bincount(even_owners(available[label], len(who)))
         return assign_counts(labels, counts, rng)
 
-    def _holders(self, most: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _holders(self, most: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         """Draws which client holds which class, bool [K, M]."""
         pairs = self.classes * num_clients
-        level = (
-            bisect_right(
-                range(num_clients + 1), pairs, key=lambda n: int(np.minimum(most, n).sum())
-            )
-            - 1
-        )
+        # Every class gets `level` clients, or as many as it has samples, and some one more.
+        totals = np.minimum(most[:, None], np.arange(num_clients + 1)).sum(0)
+        level = int(np.searchsorted(totals, pairs, side="right")) - 1
         places = np.minimum(most, level)
         more = rng.permutation(np.flatnonzero(most > level))
         places[more[: pairs - places.sum()]] += 1
@@ -227,7 +202,6 @@ class ClassesPerClient(Partitioner):
             places[chosen] -= 1
         return holders
 
-    @override
     def describe(self) -> str:
         return f"{self.classes} classes per client (pathological)"
 
@@ -242,10 +216,6 @@ class Shards(Partitioner):
     Args:
         shards_per_client: s.
 
-    Raises:
-        ConfigError: s is out of range, or (when samples are assigned) the targets are no classes or
-            there are fewer samples than shards.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=Shards(shards_per_client=2))
@@ -256,24 +226,18 @@ class Shards(Partitioner):
     def __init__(self, shards_per_client: int = 2) -> None:
         self.shards_per_client = check_whole("Shards.shards_per_client", shards_per_client)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
-        shards = num_clients * self.shards_per_client
-        require(
-            "Shards.shards_per_client",
-            self.shards_per_client,
-            shards <= len(labels),
-            f"at most {len(labels) // num_clients} with num_clients={num_clients} and "
-            f"{len(labels)} samples",
-        )
+        each, most = self.shards_per_client, len(labels) // num_clients
+        shards = num_clients * each
+        expected = f"at most {most} with num_clients={num_clients} and {len(labels)} samples"
+        require("Shards.shards_per_client", each, shards <= len(labels), expected)
         client_of_shard = rng.permutation(even_owners(shards, num_clients))
         owners = np.empty(len(labels), np.int64)
         shard = np.sort(even_owners(len(labels), shards))
         owners[sorted_by_label(labels, rng)] = client_of_shard[shard]
         return owners
 
-    @override
     def describe(self) -> str:
         return f"{self.shards_per_client} shards of samples sorted by label per client"
 
@@ -284,13 +248,11 @@ def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
     Raises:
         ConfigError: The targets are not one integer per sample.
     """
-    require(
-        "partition",
-        rule,
-        targets.ndim == 1 and targets.dtype.kind in "iub",
+    expected = (
         "IID, LogNormal, Natural or Sampled, unless every sample has one integer label (targets "
-        f"are {targets.dtype} of shape {targets.shape})",
+        f"are {targets.dtype} of shape {targets.shape})"
     )
+    require("partition", rule, targets.ndim == 1 and targets.dtype.kind in "iub", expected)
     if targets.dtype.kind != "i" or targets.min() < 0 or targets.max() >= len(targets):
         return np.unique(targets, return_inverse=True)[1]
     present = np.bincount(targets) > 0  # without sorting
@@ -301,13 +263,13 @@ def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
     return (np.cumsum(present) - 1).astype(np.uint16)[targets]
 
 
-def sorted_by_label(labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def sorted_by_label(labels: np.ndarray, rng: Generator) -> np.ndarray:
     """Returns a permutation that sorts samples by label, in random order within a label."""
     shuffled = rng.permutation(len(labels))
     return shuffled[stable_argsort(labels[shuffled])]
 
 
-def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> np.ndarray:
     """Assigns a given number of random samples of each class to each client.
 
     Args:

@@ -1,14 +1,10 @@
-"""Partition rules without label skew: IID, by quantity, and shared samples.
-
-The rules with label skew are in the module `label_skew`, those by a value of each sample, such as
-its client id, in `per_sample`, and rules made of rules, sizes or distributions in `composed`.
-"""
+"""Partition rules without label skew: IID, by quantity, and shared samples."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays, Ragged
@@ -21,6 +17,10 @@ class Partitioner(ABC):
     A subclass implements `describe` and either `owners`, which gives every sample to at most one
     client, or `assign`, which lets clients share samples. Attributes that a constructor sets, other
     than private ones, appear in `repr` and so in the record of a run.
+
+    The constructor of a rule raises a ConfigError if an argument is out of range, and `assign` if
+    the data do not fit: rules that skew labels need one integer class per sample, others what
+    their docstring says.
 
     Attributes:
         counts_clients: Whether the rule itself determines the number of clients, so that a data
@@ -41,7 +41,7 @@ class Partitioner(ABC):
     def bound(
         self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
     ) -> "Partitioner":
-        """Returns the rule with what it has to know of every sample of a data set.
+        """Returns the rule with the values of every sample of a data set that it needs.
 
         Args:
             columns: Values of the samples by name, such as "client_ids", [num_train] or
@@ -56,7 +56,7 @@ class Partitioner(ABC):
 
     @property
     def reach(self) -> int | None:
-        """How many samples, from the first, the rule knows enough about; None: any number."""
+        """The number of samples, from the first, whose values the rule has; None: any number."""
         return None
 
     def restricted(self, samples: np.ndarray | slice) -> "Partitioner":
@@ -67,13 +67,11 @@ class Partitioner(ABC):
         """Returns the number of clients that the rule determines; None if any is possible."""
         return None
 
-    def client_names(self, num_clients: int) -> list[str] | None:
-        """Returns the names of the clients [M], for a rule whose clients have names; else None."""
+    def client_names(self, owned: IndexArrays) -> list[str] | None:
+        """Returns the names of the clients [M] that own these samples; None if they have none."""
         return None
 
-    def assign(
-        self, targets: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> IndexArrays:
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         """Assigns samples to clients.
 
         Args:
@@ -92,7 +90,7 @@ class Partitioner(ABC):
         require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
         return Ragged.from_owners(self.owners(targets, num_clients, rng), num_clients)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         """Returns the client of every sample, integers [N]; -1 for a sample without a client."""
         raise NotImplementedError(f"{type(self).__name__} must implement owners or assign")
 
@@ -115,13 +113,11 @@ class IID(Partitioner):
         array([315, 314, 314, 314])
     """
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         owners = even_owners(len(targets), num_clients)
         rng.shuffle(owners)
         return owners
 
-    @override
     def describe(self) -> str:
         return "samples assigned uniformly at random (IID)"
 
@@ -135,11 +131,7 @@ class LogNormal(Partitioner):
 
     Args:
         sigma: Standard deviation of the logarithm of the sizes; 0 gives equal sizes.
-        min_size: The smallest number of samples of a client.
-
-    Raises:
-        ConfigError: An argument is out of range, or (when samples are assigned) there are fewer
-            samples than `num_clients * min_size`.
+        min_size: The smallest number of samples of a client, at most the mean number.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -153,8 +145,7 @@ class LogNormal(Partitioner):
         self.sigma = sigma
         self.min_size = check_whole("LogNormal.min_size", min_size)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         check_min_size(self, len(targets) // num_clients, num_clients, self.min_size)
         normal = rng.standard_normal(num_clients)
         with np.errstate(over="ignore"):  # only sigma * (a negative number) can overflow: exp is 0
@@ -164,7 +155,7 @@ class LogNormal(Partitioner):
             free = np.where(raised, 0, weights)
             shares = free / free.sum() * (len(targets) - self.min_size * raised.sum())
             low = ~raised & (shares < self.min_size)
-            # If all remaining clients are below min_size, the cause is rounding: their mean is not.
+            # All remaining clients can be below min_size only by rounding: their mean is not.
             if not low.any() or (raised | low).all():
                 break
             raised |= low
@@ -173,7 +164,6 @@ class LogNormal(Partitioner):
             sizes += apportion(np.maximum(shares - self.min_size, 0), spare)
         return rng.permutation(np.repeat(np.arange(num_clients), sizes))
 
-    @override
     def describe(self) -> str:
         return (
             f"client sizes proportional to log-normal draws (sigma={self.sigma}), at least "
@@ -191,11 +181,7 @@ class Sampled(Partitioner):
     sets overlap.
 
     Args:
-        size: The number of samples of a client.
-
-    Raises:
-        ConfigError: `size` is out of range, or (when samples are assigned) above the number of
-            samples.
+        size: The number of samples of a client, at most the number of all samples.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -207,7 +193,7 @@ class Sampled(Partitioner):
     def __init__(self, size: int = 30) -> None:
         self.size = check_whole("Sampled.size", size)
 
-    def assign(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> Drawn:
+    def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> Drawn:
         """Draws the key of the clients' samples; see `Partitioner.assign`.
 
         Returns:
@@ -218,7 +204,6 @@ class Sampled(Partitioner):
         require("Sampled.size", self.size, self.size <= total, expected)
         return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
 
-    @override
     def describe(self) -> str:
         return f"each with {self.size} samples drawn from one data set that all clients share"
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from typing_extensions import override
+from numpy.random import Generator
 
 from datamodules.errors import ConfigError, require
+from datamodules.partitions.index_arrays import IndexArrays
 from datamodules.rules.partitioner import Partitioner, even_owners
 
 Values = Sequence[int | float | str] | str | np.ndarray | None
@@ -26,6 +27,7 @@ class PerSample(Partitioner):
     noun = "id"
 
     def __init__(self, values: Values = None) -> None:
+        self._key = f"{type(self).__name__}.{self.argument}"  # for messages
         self._column = values if isinstance(values, str) else "client_ids"
         self._values: np.ndarray | None = None
         if isinstance(values, str):
@@ -36,7 +38,6 @@ class PerSample(Partitioner):
     def bound(
         self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
     ) -> "PerSample":
-        """Returns the rule with the values of the data set, unless it has its own."""
         rule = self
         if self._values is None:
             if self._column in columns:
@@ -50,20 +51,17 @@ class PerSample(Partitioner):
         values = rule.sample_values()
         expected = f"({num_train},), one {self.noun} per training sample"
         if num_samples > num_train:
-            expected += (
-                f", or ({num_samples},), one {self.noun} per training and official test sample"
-            )
+            also = "per training and official test sample"
+            expected += f", or ({num_samples},), one {self.noun} {also}"
         holds = len(values) in (num_train, num_samples)
         require(f"{self._key}.shape", values.shape, holds, expected)
         return rule
 
     @property
     def reach(self) -> int | None:
-        """The number of samples whose values are known."""
         return None if self._values is None else len(self._values)
 
     def restricted(self, samples: np.ndarray | slice) -> "PerSample":
-        """Returns the rule with the values of some samples."""
         return self if self._values is None else self._with(self._values[samples])
 
     def sample_values(self, total: int | None = None) -> np.ndarray:
@@ -93,11 +91,6 @@ class PerSample(Partitioner):
                 )
         return values
 
-    @property
-    def _key(self) -> str:
-        """The argument with its class, for messages."""
-        return f"{type(self).__name__}.{self.argument}"
-
     def _with(self, values: np.ndarray) -> "PerSample":
         """Returns a copy of this rule with the given values."""
         rule = object.__new__(type(self))
@@ -110,17 +103,13 @@ class Natural(PerSample):
 
     The clients are numbered in ascending order of their ids. With fewer clients than ids, the ids
     with the most samples are kept (of ids with equally many samples, the lower ones), still in
-    ascending order; the samples of the other ids are not used, which a run tells. With
-    `num_clients=None` there is one client per id.
+    ascending order; the samples of the other ids are not used, which the record of a run states.
+    With `num_clients=None` there is one client per id.
 
     Args:
         client_ids: One id (number or text) per sample, or the name of a column of the data set;
             None uses the client ids of the data set. The ids may cover the training samples only;
             then no official test samples are assigned.
-
-    Raises:
-        ConfigError: When samples are assigned: there are no ids, some are missing, their number
-            differs from the number of samples, or there are more clients than ids.
 
     Example:
         >>> from datamodules import TensorDataModule
@@ -136,31 +125,21 @@ class Natural(PerSample):
         super().__init__(client_ids)
 
     def count(self) -> int:
-        """Returns the number of different ids."""
         return len(np.unique(self.sample_values()))
 
-    def _largest_ids(self, num_clients: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns all ids, ascending, the place of each sample's id, and the places of the kept."""
-        names, places = np.unique(self.sample_values(), return_inverse=True)
-        largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
-        return names, places, np.sort(largest)
+    def client_names(self, owned: IndexArrays) -> list[str]:
+        first = owned.flat[np.cumsum(owned.sizes) - owned.sizes]
+        return [str(name) for name in self.sample_values()[first]]
 
-    @override
-    def client_names(self, num_clients: int) -> list[str]:
-        names, _, kept = self._largest_ids(num_clients)
-        return [str(name) for name in names[kept]]
-
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        self.sample_values(len(targets))  # checks their number
-        names, places, kept = self._largest_ids(num_clients)
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        names, places = np.unique(self.sample_values(len(targets)), return_inverse=True)
         expected = f"at most {len(names)}, the number of different client_ids"
         require("num_clients", num_clients, num_clients <= len(names), expected)
+        largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
         number = np.full(len(names), -1)
-        number[kept] = np.arange(num_clients)
+        number[np.sort(largest)] = np.arange(num_clients)
         return number[places]
 
-    @override
     def describe(self) -> str:
         by = "" if self._column == "client_ids" else f", by the column {self._column}"
         return f"samples held by the clients they came from (natural{by})"
@@ -175,11 +154,6 @@ class Groups(PerSample):
     Args:
         groups: The ids of each client; ids in no group are not used. None deals them at random.
         client_ids: As in `Natural`.
-
-    Raises:
-        ConfigError: A group is empty or an id is in two groups; or (when samples are assigned)
-            there are no ids, no sample has an id of a group, there are more clients than ids, or
-            `num_clients` is not the number of groups.
 
     Example:
         >>> from datamodules import TensorDataModule
@@ -211,17 +185,14 @@ class Groups(PerSample):
         return f"Groups(groups={self.groups!r}{column})"
 
     def count(self) -> int | None:
-        """Returns the number of groups, if they are given."""
         return None if self.groups is None else len(self.groups)
 
-    @override
-    def client_names(self, num_clients: int) -> list[str] | None:
+    def client_names(self, owned: IndexArrays) -> list[str] | None:
         if self.groups is None:
             return None
         return ["+".join(map(str, group)) for group in self.groups]
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
         number = np.full(len(names), -1)
         if self.groups is None:
@@ -239,7 +210,6 @@ class Groups(PerSample):
                 number[place[name]] = client
         return number[owners]
 
-    @override
     def describe(self) -> str:
         how = "at random" if self.groups is None else "as given"
         return f"samples held by groups of client ids, grouped {how}"
@@ -254,10 +224,6 @@ class ByValue(PerSample):
     Args:
         values: One number per sample, or the name of a column of the data set; None uses the
             targets, which must be one number per sample.
-
-    Raises:
-        ConfigError: When samples are assigned: the values are no numbers, or their number differs
-            from the number of samples.
 
     Example:
         >>> from datamodules import TensorDataModule
@@ -281,8 +247,7 @@ class ByValue(PerSample):
         """Returns the rule with the values of the data set, unless it uses targets or its own."""
         return self if self._by_target else super().bound(columns, num_train, num_samples)
 
-    @override
-    def owners(self, targets: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         values = targets if self._by_target else self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
@@ -293,7 +258,6 @@ class ByValue(PerSample):
         owners[order] = np.sort(even_owners(len(values), num_clients))
         return owners
 
-    @override
     def describe(self) -> str:
         what = "their target" if self._by_target else "a given value"
         if self._column != "client_ids":

@@ -143,7 +143,6 @@ class _Blocks(Dataset):
         return -(-self.number // _BLOCK)
 
     def __getitem__(self, block: int) -> list[np.ndarray] | ConfigError:
-        """Reads the items of a block."""
         first = block * _BLOCK
         try:
             return [self.read(i) for i in range(first, min(first + _BLOCK, self.number))]

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 from datamodules.samples.images import read_items
@@ -47,7 +46,6 @@ class MappedSamples(TensorSamples):
         super().__init__(inputs, targets)
         self.device = torch.device(device)
 
-    @override
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         flat = index.reshape(-1).to("cpu")
         inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
@@ -58,7 +56,6 @@ class MappedSamples(TensorSamples):
         )
 
     def to(self, device: torch.device | str) -> "MappedSamples":
-        """Returns samples that stay on the host and are gathered on `device`."""
         return MappedSamples(self.inputs, self.targets, device)
 
     @property

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
-from typing_extensions import override
 
 from datamodules.errors import ConfigError, require
 
@@ -105,7 +104,6 @@ class TensorSamples(Samples):
     def __len__(self) -> int:
         return len(self.targets)
 
-    @override
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         flat = index.reshape(-1).to(self.inputs.device)
         inputs = scaled(self.inputs.index_select(0, flat))
@@ -124,7 +122,6 @@ class TensorSamples(Samples):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes held in memory."""
         return self.inputs.nbytes + self.targets.nbytes
 
 
@@ -184,12 +181,10 @@ class DatasetSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "DatasetSamples":
-        """Returns samples that stay on the host and are gathered on `device`."""
         return DatasetSamples(self.dataset, self.targets, device)
 
     @property
     def nbytes(self) -> int:
-        """0, as no samples are held in memory."""
         return 0
 
 

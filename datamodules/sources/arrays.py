@@ -30,9 +30,6 @@ class TensorDataModule(FederatedDataModule):
             samples first), numbers or text.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: An argument is out of range, or the shapes of the tensors do not match.
-
     Example:
         >>> inputs, targets = torch.rand(100, 8), torch.arange(100) % 2
         >>> data = TensorDataModule(inputs, targets, num_clients=5)
@@ -54,7 +51,6 @@ class TensorDataModule(FederatedDataModule):
         self._loaded = _as_loaded(inputs, targets, test_inputs, test_targets, ids)
 
     def load(self) -> Loaded:
-        """Returns the given samples."""
         return self._loaded
 
 
@@ -81,10 +77,6 @@ class ArrayDataModule(FederatedDataModule):
             samples first), numbers or text.
         file: Path of an `.npz` file whose arrays have the names above, instead of the arrays.
         **kwargs: The arguments of `FederatedDataModule`.
-
-    Raises:
-        ConfigError: An argument is out of range, the file does not exist, an array is missing, or
-            the shapes of the arrays do not match.
 
     Example:
         >>> from datamodules import Dirichlet
@@ -119,7 +111,6 @@ class ArrayDataModule(FederatedDataModule):
             require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
 
     def load(self) -> Loaded:
-        """Returns the given samples, or reads them from the file."""
         if self._loaded is not None:
             return self._loaded
         assert self._file is not None

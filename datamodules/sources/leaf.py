@@ -44,10 +44,6 @@ class LeafDataModule(FederatedDataModule):
         protocol: The test protocol; None is `OfficialSplit()`, LEAF's own test samples.
         **kwargs: The other arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) the files are
-            missing or not as LEAF writes them.
-
     Example:
         >>> class Synthetic(LeafDataModule):  # LEAF's vectors of 60 numbers
         ...     leaf_name = "synthetic"
@@ -110,7 +106,6 @@ class LeafDataModule(FederatedDataModule):
         return users
 
     def load(self) -> Loaded:
-        """Reads the training samples, and the test samples if LEAF has split the data."""
         parts = [self._read(files) for files in self._files()]
         users, number = np.unique(np.concatenate([p[0] for p in parts]), return_inverse=True)
         enough = np.bincount(number) >= self.min_samples
@@ -191,9 +186,6 @@ class FEMNISTDataModule(LeafDataModule):
             client.
         **kwargs: The arguments of `LeafDataModule`.
 
-    Raises:
-        ConfigError: See `LeafDataModule`; or there are fewer writers than needed.
-
     Example:
         >>> data = FEMNISTDataModule(root="~/leaf", min_samples=100)
         >>> data.partitioner, data.protocol
@@ -244,9 +236,6 @@ class CelebADataModule(LeafDataModule):
         cache: A folder for the decoded images (4 GB), which are then mapped from a file into
             memory. None decodes the images into memory at each start, which takes minutes.
         **kwargs: The arguments of `LeafDataModule`.
-
-    Raises:
-        ConfigError: See `LeafDataModule`; or an image is missing.
 
     Example:
         >>> CelebADataModule(root="~/leaf").folder.name

@@ -34,9 +34,6 @@ class ShakespeareDataModule(LeafDataModule):
     Args:
         **kwargs: The arguments of `LeafDataModule`.
 
-    Raises:
-        ConfigError: See `LeafDataModule`.
-
     Example:
         >>> data = ShakespeareDataModule(root="~/leaf", min_samples=64, num_clients=100)
         >>> data.command
@@ -91,9 +88,6 @@ class Sent140DataModule(LeafDataModule):
         vocabulary: The V words; known after `setup`.
         vectors: The word vectors, float32 [V + 1, D], of which the last one is 0, for
             `torch.nn.Embedding.from_pretrained`; None without a file. Known after `setup`.
-
-    Raises:
-        ConfigError: See `LeafDataModule`; or the file of word vectors is missing or damaged.
 
     Example:
         >>> from datamodules.sources.leaf_text import words

@@ -42,11 +42,6 @@ class TableDataModule(FederatedDataModule):
         test_file: Path of a file with the same columns: the official test set, if there is one.
         **kwargs: The arguments of `FederatedDataModule`.
 
-    Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) a file or a column
-            is missing, a value is missing, a column of inputs holds no numbers, or `pyarrow` is not
-            installed.
-
     Example:
         >>> import tempfile
         >>> from pathlib import Path
@@ -84,7 +79,6 @@ class TableDataModule(FederatedDataModule):
             require("TableDataModule.feature_columns", feature_columns, holds, expected)
 
     def load(self) -> Loaded:
-        """Reads the file, and the file of the test set."""
         tables = [_read(path) for path in (self.file, self.test_file) if path is not None]
         features = self.feature_columns
         if features is None:

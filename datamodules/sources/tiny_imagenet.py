@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from typing_extensions import override
 
 from datamodules.samples.images import decode
 from datamodules.sources.vision import ImageDataModule, Pairs
@@ -77,7 +76,6 @@ class TinyImageNetDataModule(ImageDataModule):
         finally:
             shutil.rmtree(partial)
 
-    @override
     def read(self, train: bool) -> Pairs:
         split = self.root / self.folder / ("train" if train else "val")
         # A memory map reads the images only when they are copied. It is in mode "c", as PyTorch

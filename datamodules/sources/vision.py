@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from datamodules.base import FederatedDataModule
 from datamodules.errors import ConfigError, check_whole, require
@@ -100,7 +99,6 @@ class ImageDataModule(FederatedDataModule):
                 f"({_shorten(error)}); put {names} from {self.source} into {archives[0].parent}"
             ) from error
 
-    @override
     def load(self) -> Loaded:
         if missing := self._missing():
             raise ConfigError(
@@ -120,7 +118,6 @@ class ImageDataModule(FederatedDataModule):
         return Loaded(TensorSamples(inputs, targets), TensorSamples(*test))
 
     def describe(self) -> str:
-        """Describes samples, partition rule, protocol and seed in words."""
         if self.train_samples is None:
             return super().describe()
         return f"{self.train_samples} training samples only, {super().describe()}"
@@ -168,11 +165,9 @@ class MNISTDataModule(ImageDataModule):
         kinds = ("images-idx3", "labels-idx1")
         return [f"{self.title}/raw/{s}-{k}-ubyte" for s in ("train", "t10k") for k in kinds]
 
-    @override
     def download(self) -> None:
         _torchvision(self.title, self.root, train=False, download=True)
 
-    @override
     def read(self, train: bool) -> Pairs:
         stored = _torchvision(self.title, self.root, train=train)
         return stored.data.unsqueeze(1), stored.targets
@@ -210,9 +205,6 @@ class EMNISTDataModule(ImageDataModule):
             "mnist" (10).
         **kwargs: The arguments of `ImageDataModule`.
 
-    Raises:
-        ConfigError: See `ImageDataModule`.
-
     Example:
         >>> data = EMNISTDataModule("letters", num_clients=10)  # downloads on first use
         >>> data.archives
@@ -238,11 +230,9 @@ class EMNISTDataModule(ImageDataModule):
         return [f"{split}-{kind}-ubyte" for split in splits for kind in kinds]
 
     def download(self) -> None:
-        """Downloads and unpacks the files with torchvision, unless they exist."""
         for train in (True, False):
             _torchvision(self.title, self.root, split=self.split, train=train, download=True)
 
-    @override
     def read(self, train: bool) -> Pairs:
         stored = _torchvision(self.title, self.root, split=self.split, train=train)
         images = stored.data.transpose(1, 2).unsqueeze(1).contiguous()
@@ -269,11 +259,9 @@ class CIFAR10DataModule(ImageDataModule):
         *(f"cifar-10-batches-py/{name}" for name in ("test_batch", "batches.meta")),
     )
 
-    @override
     def download(self) -> None:
         _torchvision(self.title, self.root, train=False, download=True)
 
-    @override
     def read(self, train: bool) -> Pairs:
         stored = _torchvision(self.title, self.root, train=train)
         images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
@@ -315,11 +303,9 @@ class SVHNDataModule(ImageDataModule):
     archives = files = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
 
     def download(self) -> None:
-        """Downloads the files with torchvision, unless they exist."""
         for split in ("train", "test"):
             _torchvision(self.title, self.root / self.title, split=split, download=True)
 
-    @override
     def read(self, train: bool) -> Pairs:
         split = "train" if train else "test"
         stored = _torchvision(self.title, self.root / self.title, split=split)

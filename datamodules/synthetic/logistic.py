@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from datamodules.errors import check_whole, require
 from datamodules.randomness import generator
@@ -58,9 +57,6 @@ class HeterogeneousLogistic(TheoryProblem):
         heterogeneity: The largest distance of an identified true model from the mean of all
             identified true models; not the argument of the same name.
 
-    Raises:
-        ConfigError: An argument is out of range.
-
     Example:
         >>> problem = HeterogeneousLogistic(num_clients=4, features=3, labels="sampled")
         >>> common, personal = problem.solve(penalty=0.1)
@@ -100,7 +96,6 @@ class HeterogeneousLogistic(TheoryProblem):
         self.features, self.classes, self.labels = features, classes, labels
         self.deviation = float(heterogeneity)
 
-    @override
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         n, d = sum(self._sizes), self.features
         rng = generator(self.seed, "logistic features", client)
@@ -152,7 +147,6 @@ class HeterogeneousLogistic(TheoryProblem):
         rows = models.unflatten(-1, (self.classes, self.features))
         return (rows - rows.mean(-2, keepdim=True)).flatten(-2)
 
-    @override
     def rule(self) -> str:
         label = {"argmax": "the most likely class", "sampled": "drawn from the model"}[self.labels]
         return (
@@ -188,9 +182,6 @@ class AgentLogistic(TheoryProblem):
         seed: Seed of all random draws; None is 0.
         num_workers: Worker processes of the loaders.
 
-    Raises:
-        ConfigError: An argument is out of range.
-
     Example:
         >>> problem = AgentLogistic(num_clients=4, features=3, non_iid="strong")
         >>> problem.true_models.shape, problem.num_classes
@@ -219,7 +210,6 @@ class AgentLogistic(TheoryProblem):
         self.features, self.non_iid = features, non_iid
         self.alpha, self.beta = float(alpha), float(beta)
 
-    @override
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         rng = generator(self.seed, "agent samples", client)
         n = self._sizes[0]
@@ -253,7 +243,6 @@ class AgentLogistic(TheoryProblem):
             return None
         return float((self.true_models - self.true_models.mean(0)).norm(dim=1).max())
 
-    @override
     def rule(self) -> str:
         labels = {
             "weak": "random labels",

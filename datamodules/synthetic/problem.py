@@ -9,13 +9,12 @@ from functools import cached_property
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import override
 
 from datamodules.base import FederatedDataModule
 from datamodules.errors import check_whole, require
 from datamodules.partitions.index_arrays import IndexArrays
 from datamodules.partitions.partition import Partition
-from datamodules.protocols.protocol import Protocol
+from datamodules.protocols.protocol import Pool, Protocol
 from datamodules.randomness import generator
 from datamodules.rules.sample_values import Natural
 from datamodules.samples.loaded import Loaded
@@ -68,7 +67,6 @@ class TheoryProblem(FederatedDataModule):
         """Draws a client's inputs [n, d] and targets [n]: training, validation, then test."""
 
     def load(self) -> Loaded:
-        """Draws the samples of every client."""
         inputs, targets = zip(*map(self.draw, range(self.num_clients)), strict=True)
         owners = np.repeat(np.arange(self.num_clients), sum(self._sizes))
         samples = TensorSamples(
@@ -116,7 +114,6 @@ class TheoryProblem(FederatedDataModule):
         return models
 
     def describe(self) -> str:
-        """Describes problem, protocol and seed in words, for the record of a run."""
         protocol = self.protocol.describe()
         return f"{self.num_clients} clients, {self.rule()}; {protocol}; seed {self.seed}."
 
@@ -148,21 +145,12 @@ class InOrder(Protocol):
         super().__init__(validation=0.0)  # the base class accepts a share, not a count
         self.train, self.validation, self.test = train, validation, test
 
-    def split(
-        self,
-        owned: IndexArrays,
-        labels: np.ndarray | None,
-        num_train: int,
-        num_samples: int,
-        rng: np.random.Generator,
-    ) -> Partition:
-        """Splits the samples of every client in their order."""
+    def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         ends = np.cumsum([self.train, self.validation, self.test])
         part = np.searchsorted(ends, np.arange(len(owned.flat)) % ends[-1], side="right")
         train, val, test = (owned.select(part == number) for number in range(3))
         return Partition(train, val, test)
 
-    @override
     def describe(self) -> str:
         return (
             f"each client draws {self.train} training, {self.validation} validation and "
@@ -192,9 +180,6 @@ class LeastSquares(TheoryProblem):
         batch_size: Samples per batch of the loaders; None loads all samples as one batch.
         seed: Seed of all random draws; None is 0.
         num_workers: Worker processes of the loaders.
-
-    Raises:
-        ConfigError: An argument is out of range.
 
     Example:
         >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
@@ -233,7 +218,6 @@ class LeastSquares(TheoryProblem):
         self._radius = float(heterogeneity)
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draws the inputs and targets of one client."""
         rng = generator(self.seed, "least squares", client)
         n, d = self._sizes[0], self.features
         spectrum = np.geomspace(1 / self.condition, 1.0, d)
@@ -275,7 +259,6 @@ class LeastSquares(TheoryProblem):
         common, own, _ = coupled_step(hessians, gradients, np.zeros_like(gradients), penalty)
         return torch.from_numpy(common), torch.from_numpy(common + own)
 
-    @override
     def rule(self) -> str:
         return (
             f"least squares in {self.features} dimensions with condition number "

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from datamodules.errors import require
 from datamodules.randomness import choice, normal, uniform
@@ -31,9 +30,6 @@ class ClientRotation(Transform):
     Args:
         angles: The possible angles, in degrees, counterclockwise; all are equally likely.
 
-    Raises:
-        ConfigError: There is no angle, or one is not finite.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=4, transforms=[ClientRotation([0, 180])])
@@ -48,7 +44,6 @@ class ClientRotation(Transform):
         require("ClientRotation.angles", angles, holds, "one or more finite numbers of degrees")
         self.angles = [float(angle) for angle in angles]
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         height, width = inputs.shape[2:]
@@ -80,7 +75,6 @@ class ClientInversion(Transform):
         require("ClientInversion.share", share, 0 <= share <= 1, "from 0 to 1")
         self.share = share
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         inverted = uniform(draws.client) < self.share
@@ -97,9 +91,6 @@ class ClientBlur(Transform):
         sigmas: The possible standard deviations, in pixels; all are equally likely, and 0 leaves
             the images as they are.
 
-    Raises:
-        ConfigError: There is no standard deviation, or one is negative or not finite.
-
     Example:
         >>> ClientBlur([0, 1, 2])
         ClientBlur(sigmas=[0.0, 1.0, 2.0])
@@ -112,7 +103,6 @@ class ClientBlur(Transform):
         require("ClientBlur.sigmas", sigmas, holds, "one or more finite numbers of at least 0")
         self.sigmas = [float(sigma) for sigma in sigmas]
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         kernels = _gaussians(tuple(self.sigmas)).to(inputs.dtype)
@@ -150,7 +140,6 @@ class ClientColour(Transform):
         require("ClientColour.strength", strength, 0 <= strength <= 1, "from 0 to 1")
         self.strength = strength
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         channels = inputs.shape[1]
@@ -187,12 +176,10 @@ class ClientNoise(Transform):
         self._num_clients: int | None = None
 
     def bound(self, train: Samples, num_clients: int) -> "ClientNoise":
-        """Returns the transform for this number of clients."""
         result = ClientNoise(self.level)
         result._num_clients = num_clients
         return result
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         assert self._num_clients is not None
         variance = (draws.clients + 1).double() * (self.level / self._num_clients)

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from typing_extensions import override
 
 from datamodules.errors import ConfigError, check_whole, require
 from datamodules.randomness import choice, fold, uniform
@@ -129,7 +128,6 @@ class Normalize(Transform):
         require("Normalize.std", std, finite, "positive and finite numbers")
 
     def bound(self, train: Samples, num_clients: int) -> "Normalize":
-        """Returns the transform with the statistics of the training samples."""
         shape = tuple(train.input_shape)
         require("Normalize: the inputs' shape", shape, bool(shape), "(C, ...), with C channels")
         channels = shape[0]
@@ -144,7 +142,6 @@ class Normalize(Transform):
         result.mean, result.std = channel_statistics(train.inputs)
         return result
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         assert self.mean is not None and self.std is not None
         shape = (-1, *[1] * (inputs.ndim - 2))
@@ -175,7 +172,6 @@ class RandomCrop(Transform):
         require("RandomCrop.probability", probability, 0 <= probability <= 1, "from 0 to 1")
         self.probability = probability
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         if draws.visit is None:
@@ -203,7 +199,6 @@ class HorizontalFlip(Transform):
         require("HorizontalFlip.probability", probability, 0 <= probability <= 1, "from 0 to 1")
         self.probability = probability
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         check_images(self, inputs)
         if draws.visit is None:
@@ -252,7 +247,6 @@ class Apply(Transform):
             )
         return self
 
-    @override
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
         return self.module(inputs)
 

@@ -24,6 +24,7 @@ from datamodules import (
     Partitioner,
     PFLlibDirichlet,
     PFLlibPathological,
+    TensorDataModule,
 )
 from tests.sources import ROOT
 
@@ -238,6 +239,14 @@ def test_leaf_keeps_users_with_enough_samples():
         owned = rule.assign(np.zeros(61), 2, np.random.default_rng(seed))
         pairs.add(tuple(int(users[owned[i]][0]) for i in range(2)))
     assert pairs == {(1, 3), (1, 5), (3, 5)}  # each is missed with probability (2/3)^60
+
+
+def test_clients_of_leaf_have_the_names_of_their_users():
+    users = np.repeat(["ann", "bob", "eve", "sue"], [12, 3, 15, 11])
+    x = np.arange(41)  # the input tells to which user a sample belongs
+    data = TensorDataModule(x, np.zeros(41), num_clients=2, partition=LEAF(users), seed=1)
+    owners = [set(users[data.partition.train[i]]) for i in range(2)]
+    assert [{name} for name in data.client_names] == owners
 
 
 def test_leaf_refuses_what_does_not_fit(one_line):

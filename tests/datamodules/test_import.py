@@ -18,11 +18,12 @@ USE = """
 import tempfile
 import numpy as np
 from datamodules import Dirichlet, Given, Natural, Sampled, SplitOwn, Within
+from datamodules.protocols.protocol import Pool
 labels, rng = np.arange(60) % 3, np.random.default_rng(0)
 rules = [Within(Natural(labels), Sampled(4)), Dirichlet(1.0, min_size=1)]
 for rule in rules:
     owned = rule.assign(labels, 3, rng)
-    partition = SplitOwn().split(owned, labels, 60, 60, rng)
+    partition = SplitOwn().split(owned, Pool(labels, 60, 60), rng)
 file = tempfile.mkdtemp() + "/p.npz"
 partition.save(file)
 assert Given(file).count() == 3

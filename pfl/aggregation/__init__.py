@@ -1,1 +1,1 @@
-"""What stands between the clients' messages and the server: privacy."""
+"""What stands between the clients' messages and the server: privacy, robust rules, attackers."""

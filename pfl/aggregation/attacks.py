@@ -6,7 +6,7 @@ references (a model from the model that the client received), or its training sa
 
 from __future__ import annotations
 
-from abc import ABC
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from datamodules.randomness import uniform
 from pfl.errors import ConfigError
 
 
-class Attack(ABC):
+class Attack:
     """What attackers do. A subclass overrides one of the three functions.
 
     Example:
@@ -217,3 +217,19 @@ class Backdoor(Attack):
         shape = (-1, *[1] * (inputs.dim() - 1))
         inputs = torch.where(chosen.view(shape), self.triggered(inputs), inputs)
         return inputs, torch.where(chosen, self.target, targets)
+
+
+@dataclass(frozen=True)
+class Attackers:
+    """Which clients attack, and how.
+
+    Scores are those of the other clients.
+
+    Args:
+        clients: A share of the clients that train, drawn once; a list of client ids; a list of ids
+            for each round; or the path of a JSON file with one of the lists.
+        attack: What the attackers do.
+    """
+
+    clients: float | list[int] | list[list[int]] | str
+    attack: Attack

@@ -9,11 +9,13 @@ which a rule is set up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from datamodules.errors import check_whole, require
+from pfl.aggregation.attacks import Attack
 from pfl.errors import ConfigError
 
 
@@ -90,9 +92,7 @@ class GeometricMedian(Rule):
         iteration runs until it moves no further.
     """
 
-    def __init__(
-        self, steps: int = 1000, smoothing: float = 1e-6, tolerance: float = 1e-7
-    ) -> None:
+    def __init__(self, steps: int = 1000, smoothing: float = 1e-6, tolerance: float = 1e-7) -> None:
         check_whole("GeometricMedian.steps", steps)
         require("GeometricMedian.smoothing", smoothing, smoothing > 0, "above 0")
         require("GeometricMedian.tolerance", tolerance, tolerance >= 0, "at least 0")
@@ -132,7 +132,7 @@ class Krum(Rule):
         """Returns the chosen message, or the mean of the chosen ones."""
         self._require_clients(rows, max(2 * self.attackers + 3, self.keep), "2 f + 3 and m")
         scores = krum_scores(squared_distances(rows), self.attackers)
-        return rows[scores.argsort(stable=True)[: self.keep]].mean(0)
+        return rows[scores.sort(stable=True).indices[: self.keep]].mean(0)
 
 
 class Bulyan(Rule):
@@ -161,7 +161,7 @@ class Bulyan(Rule):
             left = torch.cat([left[:best], left[best + 1 :]])
         picked = rows[torch.stack(chosen)]
         from_median = (picked - Median()(picked)).abs()
-        nearest = from_median.argsort(0, stable=True)[: len(picked) - 2 * f]
+        nearest = from_median.sort(dim=0, stable=True).indices[: len(picked) - 2 * f]
         return picked.gather(0, nearest).mean(0)
 
 
@@ -202,3 +202,48 @@ def krum_scores(distances: Tensor, attackers: int) -> Tensor:
     count = max(1, len(distances) - attackers - 2)
     others = distances.clone().fill_diagonal_(float("inf"))
     return others.sort(1).values[:, :count].sum(1)
+
+
+class RobustMean:
+    """What stands in for the mean of messages in a run with a rule, or with attackers that collude.
+
+    Args:
+        rule: The rule; None: the method's weighted mean.
+        attack: What the attackers of the run do; None: there are none.
+    """
+
+    def __init__(self, rule: Rule | None, attack: Attack | None) -> None:
+        self.rule, self.attack = rule, attack
+
+    def combine(
+        self,
+        rows: Mapping[str, Tensor],
+        references: Mapping[str, Tensor],
+        weights: Mapping[str, Tensor],
+        attacking: Tensor,
+    ) -> dict[str, Tensor]:
+        """Returns what the server gets for each message, [K] by name.
+
+        A client's messages count as zero if one of their values is not finite.
+
+        Args:
+            rows: The messages of n >= 1 clients, [n, K] by name.
+            references: Public values [K] from which some of them are measured, by name.
+            weights: The weights of the clients in the mean of each message, [n], of sum 1.
+            attacking: Which of the clients attack, bool [n].
+        """
+        widths = [values.shape[1] for values in rows.values()]
+        joined = torch.cat([v - references.get(name, 0) for name, v in rows.items()], 1)
+        joined[~joined.isfinite().all(1)] = 0
+        if self.attack is not None and attacking.any() and not attacking.all():
+            sent = self.attack.collude(joined[~attacking], int(attacking.sum()))
+            if sent is not None:
+                joined[attacking] = sent
+        if self.rule is not None:
+            parts = self.rule(joined).split(widths)
+        else:
+            columns = zip(rows, joined.split(widths, 1), strict=True)
+            parts = tuple(weights[name].to(values) @ values for name, values in columns)
+        return {
+            name: part + references.get(name, 0) for name, part in zip(rows, parts, strict=True)
+        }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,16 @@ READ_AHEAD = 1 << 20  # floats of streamed or transformed samples
 READ_AHEAD_ON_GPU = 1 << 24  # transforms are many small kernels, which should be few calls
 
 
+class Poison(Protocol):
+    """Clients that train on other samples than they have."""
+
+    def attacking(self, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns which of the clients `ids` [n] do so in a round, bool [n]."""
+
+    def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what they train on in place of the samples `inputs`, `targets` with `keys`."""
+
+
 class ClientData:
     """The samples and index arrays of a data module, on the device where the training happens.
 
@@ -35,12 +45,17 @@ class ClientData:
         datamodule: The data module, after its `setup`.
         device: In-memory samples are moved to the device once, streamed samples when they are read.
         seed: A key of the order in which clients see their samples.
+        poison: What some clients train on in place of their samples; None: nobody does.
     """
 
     def __init__(
-        self, datamodule: FederatedDataModule, device: torch.device | str = "cpu", seed: int = 0
+        self,
+        datamodule: FederatedDataModule,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+        poison: Poison | None = None,
     ) -> None:
-        self.seed = seed
+        self.seed, self.poison = seed, poison
         self.device = torch.device(device)
         self.splits = datamodule.partition
         self.samples = datamodule.samples.to(device)
@@ -48,6 +63,8 @@ class ClientData:
         self._stored: dict[str, Tensor] = {}
         self._pooled: ClientData | None = None
         self._owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
+        self._with_backdoor: ClientData | None = None
+        self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns these samples with those of the clients `ids` owned by one client, whose id is 0.
@@ -66,6 +83,22 @@ class ClientData:
                 pooled._owners = torch.from_numpy(owners).to(self.device)
             self._pooled = pooled
         return self._pooled
+
+    def with_backdoor(self, trigger: Callable[[Tensor], Tensor], target: int) -> ClientData:
+        """Returns the test samples of other classes than `target` as a backdoor shows them.
+
+        Args:
+            trigger: Puts the trigger into inputs [n, ...].
+            target: The class that the backdoor wants, which all samples then have.
+        """
+        if self._with_backdoor is None:
+            view, test = copy.copy(self), self.splits.test
+            assert self.samples.targets is not None
+            others = self.samples.targets[torch.from_numpy(test.flat)].cpu().numpy() != target
+            view.splits, view._stored = replace(self.splits, test=test.select(others)), {}
+            view._trigger = trigger, target
+            self._with_backdoor = view
+        return self._with_backdoor
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """Returns how many samples of a split each of these clients owns, int64 [C]."""
@@ -114,10 +147,39 @@ class ClientData:
             ids = torch.from_numpy(owners).to(index.device)
             seen = self.transforms(inputs.flatten(0, index.ndim - 1), ids, index)
             inputs = seen.unflatten(0, index.shape)
+        if self._trigger is not None:
+            trigger, target = self._trigger
+            inputs = trigger(inputs.flatten(0, index.ndim - 1)).unflatten(0, index.shape)
+            targets = torch.full_like(targets, target)
         return cast(inputs, dtype), cast(targets, dtype)
 
+    def poisoned(
+        self, inputs: Tensor, targets: Tensor, index: Tensor, ids: np.ndarray, round_index: int
+    ) -> tuple[Tensor, Tensor]:
+        """Returns training samples with what attackers train on in place of theirs.
+
+        Args:
+            inputs: The inputs of the samples, [n, ...].
+            targets: Their targets, [n, ...].
+            index: The samples, integers of a shape [..., B] with n entries.
+            ids: The clients, int64, of a shape that broadcasts to that of `index`.
+            round_index: The round, from 0.
+        """
+        if self.poison is None:
+            return inputs, targets
+        owners = np.broadcast_to(ids, index.shape).reshape(-1)
+        rows = torch.from_numpy(np.flatnonzero(self.poison.attacking(round_index, owners)))
+        if len(rows):
+            rows = rows.to(inputs.device)
+            clients = torch.from_numpy(owners.copy()).to(inputs.device)[rows]
+            keys = fold(torch.full_like(clients, key(self.seed, "poison")), clients)
+            keys = fold(keys, index.reshape(-1)[rows].long())
+            inputs, targets = inputs.clone(), targets.clone()
+            inputs[rows], targets[rows] = self.poison.poison(inputs[rows], targets[rows], keys)
+        return inputs, targets
+
     def stored(
-        self, picks: Tensor, ids: np.ndarray, epochs: np.ndarray, base: int
+        self, picks: Tensor, ids: np.ndarray, epochs: np.ndarray, base: int, round_index: int
     ) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yields the samples of K local steps of A clients.
 
@@ -129,11 +191,12 @@ class ClientData:
             ids: The clients, int64 [A].
             epochs: The epoch of each step, int64 [K, A].
             base: The key of the draws of the round and the purpose.
+            round_index: The round, from 0.
 
         Yields:
             A range of steps; inputs and targets; the positions in these of the steps' samples.
         """
-        if self.in_memory and not self.transforms:
+        if self.in_memory and not (self.transforms or self.poison):
             samples = typing.cast(TensorSamples, self.samples)
             yield slice(0, len(picks)), samples.inputs, samples.targets, picks
             return
@@ -149,6 +212,7 @@ class ClientData:
             if self.transforms:
                 seen_by = owners[:, None] if self._owners is None else self._owners[part.long()]
                 inputs = self.transforms(inputs, seen_by, part, visits[steps, :, None])
+            inputs, targets = self.poisoned(inputs, targets, part, ids[:, None], round_index)
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
             yield steps, inputs, targets, places
 
@@ -278,7 +342,7 @@ class Clients:
                 picks = sample_order.shuffled_indices(
                     indices, owned[:, :A], base, epoch, place, counts, size
                 )
-            stored = self.data.stored(picks, self.ids[:A], epoch, base)
+            stored = self.data.stored(picks, self.ids[:A], epoch, base, self.round)
             for part, inputs, targets, places in stored:
                 origin = partial(
                     StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
@@ -312,6 +376,12 @@ class Clients:
             last = torch.from_numpy(sizes[:active] - 1).to(starts.device)[:, None]
             index = indices[starts[:active, None] + torch.minimum(columns, last)]
             samples = self.data.gather(index, self.dtype, self.ids[:active, None])
+            if self.split == "train":
+                flat = [values.flatten(0, 1) for values in samples]
+                owners = self.ids[:active, None]
+                changed = self.data.poisoned(flat[0], flat[1], index, owners, self.round)
+                inputs, targets = (values.unflatten(0, index.shape) for values in changed)
+                samples = (inputs, targets)
             yield slice(0, active), Batch(*samples, counts.tolist())
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:

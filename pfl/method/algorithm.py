@@ -668,8 +668,8 @@ class FederatedAlgorithm(LocalTraining):
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
+        checks.check_aggregation(self)
         if self.run.private is not None:
-            checks.require_private_means(self)
             self._end_within_budget(self.run.private)
         if self.oracle.engine.strict:
             refuse_all_reads(self)

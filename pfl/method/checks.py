@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -178,16 +178,23 @@ def described(value: Any) -> str:
     return "None" if value is None else f"an object of the class {type(value).__name__}"
 
 
-def require_private_means(method: FederatedAlgorithm) -> None:
-    """Refuses a private run of a method whose server uses more than means of messages.
+def check_aggregation(method: FederatedAlgorithm) -> None:
+    """Refuses privacy, rules and attackers that do not fit the method.
 
     Raises:
-        ConfigError: The method pools samples, keeps messages, or averages running statistics.
+        ConfigError: The method pools samples; or the run is private, and the method keeps messages
+            or averages running statistics.
     """
-    name, reason = type(method).__name__, ""
-    if method.pooled:
-        reason = f"{name} trains on the samples of all clients in one place; take another method"
-    elif method.states.messages:
+    who, name, reason = method.run.loop.participation, type(method).__name__, ""
+    given = {key: getattr(who, key) for key in ("privacy", "aggregation", "attackers")}
+    if method.pooled and (keys := [key for key, value in given.items() if value is not None]):
+        raise ConfigError(
+            f"loop.{keys[0]}: {name} trains on the samples of all clients in one place, which send "
+            f"no messages; take another method"
+        )
+    if who.privacy is None:
+        return
+    if method.states.messages:
         reason = f"the server of {name} reads the messages of single clients; take another method"
     elif method.buffer_policy == "average" and method.oracle.buffers.size:
         reason = (
@@ -204,6 +211,16 @@ def refuse_rows(method: FederatedAlgorithm, names: Iterable[str]) -> None:
         raise ConfigError(
             f"loop.privacy: the server of {type(method).__name__} gets the message {name!r} of "
             f"every client by itself, which noise on a sum does not hide; take another method"
+        )
+
+
+def require_means(method: FederatedAlgorithm, means: Sized, messages: Sized) -> None:
+    """Refuses a rule for means, or attackers that collude, where messages are sent and none is."""
+    if (len(messages) or method.sends_first) and not len(means):
+        raise ConfigError(
+            f"loop.aggregation: the server of {type(method).__name__} gets every client's messages "
+            f"by themselves, and no mean that a rule or colluding attackers could change; take "
+            f"another method"
         )
 
 

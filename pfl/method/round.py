@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.robust import RobustMean
 from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
@@ -23,6 +24,7 @@ from pfl.method.client_side import (
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT
+from pfl.randomness import generator
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
@@ -66,7 +68,10 @@ class Round:
 
     def __init__(self, method: FederatedAlgorithm, index: int) -> None:
         self.method, self.index = method, index
-        self.totals = RoundTotals(method.weighting, method.run.private)
+        who = method.run.loop.participation
+        attack = None if who.attackers is None else who.attackers.attack
+        robust = RobustMean(who.aggregation, attack) if who.aggregation or who.collude else None
+        self.totals = RoundTotals(method.weighting, method.run.private, robust)
         self.train_clients: Callable[[FederatedAlgorithm, Clients], Messages] = train_clients
         self._download: dict[str, Message] = {}
 
@@ -77,7 +82,7 @@ class Round:
         method = self.method
         if method.sends_first:
             for clients, messages in first_uploads(method, method.run.cohort(self.index)):
-                for name, message in messages.items():
+                for name, message in self._attacked(messages, clients).items():
                     method.states.store.write(KEPT + name, clients.ids, message.values)
                 up = sum(message.nbytes for message in messages.values())
                 self.totals.counts[3] += method.ledger.add(clients.ids, 0, up)[1]
@@ -136,7 +141,7 @@ class Round:
             if not clients.state:
                 method.states.load(clients)
             down = self._receive(clients)
-            messages = self.train_clients(method, clients)
+            messages = self._attacked(self.train_clients(method, clients), clients)
             ranges = {name: value_range(rows) for name, rows in clients.state.items()}
             if "personal_buffers" in clients.state:  # clients without samples have trained nothing
                 clients.state["personal_buffers"][clients.empty] = torch.nan
@@ -149,9 +154,28 @@ class Round:
         means = {name: m for name, m in rest.items() if m.reduce == "mean"}
         if self.totals.private is not None:
             checks.refuse_rows(method, rows)
-            self.totals.references = self._references(means)
+        if self.totals.robust is not None:
+            checks.require_means(method, means, messages)
+            rows |= {name: message.values for name, message in means.items()}
+        self.totals.references = self._references(means)
         sums = self.totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
+
+    def _attacked(self, messages: Messages, clients: Clients) -> Messages:
+        """Returns the messages with what attackers send in place of theirs."""
+        who = self.method.run.loop.participation
+        if not messages or who.attackers is None or not who.attackers.attack.replaces("change"):
+            return messages
+        references = self._references(messages)
+        changed = {name: replace(m, values=m.values.clone()) for name, m in messages.items()}
+        widths = [message.values.shape[1] for message in changed.values()]
+        for row in np.flatnonzero(who.attacking(self.index, clients.ids)):
+            rng = generator(self.method.seed, "attack", self.index, int(clients.ids[row]))
+            parts = [m.values[row] - references.get(name, 0) for name, m in changed.items()]
+            sent = who.attackers.attack.change(torch.cat(parts), rng).split(widths)
+            for (name, message), part in zip(changed.items(), sent, strict=True):
+                message.values[row] = part + references.get(name, 0)
+        return changed
 
     def _references(self, messages: Messages) -> dict[str, Tensor]:
         """Returns the public values near which messages lie, by name, where they are not zero."""
@@ -193,7 +217,8 @@ class Round:
         if totals.private is not None:  # the number of clients that came is not public
             method.participants = totals.private.cohort
             totals.metrics |= totals.private.facts(method.rounds + 1)
-        received = totals.means(self.index)
+        who, sizes = method.run.loop.participation, method.run.client_sizes[totals.ids]
+        received = totals.means(self.index, sizes, who.attacking(self.index, totals.ids))
         self._require_none("the client state", totals.not_finite)
         self._require_none("the clients' message", not_finite(received or {}))
         if received is not None:

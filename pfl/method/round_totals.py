@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.privacy import PrivateMean
+from pfl.aggregation.robust import RobustMean
 from pfl.communication import Message
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
 from pfl.method.sides import Log
@@ -21,6 +22,7 @@ class RoundTotals:
         weighting: The clients' weights in the mean of a message that does not name its own:
             "samples" or "uniform".
         private: What makes the means private; None: nothing does.
+        robust: What replaces the means; None: nothing does.
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
@@ -38,12 +40,17 @@ class RoundTotals:
         >>> sums = totals.weigh({"w": message}, np.array([2, 1]), like=torch.zeros(1))
         >>> totals.add(sums, [3, 2, 8, 8])  # 3 samples of 2 clients; 8 bytes down, 8 bytes up
         >>> totals.reduce()
-        >>> totals.means(0)["w"]  # (2 * 1 + 1 * 4) / 3
+        >>> totals.means(0, np.array([2, 1]), np.array([False, False]))["w"]  # (2 * 1 + 1 * 4) / 3
         tensor([2.])
     """
 
-    def __init__(self, weighting: str, private: PrivateMean | None = None) -> None:
-        self.weighting, self.private = weighting, private
+    def __init__(
+        self,
+        weighting: str,
+        private: PrivateMean | None = None,
+        robust: RobustMean | None = None,
+    ) -> None:
+        self.weighting, self.private, self.robust = weighting, private, robust
         self.references: dict[str, Tensor] = {}
         self.sums: dict[str, Tensor] = {}
         self.counts = np.zeros(6)
@@ -73,6 +80,8 @@ class RoundTotals:
         sums = {}
         for name, message in messages.items():
             self._weightings[name] = message.weighting or self.weighting
+            if self.robust is not None:
+                continue  # it takes the messages one by one
             uniform = self._weightings[name] == "uniform"
             weights = torch.from_numpy(np.ones(len(sizes)) if uniform else sizes).to(like)
             sums[name] = weights @ message.values.to(weights.dtype)
@@ -143,13 +152,17 @@ class RoundTotals:
         """Returns the mean of each loss over samples and processes; after `reduce`."""
         return {n: float(total / count) for n, (total, count) in self._loss_sums.items() if count}
 
-    def means(self, round_index: int) -> dict[str, Tensor] | None:
+    def means(
+        self, round_index: int, client_sizes: np.ndarray, attacking: np.ndarray
+    ) -> dict[str, Tensor] | None:
         """Returns each message's weighted mean over the clients of all processes; after `reduce`.
 
         None if there is no client to average over. Every process must call it, once.
 
         Args:
             round_index: The round, from 0, to which the noise of a private mean belongs.
+            client_sizes: Number of samples of each client of `ids`, int64 [n].
+            attacking: Which of them attack, bool [n].
         """
         if self.private is not None:
             sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
@@ -163,7 +176,17 @@ class RoundTotals:
             for name, total in self.sums.items()
         }
         rows, self._rows = self._rows, {}  # all rows are in memory once, not twice
-        return means | {name: self._gathered(rows.pop(name)) for name in list(rows)}
+        gathered = {name: self._gathered(rows.pop(name)) for name in list(rows)}
+        if self.robust is not None and self._weightings:
+            of_means = {name: gathered.pop(name) for name in self._weightings}
+            each = {"samples": client_sizes, "uniform": np.ones(len(client_sizes))}
+            shares = {
+                name: torch.from_numpy(each[weighting] / each[weighting].sum())
+                for name, weighting in self._weightings.items()
+            }
+            attackers = torch.from_numpy(attacking)
+            means |= self.robust.combine(of_means, self.references, shares, attackers)
+        return means | gathered
 
     def _gathered(self, parts: list[Tensor]) -> Tensor:
         """Returns the rows of all processes, [n, K], in the order of `ids`."""

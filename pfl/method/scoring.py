@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.attacks import Backdoor
 from pfl.clients import Clients
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
@@ -18,12 +19,13 @@ from pfl.method import checks
 from pfl.method.client_side import guarded
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import ClientScores, Scores, row_scores, summarize
+from pfl.scores.evaluation import ClientScores, Scores, client_mean, row_scores, summarize
 from pfl.scores.names import ScoreName
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
 
+BACKDOOR = "backdoor"  # the number of a score: how often a backdoor gets the class that it wants
 POOL = 4096  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 
@@ -46,6 +48,9 @@ class Evaluation:
     def __init__(self, loop: FederatedLoop, device: torch.device) -> None:
         self.loop, self.device = loop, device
         self.finetuning, self.unseen = loop.finetuning, loop.unseen_clients
+        attackers = loop.participation.attackers
+        attack = None if attackers is None else attackers.attack
+        self.backdoor = attack if isinstance(attack, Backdoor) else None
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
@@ -70,6 +75,8 @@ class Evaluation:
     def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
         clients.received = self._received
+        if len(attackers := self.loop.participation.attacker_ids):
+            clients = clients.rows(np.flatnonzero(~np.isin(clients.ids, attackers)))
         newcomers = clients
         if len(self.unseen):
             new = np.isin(clients.ids, self.unseen)
@@ -82,10 +89,24 @@ class Evaluation:
                 self._score_global(self._metric(clients.split, "global"), algorithm, clients)
         if algorithm.has_personalized:
             self._score_own("personalized", algorithm, clients)
+        if self.backdoor is not None and clients.split == "test":
+            self._score_backdoor(self.backdoor, algorithm, clients)
         if self.finetuning.steps:
             self._score_adapted("finetuned", self.finetuning.steps, algorithm, clients)
         if len(self.unseen):
             self._score_adapted("unseen", self.finetuning.for_unseen, algorithm, newcomers)
+
+    def _score_backdoor(
+        self, attack: Backdoor, algorithm: FederatedAlgorithm, clients: Clients
+    ) -> None:
+        """Scores how often each client's models see the class that a backdoor wants."""
+        data = clients.data.with_backdoor(attack.triggered, attack.target)
+        order = np.argsort(-data.sizes("test", clients.ids), kind="stable")
+        shown = replace(clients.rows(order), data=data)
+        if algorithm.has_global:
+            self._score_own("global", algorithm, shown, BACKDOOR)
+        if algorithm.has_personalized:
+            self._score_own("personalized", algorithm, shown, BACKDOOR)
 
     def finish(self) -> dict[str, float]:
         """Returns all reported numbers, named `<split>/<kind>/<number>`.
@@ -94,6 +115,11 @@ class Evaluation:
         """
         row: dict[str, float] = {}
         self.scores = {key: metric.compute() for key, metric in self._metrics.items()}
+        for split, kind in [key for key in self.scores if key[0] == BACKDOOR]:
+            success = self.scores.pop((split, kind))["accuracy"]
+            self.scores["test", kind][BACKDOOR] = success
+            known = success[~np.isnan(success)]
+            row |= client_mean(ScoreName("test", kind, BACKDOOR), known) if len(known) else {}
         for (split, kind), scores in self.scores.items():
             for name, value in summarize(scores, self.loop.metrics.higher_is_better).items():
                 row[str(ScoreName(split, kind, name))] = value
@@ -114,9 +140,22 @@ class Evaluation:
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
 
-    def _score_own(self, kind: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
-        """Scores every client's own model, or the global model with the client's own buffers."""
-        metric, keep = self._metric(clients.split, kind), bool(self.loop.metrics)
+    def _score_own(
+        self,
+        kind: str,
+        algorithm: FederatedAlgorithm,
+        clients: Clients,
+        what: str | None = None,
+    ) -> None:
+        """Scores every client's own model, or the global model with the client's own buffers.
+
+        Args:
+            kind: "global" or "personalized".
+            algorithm: The method.
+            clients: The clients.
+            what: The name of the scores; None: the clients' split.
+        """
+        metric, keep = self._metric(what or clients.split, kind), bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():

@@ -18,7 +18,9 @@ from torchmetrics import Metric
 
 from datamodules import FederatedDataModule
 from datamodules.errors import check_whole, require
+from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy
+from pfl.aggregation.robust import Rule
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
@@ -52,6 +54,9 @@ class FederatedLoop(LightningDataModule):
         straggler_work: The share of their local steps that stragglers take, rounded up.
         privacy: Client-level differential privacy of all that the server and other clients receive;
             None: none (docs/privacy.md).
+        aggregation: What replaces the mean of the clients' messages, such as `Median`, against
+            attackers; None: the mean (docs/robustness.md).
+        attackers: Clients that send, or train on, something else than they should; None: nobody.
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. It changes speed and memory, never results.
         state_memory: GiB of this machine's memory, a GPU's included, that client states may take
@@ -97,6 +102,8 @@ class FederatedLoop(LightningDataModule):
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: float = 0.5,
         privacy: Privacy | None = None,
+        aggregation: Rule | None = None,
+        attackers: Attackers | None = None,
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -127,6 +134,8 @@ class FederatedLoop(LightningDataModule):
             stragglers,
             straggler_work,
             privacy,
+            aggregation,
+            attackers,
         )
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
@@ -201,7 +210,8 @@ class FederatedLoop(LightningDataModule):
     def client_data(self, device: torch.device) -> ClientData:
         """Returns the clients' samples on a device, to which they are moved once."""
         if self._data is None or self._data.device != device:
-            self._data = ClientData(self.datamodule, device, self.seed)
+            poison = self.participation if self.participation.poisons else None
+            self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
 
     def read_ahead(self, store: ClientStore) -> None:

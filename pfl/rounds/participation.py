@@ -11,12 +11,15 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from datamodules import FederatedDataModule
 from datamodules.errors import require
 from datamodules.randomness import fold, generator
 from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy, PrivateMean
+from pfl.aggregation.robust import Rule
 from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.randomness import key
@@ -106,8 +109,10 @@ class Participation:
         stragglers: float | str | Rounds = 0.0,
         straggler_work: float = 0.5,
         privacy: Privacy | None = None,
+        aggregation: Rule | None = None,
+        attackers: Attackers | None = None,
     ) -> None:
-        self.privacy = privacy
+        self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
         samplings = ("uniform", "bernoulli", "weighted")
@@ -125,6 +130,11 @@ class Participation:
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
         require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
+        if privacy is not None and (aggregation is not None or self.collude):
+            raise ConfigError(
+                "loop.privacy: it hides single messages from the server, and loop.aggregation and "
+                "attackers that collude need them; leave one of them out"
+            )
 
     # ---- the population -----------------------------------------------------------------------
 
@@ -200,6 +210,54 @@ class Participation:
                     parts.append((replace(clients.rows(rows), work=share), arrives))
         return parts
 
+    # ---- attackers ----------------------------------------------------------------------------
+
+    @property
+    def collude(self) -> bool:
+        """Whether there are attackers whose messages depend on those of honest clients."""
+        return self.attackers is not None and self.attackers.attack.replaces("collude")
+
+    @property
+    def poisons(self) -> bool:
+        """Whether there are attackers that train on other samples than they have."""
+        return self.attackers is not None and self.attackers.attack.replaces("poison")
+
+    def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns what attackers train on in place of some of their samples."""
+        assert self.attackers is not None
+        return self.attackers.attack.poison(inputs, targets, keys)
+
+    @cached_property
+    def _attacks(self) -> Any:
+        """The ids of the attackers, an ascending int64 array, or lists of those of each round."""
+        if self.attackers is None:
+            return np.empty(0, np.int64)
+        given = self.attackers.clients
+        if isinstance(given, float | int):
+            expected = (
+                "a share of the clients between 0 and 1, a list of ids, or one for each round"
+            )
+            require("loop.attackers.clients", given, 0 < given < 1, expected)
+            count = max(1, int(given * len(self.population) + 0.5))
+            drawn = generator(self.seed, "attackers").choice(self.population, count, replace=False)
+            return np.sort(drawn).astype(np.int64)
+        ids = _read_json("loop.attackers.clients", given) if isinstance(given, str) else given
+        if _is_list(ids) and len(ids) and all(map(_is_list, ids)):
+            return ids
+        return np.sort(np.asarray(ids, np.int64))
+
+    @cached_property
+    def attacker_ids(self) -> np.ndarray:
+        """The ids of the clients that attack in some round, ascending int64."""
+        if isinstance(self._attacks, np.ndarray):
+            return self._attacks
+        return np.unique(np.concatenate([np.asarray(ids, np.int64) for ids in self._attacks]))
+
+    def attacking(self, round_index: int, ids: np.ndarray) -> np.ndarray:
+        """Returns which of some clients attack in a round, bool [C]."""
+        attacks = self._attacks
+        return np.isin(ids, attacks if isinstance(attacks, np.ndarray) else attacks[round_index])
+
     # ---- privacy ------------------------------------------------------------------------------
 
     def private_mean(self, rounds: int | None) -> PrivateMean | None:
@@ -253,6 +311,12 @@ class Participation:
                 )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
+        if isinstance(self._attacks, np.ndarray):
+            _check_ids("loop.attackers.clients", self._attacks.tolist(), everyone)
+        else:
+            _check_rounds("attackers.clients", self._attacks, everyone, rounds)
+        if not np.setdiff1d(self.population, self.attacker_ids).size:
+            raise ConfigError("loop.attackers.clients: all clients attack; some must be honest")
         if self.trace is not None:
             _check_rounds("trace", self.trace, everyone, rounds)
             for number, cohort in enumerate(self.trace):
@@ -304,6 +368,11 @@ class Participation:
         if self.stragglers:
             work = f"{self.straggler_work:g} of its local steps"
             who += f"; {self.stragglers.describe()} takes only {work}"
+        if self.attackers is not None:
+            attack = type(self.attackers.attack).__name__
+            who += f"; {len(self.attacker_ids)} clients attack ({attack}), and are not scored"
+        if self.aggregation is not None:
+            who += f"; {type(self.aggregation).__name__} in place of means"
         return who
 
 

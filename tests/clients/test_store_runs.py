@@ -183,6 +183,7 @@ for client in range(rank, 3 * 127, 3):  # 1 MiB each; 127 of them fill blocks of
     store.write("p", np.array([client]), torch.full((1, 2**18), float(client)) * (client < 3))
 algorithm = SimpleNamespace(
     store=store, space=SimpleNamespace(size=1), rounds=1, samples_seen=1, bytes_down=1, bytes_up=1,
+    run=SimpleNamespace(private=None),
 )
 torch.distributed.barrier()
 take_no_more_than_64_mib()

@@ -50,7 +50,7 @@ class APFL(FederatedAlgorithm):
     """
 
     has_personalized = True
-    personal_buffers = True
+    personal_buffers = "initial"
 
     def __init__(
         self, network: Network, *, alpha: float = 0.5, adaptive: bool = False, **kwargs: Any

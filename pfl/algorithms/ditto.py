@@ -41,7 +41,7 @@ class Ditto(FederatedAlgorithm):
     """
 
     has_personalized = True
-    personal_buffers = True
+    personal_buffers = "initial"
 
     def __init__(
         self, network: Network, *, penalty: float = 0.1, personal_epochs: int = 1, **kwargs: Any

@@ -14,15 +14,16 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
-    FederatedAlgorithm,
     Message,
+    ModelMixtures,
     Network,
+    inner_products,
     require,
     require_one_of,
 )
 
 
-class FedACS(FederatedAlgorithm):
+class FedACS(ModelMixtures):
     """Every client starts from a weighted mean of the models that are similar to its own.
 
     The participants send their last models w_i; s_ij = cos(w_i, w_j) on all trainable parameters;
@@ -57,10 +58,6 @@ class FedACS(FederatedAlgorithm):
         ['w']
     """
 
-    has_global = False
-    has_personalized = True
-    tables = ("collaboration",)
-
     def __init__(
         self,
         network: Network,
@@ -69,63 +66,36 @@ class FedACS(FederatedAlgorithm):
         candidates: Literal["participants", "all"] = "participants",
         **kwargs: Any,
     ) -> None:
-        super().__init__(network, server_optimizer=None, **kwargs)
+        super().__init__(network, **kwargs)
         require(
             "quantile", quantile, quantile is None or 0 <= quantile <= 1, "from 0 to 1, or null"
         )
         require_one_of("candidates", candidates, "participants", "all")
         self.quantile, self.candidates = quantile, candidates
-        self.add_client_state("w", lambda: self.global_model)
-        self.keep_messages("w", lambda: self.global_model)
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: FedACS solves another problem."""
-        return None
 
     def first_upload(self, clients: Clients) -> Tensor:
         """Returns w_i."""
         return clients.state["w"]
 
+    def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
+        """Returns a_ij / sum_j a_ij."""
+        return attention(cosine(models), self.quantile)
+
     def begin_round(self, round_index: int) -> None:
         """Computes the weights of the cohort's partners from all models that the server has."""
-        self._ids = cohort = self.cohort(round_index)
+        ids = cohort = self.cohort(round_index)
         if self.candidates == "all":
-            self._ids = np.union1d(cohort, self.kept_ids("w"))
-        self._models = self.kept_rows("w", self._ids)
-        self._weights = attention(cosine(self._models), self.quantile)
+            ids = np.union1d(cohort, self.kept_ids("w"))
+        weights = self.mix(ids, round_index)
         if len(cohort):
-            places = torch.from_numpy(np.searchsorted(self._ids, cohort))
-            partners = self._weights[places].count_nonzero(1) - 1
+            places = torch.from_numpy(np.searchsorted(ids, cohort))
+            partners = weights[places].count_nonzero(1) - 1
             self.log_metric("collaborators", float(partners.double().mean()))
-
-    def download(self) -> dict[str, Message]:
-        """Returns nothing: there is no global model."""
-        return {}
-
-    def download_for(self, ids: np.ndarray) -> Tensor:
-        """Returns u_i."""
-        weights = self._weights[torch.from_numpy(np.searchsorted(self._ids, ids))]
-        client, partner = weights.nonzero(as_tuple=True)
-        self.log_table(
-            "collaboration",
-            client=ids[client.cpu().numpy()],
-            partner=self._ids[partner.cpu().numpy()],
-            weight=weights[client, partner],
-        )
-        return weights.to(self._models) @ self._models
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Takes local SGD steps from u_i."""
         clients.state["w"] = self.local_sgd(clients, w)
         return {}
-
-    def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Does nothing: there is no global model."""
-
-    def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
-        return clients.state["w"]
 
     def begin_evaluation(self) -> None:
         """Collects the models among which clients that never trained find partners."""
@@ -133,16 +103,7 @@ class FedACS(FederatedAlgorithm):
             seen = self.kept_ids("w")
             last = self.cohort(self.rounds - 1) if self.rounds else seen
             ids = seen if self.candidates == "all" else np.intersect1d(seen, last)
-            self._known = self.ask_clients("w", ids)
-
-    def newcomer(self, clients: Clients) -> Tensor:
-        """Returns u_i of a first local model."""
-        first = self.adapt(clients, self.global_model)
-        return torch.stack([self._mixed(torch.cat([self._known, own[None]])) for own in first])
-
-    def _mixed(self, models: Tensor) -> Tensor:
-        """Returns the last client's u_i from the models [n, P]."""
-        return attention(cosine(models), self.quantile)[-1].to(models) @ models
+            self._known = self.ask_clients(ids)
 
 
 def cosine(w: Tensor) -> Tensor:
@@ -151,9 +112,7 @@ def cosine(w: Tensor) -> Tensor:
     Rows of norm 0 have similarity 0. The values are rounded to 12 decimals, so that equal
     similarities are equal numbers.
     """
-    gram = torch.zeros(len(w), len(w), dtype=torch.float64, device=w.device)
-    for part in w.split(1 << 20, dim=1):  # a float64 copy of all of w could be too large
-        gram += part.double() @ part.double().T
+    gram = inner_products(w)
     norms = gram.diagonal().sqrt()
     similarity = gram / torch.outer(norms, norms)
     return similarity.nan_to_num(0.0).round(decimals=12)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Message, Network, require
+from pfl.method import Clients, ConfigError, ModelMixtures, Network, inner_products, require
 
 
-class FedAMP(FederatedAlgorithm):
+class FedAMP(ModelMixtures):
     """Clients with similar models pull each other: attentive message passing (Algorithm 1).
 
     ξ_ij = α_k A'(|w_i - w_j|^2) for j ≠ i, with A(x) = 1 - exp(-x / σ); ξ_ii = 1 - sum_j ξ_ij;
@@ -50,10 +49,6 @@ class FedAMP(FederatedAlgorithm):
         ['w']
     """
 
-    has_global = False
-    has_personalized = True
-    tables = ("collaboration",)
-
     def __init__(
         self,
         network: Network,
@@ -65,7 +60,7 @@ class FedAMP(FederatedAlgorithm):
         penalty: float = 1.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        super().__init__(network, weighting="uniform", **kwargs)
         require("alpha", alpha, alpha > 0, "positive")
         require("alpha_decay", alpha_decay, 0 < alpha_decay <= 1, "in (0, 1]")
         require("decay_rounds", decay_rounds, decay_rounds >= 1, "at least 1")
@@ -73,13 +68,6 @@ class FedAMP(FederatedAlgorithm):
         require("penalty", penalty, penalty >= 0, "at least 0")
         self.alpha, self.alpha_decay, self.decay_rounds = alpha, alpha_decay, decay_rounds
         self.sigma, self.penalty = sigma, penalty
-        self.add_client_state("w", lambda: self.global_model)
-        self.keep_messages("w", lambda: self.global_model)
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: FedAMP solves another problem."""
-        return None
 
     def check_setup(self) -> None:
         """Refuses negative weights, and proximal terms that make local steps diverge."""
@@ -110,27 +98,13 @@ class FedAMP(FederatedAlgorithm):
         xi.fill_diagonal_(0.0)
         return xi + torch.diag(1 - xi.sum(1))
 
+    def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
+        """Returns ξ with the α_k of a round."""
+        return self.weights(models, self.alpha_of(round_index))
+
     def begin_round(self, round_index: int) -> None:
-        """Forms every participant's u_i from the cohort's last models."""
-        self._cohort = self.cohort(round_index)
-        models = self.kept_rows("w", self._cohort)
-        self._weights = self.weights(models, self.alpha_of(round_index))
-        self._starts = self._weights.to(models) @ models
-
-    def download(self) -> dict[str, Message]:
-        """Returns nothing: there is no global model."""
-        return {}
-
-    def download_for(self, ids: np.ndarray) -> Tensor:
-        """Returns u_i."""
-        rows = torch.from_numpy(np.searchsorted(self._cohort, ids)).to(self._starts.device)
-        self.log_table(
-            "collaboration",
-            client=np.repeat(ids, len(self._cohort)),
-            partner=np.tile(self._cohort, len(ids)),
-            weight=self._weights[rows].flatten(),
-        )
-        return self._starts[rows]
+        """Computes ξ of the cohort's last models."""
+        self.mix(self.cohort(round_index), round_index)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Trains from u_i, keeps w_i and sends it."""
@@ -139,28 +113,11 @@ class FedAMP(FederatedAlgorithm):
         clients.state["w"] = v
         return v
 
-    def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Does nothing: there is no global model."""
-
-    def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
-        return clients.state["w"]
-
     def begin_evaluation(self) -> None:
         """Collects the last cohort's models, in which clients that never trained take part."""
         if len(self.unseen_clients):
             last = self.cohort(self.rounds - 1) if self.rounds else self.population[:0]
-            self._known = self.kept_rows("w", last)
-
-    def newcomer(self, clients: Clients) -> Tensor:
-        """Returns u_i of a first local model."""
-        first = self.adapt(clients, self.global_model)
-        return torch.stack([self._mixed(torch.cat([self._known, own[None]])) for own in first])
-
-    def _mixed(self, models: Tensor) -> Tensor:
-        """Returns the last client's u_i from the models [n, P]."""
-        alpha = self.alpha_of(max(0, self.rounds - 1))
-        return self.weights(models, alpha)[-1].to(models) @ models
+            self._known = self.kept_models(last)
 
 
 class HeurFedAMP(FedAMP):
@@ -227,11 +184,3 @@ def squared_distances(models: Tensor) -> Tensor:
     products = inner_products(models - models.mean(0))
     squares = products.diagonal()
     return (squares[:, None] + squares - 2 * products).clamp_min(0.0)
-
-
-def inner_products(models: Tensor) -> Tensor:
-    """Returns <w_i, w_j> of all pairs of models [n, P], float64 [n, n]."""
-    products = torch.zeros(len(models), len(models), dtype=torch.float64, device=models.device)
-    for part in models.split(1 << 20, dim=1):  # a float64 copy of all models could be too large
-        products += part.double() @ part.double().T
-    return products

@@ -76,6 +76,7 @@ class FedCLUP(FederatedAlgorithm):
     """
 
     has_personalized = True
+    keeps_model = True
     lam: Tensor
     plateau: Tensor
 

@@ -71,6 +71,7 @@ class FedPD(FederatedAlgorithm):
         [False, True, False, True]
     """
 
+    keeps_model = True
     common: Tensor
     refreshed: Tensor
 

@@ -73,7 +73,7 @@ class FedSLR(FederatedAlgorithm):
     """
 
     has_personalized = True
-    personal_buffers = True
+    personal_buffers = "received"
     gamma_mean: Tensor
     ranks: Tensor
 

@@ -36,12 +36,13 @@ class IFCA(FederatedAlgorithm):
 
     Attributes:
         models: θ_1 to θ_k, one after the other, [k P].
+        statistics: Their running statistics, one after the other; empty with `buffers: local`.
 
     Note:
         With one cluster this is FedAvg with the same weighting. A client without samples belongs to
         no cluster; it is scored with the first model. The losses that decide are those of the
-        network in evaluation mode. Running statistics of BatchNorm are averaged over all clusters;
-        `buffers: local` keeps those of each client.
+        network in evaluation mode. Each cluster's model has the mean of its clients' running
+        statistics; with `buffers: local` each client keeps its own.
         Differences from the paper: option I, gradient averaging, is left out; it takes one step of
         all samples and moves θ_j by the cluster's share of the cohort. The paper prints any k
         first models, and draws them independently in its experiments with neural networks; the
@@ -58,6 +59,7 @@ class IFCA(FederatedAlgorithm):
     has_personalized = True
     tables = ("clusters",)
     models: Tensor
+    statistics: Tensor
 
     def __init__(
         self,
@@ -78,6 +80,8 @@ class IFCA(FederatedAlgorithm):
             require("perturbation", perturbation, perturbation > 0, "positive")
         self.clusters, self.perturbation = clusters, perturbation
         self.add_server_state("models", self.global_model.repeat(clusters))
+        copies = clusters if self.buffer_policy == "average" else 0
+        self.add_server_state("statistics", lambda: self.global_buffers.repeat(copies))
 
     @property
     def personalization_penalty(self) -> None:
@@ -104,44 +108,57 @@ class IFCA(FederatedAlgorithm):
             model[layer.span] = model[layer.span][order]
 
     def download(self) -> dict[str, Message]:
-        """Returns all models."""
-        return {"models": dense(self.models)}
+        """Returns all models, and their running statistics."""
+        return {"models": dense(self.models), "statistics": dense(self.statistics)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains the best model, and sends it in its cluster's place, with that place."""
-        models = clients.received["models"].view(self.clusters, -1)
-        choice = self._choose(clients, models)
-        v = self.local_sgd(clients, models[choice])
+        choice, start = self._choose(clients)
+        v = self.local_sgd(clients, start)
         member = one_hot(choice, self.clusters).to(v)
         member[clients.empty] = 0
         self.log_table("clusters", client=clients.ids, cluster=choice)
-        placed = (member[:, :, None] * v[:, None]).flatten(1)  # the rest is zero and not sent
+        own = v[:, :0]  # no statistics are sent with `buffers: local`
+        if clients.buffers is not None and self.buffer_policy == "average":
+            own = clients.buffers
         size = v.element_size()
-        return {"w": Message(placed, v.shape[1] * size), "member": Message(member, size)}
+        sent = {"member": Message(member, size)}
+        for name, rows in (("w", v), ("statistics", own)):
+            placed = (member[:, :, None] * rows[:, None]).flatten(1)  # the rest is 0, and not sent
+            sent[name] = Message(placed, rows.shape[1] * size)
+        return sent
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets the models of the clusters that somebody chose."""
+        """Sets the models of the clusters that somebody chose, and their statistics."""
         share = mean["member"][:, None]  # of the cohort's weight, [k, 1]
-        models, sums = (x.view(self.clusters, -1) for x in (self.models, mean["w"]))
-        models.copy_(torch.where(share > 0, sums / share, models))
+        for state, total in ((self.models, mean["w"]), (self.statistics, mean["statistics"])):
+            old, sums = self._by_cluster(state), self._by_cluster(total)
+            old.copy_(torch.where(share > 0, sums / share, old))
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns the best model for the client's training samples."""
-        models = clients.received["models"].view(self.clusters, -1)
-        return models[self._choose(clients, models)]
+        return self._choose(clients)[1]
 
-    def _choose(self, clients: Clients, models: Tensor) -> Tensor:
-        """Returns j_i, int64 [C]: the model [k, P] with the least loss, the first of equals.
+    def _choose(self, clients: Clients) -> tuple[Tensor, Tensor]:
+        """Returns j_i, int64 [C], and θ_{j_i}, whose running statistics the clients get.
 
-        In an evaluation `clients` has the samples of the split; here only training samples count.
+        It is the model with the least loss over the training samples, the first of equals.
         """
-        order = np.argsort(-clients.data.sizes("train", clients.ids), kind="stable")
-        own = Clients(clients.ids[order], clients.round, clients.data, dtype=clients.dtype)
-        at = torch.from_numpy(order).to(models.device)
+        models = self._by_cluster(clients.received["models"])
+        statistics = self._by_cluster(clients.received["statistics"])
         losses = models.new_zeros(len(clients), len(models))
-        for rows, batch in own.samples():
-            buffers = None if clients.buffers is None else clients.buffers[at[rows]]
+        for rows, batch in clients.training_samples():
+            buffers = None if clients.buffers is None else clients.buffers[rows]
             for j, model in enumerate(models):
-                each = model.expand(batch.clients, -1)
-                losses[at[rows], j] += self.oracle.evaluate(each, batch, buffers)[0].sum(1)
-        return losses.argmin(1)
+                if statistics.numel():
+                    buffers = statistics[j].expand(len(rows), -1)
+                each = model.expand(len(rows), -1)
+                losses[rows, j] += self.oracle.evaluate(each, batch, buffers)[0].sum(1)
+        choice = losses.argmin(1)
+        if statistics.numel():
+            clients.buffers = statistics[choice]
+        return choice, models[choice]
+
+    def _by_cluster(self, values: Tensor) -> Tensor:
+        """Returns the rows of the k clusters."""
+        return values.view(self.clusters, len(values) // self.clusters)

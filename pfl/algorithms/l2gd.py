@@ -70,6 +70,7 @@ class L2GD(FederatedAlgorithm):
     """
 
     has_personalized = True
+    keeps_model = True
     pull: Tensor
 
     def __init__(
@@ -146,5 +147,8 @@ class L2GD(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns x_i after the averaging steps."""
-        x, pull = clients.state["x"], clients.received["pull"]
-        return x + pull.to(x) * (clients.received["w"] - x)
+        x, pull = clients.state["x"], clients.received["pull"].to(clients.state["x"])
+        if "buffers" in clients.received:  # what is true of the models is true of their statistics
+            own = clients.state["buffers"]
+            clients.buffers = own + pull * (clients.received["buffers"] - own)
+        return x + pull * (clients.received["w"] - x)

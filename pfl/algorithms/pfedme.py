@@ -49,7 +49,7 @@ class pFedMe(FederatedAlgorithm):
     """
 
     has_personalized = True
-    personal_buffers = True
+    personal_buffers = "initial"
 
     def __init__(
         self,

@@ -19,6 +19,7 @@ from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
+from pfl.method.statistics import of_model
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing
@@ -145,10 +146,10 @@ def _models(algorithm: FederatedAlgorithm, one: Clients) -> dict[str, tuple[Tens
     if algorithm.has_personalized:
         adapted = replace(one)  # with running statistics that `personalized` may replace
         w = algorithm.personalized(adapted)
-        own = adapted.personal if algorithm.personal_buffers else adapted
-        models["personalized"] = w, own.buffers
+        models["personalized"] = w, of_model("personalized", algorithm, adapted).buffers
     if algorithm.has_global:
-        models["global"] = algorithm.global_model[None], one.buffers
+        own = of_model("global", algorithm, one).buffers
+        models["global"] = algorithm.global_model[None], own
     return models
 
 

@@ -358,6 +358,30 @@ class Clients:
         for block in self.step_blocks(schedule):
             yield from block
 
+    def training(self) -> tuple[Clients, Tensor]:
+        """Returns the clients with their training samples, and the places of their rows here.
+
+        These are sorted anew, by numbers of training samples, and have no states.
+
+        Returns:
+            The clients, and for each its place among these clients, int64 [C].
+        """
+        order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
+        places = torch.from_numpy(order)
+        buffers = None if self.buffers is None else self.buffers[places]
+        sorted_ = Clients(self.ids[order], self.round, self.data, buffers=buffers, dtype=self.dtype)
+        return sorted_, places
+
+    def training_samples(self, limit: int = 512) -> Iterator[tuple[Tensor, Batch]]:
+        """Yields every training sample once, also in an evaluation of another split.
+
+        Yields:
+            As `samples` does, but the rows are places [A], in any order.
+        """
+        clients, places = self.training()
+        for rows, batch in clients.samples(limit):
+            yield places[rows], batch
+
     def samples(self, limit: int = 512) -> Iterator[tuple[slice, Batch]]:
         """Yields every sample once, in order, at most `limit` of each client at a time.
 

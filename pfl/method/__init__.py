@@ -10,6 +10,7 @@ from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import class_sums, features
 from pfl.method.local_training import Network
+from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
@@ -23,6 +24,7 @@ __all__ = [
     "LocalOptimizer",
     "LocalSchedule",
     "Message",
+    "ModelMixtures",
     "Network",
     "Objective",
     "Outputs",
@@ -36,6 +38,7 @@ __all__ = [
     "generator",
     "head_name",
     "header",
+    "inner_products",
     "low_rank",
     "low_rank_size",
     "masked",

@@ -101,9 +101,9 @@ class FederatedAlgorithm(LocalTraining):
         weighting: The clients' weights in the mean: "samples" (their numbers of training samples)
             or "uniform".
         buffers: What happens to buffers that training changes (BatchNorm's running statistics).
-            "average": those of the models that clients send are averaged as if they were
-            parameters. "local": every client keeps its own. In both cases a personalized model that
-            is trained beside the model that is sent has its own, which its client keeps.
+            "average": they go where the parameters of their model go. A model that is sent has
+            them with it, a mean of models has their mean, and a model that a client keeps has its
+            own. "local": they never leave the client, which keeps those of each model it trains.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating targets.
         engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
@@ -147,10 +147,13 @@ class FederatedAlgorithm(LocalTraining):
     """True if there is one model for everyone that is evaluated."""
     has_personalized: ClassVar[bool] = False
     """True if `personalized` gives every client a model of its own, which is evaluated."""
-    personal_buffers: ClassVar[bool] = False
-    """True if clients train the personalized model beside the model that they send.
+    keeps_model: ClassVar[bool] = False
+    """True if clients continue the models that they trained last, with their statistics."""
+    personal_buffers: ClassVar[Literal["initial", "received"] | None] = None
+    """Where clients train the personalized model beside the model that they send: how it begins.
 
-    The personalized model then has statistics of its own, in `clients.personal`.
+    The personalized model then has statistics of its own, in `clients.personal`: at first those of
+    the initial model, or until it is trained those of the model that is received.
     """
     pooled: ClassVar[bool] = False
     """True if one model is trained on the training samples of all clients, and nothing is sent.
@@ -209,6 +212,7 @@ class FederatedAlgorithm(LocalTraining):
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
         self.rounds_compared = False  # by the engine "debug", in its first round
         self._server_states: set[str] = set()
+        self._late_states: dict[str, Callable[[], Tensor]] = {}
         self._facts: RunFacts | None = None
         self._pass: Evaluation | None = None
         self._rounds_apart = 1  # from one scheduled evaluation to the next
@@ -225,11 +229,19 @@ class FederatedAlgorithm(LocalTraining):
 
     # ---- what a method declares ---------------------------------------------------------------
 
-    def add_server_state(self, name: str, initial: Tensor) -> None:
+    def add_server_state(self, name: str, initial: Tensor | Callable[[], Tensor]) -> None:
         """Declares a tensor that the server keeps between rounds; it becomes `self.<name>`.
 
         Clients cannot read it: `download` sends them what they need.
+
+        Args:
+            name: A name that is not yet taken.
+            initial: The first value, or a function that returns it, called in `setup`, when the
+                network has been inspected and its running statistics are known.
         """
+        if not isinstance(initial, Tensor):
+            self._late_states[name] = initial
+            initial = self.space.vector.new_empty(0)
         self.register_buffer(name, initial)
         self._server_states.add(name)
 
@@ -408,6 +420,12 @@ class FederatedAlgorithm(LocalTraining):
         refuse_on_client(self, "global_model")
         return self.space.vector.detach()  # `.data` would not count writes, which `guard` asks for
 
+    @property
+    def global_buffers(self) -> Tensor:
+        """The running statistics of the global model, [B]; empty for a network without any."""
+        refuse_on_client(self, "global_buffers")
+        return self.oracle.buffers.read(self.network, self.space.vector.detach())
+
     def __getattr__(self, name: str) -> Any:
         """Returns a tensor or module; refuses a server state in the code of a client."""
         value = super().__getattr__(name)
@@ -551,16 +569,26 @@ class FederatedAlgorithm(LocalTraining):
         for ids in loop.chunks(self.population, "train", count, owned=True):
             yield self.states.store.read(KEPT + name, ids, self.device)
 
-    def ask_clients(self, name: str, ids: np.ndarray) -> Tensor:
-        """Returns what `first_upload` would send now as the message `name`, [n, K]; keeps nothing.
+    def kept_models(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """Returns the kept messages "w" of some clients, [n, P], and "buffers", [n, B].
+
+        These are the running statistics of the models, where `buffers: average` sends them. A
+        mixture of the models has the same mixture of their statistics.
+        """
+        names = [name for name in ("w", "buffers") if name in self.states.messages]
+        return {name: self.kept_rows(name, ids) for name in names}
+
+    def ask_clients(self, ids: np.ndarray) -> dict[str, Tensor]:
+        """Returns what `first_upload` would send now, [n, K] by name; keeps nothing.
 
         For `begin_evaluation`. Every process must call it, with the same ids.
         """
-        rows = torch.zeros(len(ids), len(self.states.store.initial(KEPT + name)))
-        rows = rows.to(self.space.vector)
+        names, store, like = self.states.messages, self.states.store, self.space.vector
+        rows = {name: like.new_zeros(len(ids), len(store.initial(KEPT + name))) for name in names}
         for clients, messages in first_uploads(self, ids):
-            rows[torch.from_numpy(np.searchsorted(ids, clients.ids))] = messages[name].values
-        return sum_over_processes(rows)
+            for name, message in messages.items():
+                rows[name][torch.from_numpy(np.searchsorted(ids, clients.ids))] = message.values
+        return {name: sum_over_processes(values) for name, values in rows.items()}
 
     def log_metric(self, name: str, value: float) -> None:
         """Adds a number to the round's row of metrics; it must be the same on every process.
@@ -613,14 +641,12 @@ class FederatedAlgorithm(LocalTraining):
         """
         refuse_on_server(self, "iter_clients")
         received = received_now(self)
-        for clients in self.states.chunks(self.population, split):
-            clients.received = received
-            yield clients
+        yield from self.states.chunks(self.population, split, received)
 
     def load_state(self, clients: Clients) -> None:
         """Reads states, running statistics and what the server would send now into `clients`."""
-        self.states.load(clients)
         clients.received = clients.received or received_now(self)
+        self.states.load(clients)
 
     def in_groups(
         self,
@@ -664,6 +690,9 @@ class FederatedAlgorithm(LocalTraining):
         device = trainer.strategy.root_device
         self.to(device)  # Lightning would do this later, but the network is inspected there here
         probe = inspect_network(self, loop, device, trainer.precision_plugin.forward_context)
+        for name, initial in self._late_states.items():
+            if not len(getattr(self, name)):
+                setattr(self, name, initial())
         plan_chunks(self, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
@@ -805,6 +834,8 @@ class FederatedAlgorithm(LocalTraining):
     def on_load_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
+        for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
+            setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
         if self._facts is not None:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message, dense
+from pfl.communication import Message
 from pfl.errors import ConfigError
-from pfl.method import checks
+from pfl.method import checks, statistics
 from pfl.method.sides import on_side
 
 if TYPE_CHECKING:
@@ -37,11 +37,7 @@ def train_clients(method: FederatedAlgorithm, clients: Clients) -> dict[str, Mes
         sent = method.client_update(clients, w)
     messages = checks.messages(method, sent, clients)
     checks.check_declared(method, clients.state)
-    if clients.buffers is not None:
-        if method.buffer_policy == "average":
-            messages["buffers"] = dense(clients.buffers)
-        else:
-            clients.state["buffers"] = clients.buffers
+    messages = statistics.keep_and_send(method, clients, messages)
     for name in method.states.store.names:
         clients.state[name] = method.states.rounded(name, clients.state[name])
     return messages
@@ -51,7 +47,8 @@ def first_messages(method: FederatedAlgorithm, clients: Clients) -> dict[str, Me
     """Returns what clients with their states send before they receive anything."""
     with on_side("client", "first_upload"), guarded(method, clients):
         sent = method.first_upload(clients)
-    return checks.messages(method, sent, clients, "first_upload")
+    messages = checks.messages(method, sent, clients, "first_upload")
+    return statistics.keep_and_send(method, clients, messages)
 
 
 def guarded(method: FederatedAlgorithm, clients: Clients) -> AbstractContextManager[None]:
@@ -89,8 +86,7 @@ def check_group(
 
     def train(clients: Clients) -> tuple[dict[str, Tensor], dict[str, list[int]]]:
         state = {name: rows.clone() for name, rows in clients.state.items()}
-        buffers = state.get("buffers", None if clients.buffers is None else clients.buffers.clone())
-        trial = replace(clients, state=state, buffers=buffers)
+        trial = replace(clients, state=state)
         receive(trial)
         sent = train_clients(method, trial)
         values = {f"the message {name!r}": m.values for name, m in sent.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.scoring import with_buffers_of
+from pfl.method.statistics import of_model
 
 
 def global_network(algorithm: FederatedAlgorithm) -> nn.Module:
@@ -49,15 +49,16 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
         name = type(algorithm).__name__
         raise ConfigError(f"export: --client: {name} has one model for all clients; give --global")
     clients = client_rows(algorithm, client)
-    kind = "personalized" if algorithm.has_personalized else "global"
+    unseen = client in algorithm.unseen_clients
+    is_global = algorithm.has_global and (unseen or not algorithm.has_personalized)
     with torch.no_grad():
-        if client in algorithm.unseen_clients:
+        if unseen:
             w = algorithm.newcomer(clients)
         elif algorithm.has_personalized:
             w = algorithm.personalized(clients)
         else:
             w = algorithm.global_model[None]
-    buffers = with_buffers_of(kind, algorithm, clients).buffers
+    buffers = of_model("global" if is_global else "personalized", algorithm, clients).buffers
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
 
 

@@ -295,18 +295,12 @@ class LocalTraining(MovableModule):
         start = start.expand(len(clients), self.space.size)
         if steps == 0:
             return start
-        order = np.argsort(-clients.data.sizes("train", clients.ids), kind="stable")
-        rows = torch.from_numpy(order).to(start.device)
-        buffers = None if clients.buffers is None else clients.buffers[rows]
-        learners = Clients(
-            clients.ids[order], 0, clients.data, buffers=buffers, dtype=clients.dtype
-        )
+        learners, rows = replace(clients, round=0).training()
         lr = self.learning_rate(self._rounds) if lr is None else lr
         v = self.local_sgd(
             learners, start[rows], epochs=epochs, steps=steps, lr=lr, part=part, name=ADAPT
         )
-        back = torch.empty_like(rows)
-        back[rows] = torch.arange(len(rows), device=rows.device)
-        if buffers is not None:
-            clients.buffers = buffers[back]
+        back = rows.argsort()
+        if learners.buffers is not None:
+            clients.buffers = learners.buffers[back]
         return v[back]

@@ -31,7 +31,6 @@ class Task(NamedTuple):
         personal: The names of the messages that are for this client alone.
         counted: The client's last round whose message the server has counted; None: none so far.
         work: The share of its local steps that the client takes.
-        buffers: The running statistics of the global model; None if clients keep their own.
     """
 
     round: int
@@ -39,7 +38,6 @@ class Task(NamedTuple):
     personal: frozenset[str] = frozenset()
     counted: int | None = None
     work: float = 1.0
-    buffers: Tensor | None = None
 
 
 class Party:
@@ -114,6 +112,8 @@ class Party:
         method.rounds = task.round
         if model is not None:
             method.global_model.copy_(model)
+            if "buffers" in task.received:
+                method.oracle.buffers.write(method.network, task.received["buffers"])
         evaluation = Evaluation(self.loop, method.device)
         evaluation.begin(dict(task.received))
         with method.in_full_precision():
@@ -128,10 +128,8 @@ class Party:
         """Returns the client with its states and what it has received."""
         method = self.method
         self.settle(task.counted)
-        if task.buffers is not None:
-            method.oracle.buffers.write(method.network, task.buffers)
         data = self.loop.client_data(method.device)
         clients = Clients(np.array([self.client]), task.round, data, split, work=task.work)
-        method.states.load(clients)
         clients.received, clients.personal_messages = dict(task.received), task.personal
+        method.states.load(clients)
         return clients

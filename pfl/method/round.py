@@ -14,7 +14,7 @@ from pfl.aggregation.robust import RobustMean
 from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
-from pfl.method import checks
+from pfl.method import checks, statistics
 from pfl.method.client_side import (
     check_group,
     first_messages,
@@ -98,6 +98,7 @@ class Round:
         messages = {**self._download, **own}
         clients.received = {name: message.values for name, message in messages.items()}
         clients.personal_messages = frozenset(own)
+        statistics.receive(method, clients)
         return sum(message.nbytes for message in messages.values())
 
     # ---- the clients --------------------------------------------------------------------------
@@ -143,11 +144,9 @@ class Round:
             down = self._receive(clients)
             messages = self._attacked(self.train_clients(method, clients), clients)
             ranges = {name: value_range(rows) for name, rows in clients.state.items()}
-            if "personal_buffers" in clients.state:  # clients without samples have trained nothing
-                clients.state["personal_buffers"][clients.empty] = torch.nan
-        buffers = messages["buffers"].nbytes if "buffers" in messages else 0
+            if method.personal_buffers == "received" and "personal_buffers" in clients.state:
+                clients.state["personal_buffers"][clients.empty] = torch.nan  # nothing was trained
         up = sum(message.nbytes for message in messages.values())
-        down, up = (down, up - buffers) if method.pooled else (down + buffers, up)
         kept = {name: m.values for name, m in messages.items() if name in method.states.messages}
         rest = {name: m for name, m in messages.items() if name not in kept}
         rows = {name: m.values for name, m in rest.items() if m.reduce == "rows"}
@@ -286,7 +285,8 @@ def received_now(method: FederatedAlgorithm) -> dict[str, Tensor]:
 def common_download(method: FederatedAlgorithm) -> dict[str, Message]:
     """Returns what the server sends to every client now, by name."""
     with on_side("server", "download"):
-        return checks.downloads(method, method.download())
+        messages = checks.downloads(method, method.download())
+    return statistics.send_down(method, messages)
 
 
 def first_uploads(

@@ -15,7 +15,7 @@ from pfl.aggregation.attacks import Backdoor
 from pfl.clients import Clients
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
-from pfl.method import checks
+from pfl.method import checks, statistics
 from pfl.method.client_side import guarded
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
@@ -170,7 +170,7 @@ class Evaluation:
                     checks.check_models(name, w, group, algorithm)
                     total = algorithm.parameters_personalized(group, w).sum()
                     numbers = [float(total), len(group)]
-                scored = with_buffers_of(kind, algorithm, group)
+                scored = statistics.of_model(kind, algorithm, group)
                 return numbers, list(row_scores(algorithm.oracle, scored, w, keep))
 
         size = _clients_at_once(algorithm, clients)
@@ -191,6 +191,9 @@ class Evaluation:
         begin = algorithm.newcomer if kind == "unseen" else algorithm.adaptation_start
         # A newcomer's first model may need what the server has.
         side: Side = "server" if kind == "unseen" else "client"
+        # These begin with the personalized models only where there is nothing else.
+        is_global = algorithm.has_global and (kind == "unseen" or not algorithm.has_personalized)
+        first = "global" if is_global else "personalized"
         rate = self.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
 
         def score(group: Clients) -> dict[int, list[Scores]]:
@@ -201,7 +204,7 @@ class Evaluation:
                     start = begin(group)
                 name = f"{type(algorithm).__name__}.{begin.__name__}"
                 checks.check_models(name, start, group, algorithm)
-                group = with_buffers_of("personalized", algorithm, group)
+                group = statistics.of_model(first, algorithm, group)
                 scores = {}
                 for k in steps:
                     adapted = replace(group)  # with running statistics of their own
@@ -236,7 +239,7 @@ class Evaluation:
 def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
     oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
-    buffers = oracle.buffers.read(algorithm.network, w) if oracle.buffers.size else None
+    buffers = algorithm.global_buffers if oracle.buffers.size else None
     keep = bool(metric.metrics)
 
     def score(piece: tuple[np.ndarray, Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -261,12 +264,6 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: 
             metric.keep(ids[firsts], zip(*parts, strict=True))
             metric.finish(but=int(ids[-1]))
     metric.finish()
-
-
-def with_buffers_of(kind: str, algorithm: FederatedAlgorithm, clients: Clients) -> Clients:
-    """Returns the clients with the statistics of their "global" or "personalized" models."""
-    is_own = kind == "personalized" and algorithm.personal_buffers
-    return clients.personal if is_own else clients
 
 
 def _clients_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
@@ -301,13 +298,14 @@ def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np
     columns: dict[str, list[np.ndarray]] = {}
     w, own = {}, {}
     if algorithm.has_global:
-        w["global"], own["global"] = algorithm.global_model.expand(len(clients), -1), clients
+        w["global"] = algorithm.global_model.expand(len(clients), -1)
+        own["global"] = statistics.of_model("global", algorithm, clients)
     if algorithm.has_personalized:
         adapted = replace(clients)  # with running statistics that `personalized` may replace
         w["personalized"] = algorithm.personalized(adapted)
         name = f"{type(algorithm).__name__}.personalized"
         checks.check_models(name, w["personalized"], clients, algorithm)
-        own["personalized"] = with_buffers_of("personalized", algorithm, adapted)
+        own["personalized"] = statistics.of_model("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])
         values = {"client": clients.ids[owners], "sample": index.cpu().numpy()}

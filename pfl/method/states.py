@@ -12,6 +12,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.distributed.collectives import sum_over_processes
+from pfl.method import statistics
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
@@ -38,7 +39,7 @@ class States:
     def __init__(self, method: FederatedAlgorithm) -> None:
         self.method = method
         self.declared: dict[str, tuple[Initial, bool]] = {}
-        self.messages: dict[str, Initial] = {}
+        self._messages: dict[str, Initial] = {}
 
     def declare(self, name: str, initial: Initial | float, sparse: bool) -> None:
         """Declares a client state; see `FederatedAlgorithm.add_client_state`."""
@@ -46,7 +47,7 @@ class States:
 
     def keep(self, name: str, initial: Initial | float) -> None:
         """Declares a kept message; see `FederatedAlgorithm.keep_messages`."""
-        self.messages[name] = self._function(initial)
+        self._messages[name] = self._function(initial)
 
     def _function(self, initial: Initial | float) -> Initial:
         if callable(initial):
@@ -58,11 +59,18 @@ class States:
         """Names of the client states; complete once the network has been inspected."""
         method = self.method
         kept = {
-            "buffers": method.buffer_policy == "local",
-            "personal_buffers": method.personal_buffers,
+            "buffers": method.keeps_model or method.buffer_policy == "local",
+            "personal_buffers": method.personal_buffers is not None,
         }
         has_buffers = method.oracle.buffers.size > 0
         return [*self.declared, *(name for name, own in kept.items() if own and has_buffers)]
+
+    @property
+    def messages(self) -> dict[str, Initial]:
+        """The first rows of the kept messages by name: "buffers" is kept with a model "w"."""
+        if "w" in self._messages and statistics.travel(self.method):
+            return {**self._messages, "buffers": lambda: self.method.global_buffers}
+        return self._messages
 
     @property
     def all_names(self) -> list[str]:
@@ -80,11 +88,12 @@ class States:
         for name, (initial, sparse) in self.declared.items():
             store.declare(name, initial(), dtype=dtype, sparse=sparse)
         buffers = method.oracle.buffers.read(method.network, method.global_model)
-        names = self.names
+        names, untrained = self.names, method.personal_buffers == "received"
         if "buffers" in names:
             store.declare("buffers", buffers)
-        if "personal_buffers" in names:  # NaN: no personal training yet
-            store.declare("personal_buffers", torch.full_like(buffers, torch.nan))
+        if "personal_buffers" in names:  # NaN: those of the received model
+            first = torch.full_like(buffers, torch.nan) if untrained else buffers
+            store.declare("personal_buffers", first)
         for name, initial in self.messages.items():
             store.declare(KEPT + name, initial(), dtype=dtype, of_server=True)
 
@@ -95,13 +104,7 @@ class States:
         method, store = self.method, self.store
         clients.dtype = method.space.vector.dtype
         clients.state = {name: store.read(name, clients.ids, method.device) for name in store.names}
-        clients.buffers = clients.state.get("buffers")
-        if method.oracle.buffers.size and clients.buffers is None:
-            buffers = method.oracle.buffers.read(method.network, method.space.vector.detach())
-            clients.buffers = buffers.repeat(len(clients), 1)
-        own = clients.state.get("personal_buffers")
-        if own is not None and clients.buffers is not None:
-            clients.state["personal_buffers"] = torch.where(own.isnan(), clients.buffers, own)
+        statistics.receive(method, clients)
 
     def commit(self, clients: Clients) -> None:
         """Keeps the states of clients whose messages the server has counted."""
@@ -112,12 +115,18 @@ class States:
         """Returns rows of a client state as they will be read."""
         return self.store.rounded(name, values)
 
-    def chunks(self, ids: np.ndarray, split: Literal["train", "val", "test"]) -> Iterator[Clients]:
-        """Yields this process's share of some clients in chunks, with their states."""
+    def chunks(
+        self,
+        ids: np.ndarray,
+        split: Literal["train", "val", "test"],
+        received: dict[str, Tensor] | None = None,
+    ) -> Iterator[Clients]:
+        """Yields this process's share of some clients in chunks, with states and messages."""
         method, loop = self.method, self.method.run.loop
         count = max(1, -(-len(ids) // loop.chunk_size))
         for part in loop.chunks(ids, split, count, owned=True):
             clients = Clients(part, method.rounds, loop.client_data(method.device), split)
+            clients.received = received or {}
             self.load(clients)
             yield clients
 

@@ -102,9 +102,7 @@ def unpacked(messages: dict[str, tuple[Any, ...]]) -> dict[str, Message]:
 
 def task_of(plain: dict[str, Any]) -> Task:
     received = {name: torch.from_numpy(values) for name, values in plain["received"].items()}
-    buffers = plain["buffers"]
-    buffers = None if buffers is None else torch.from_numpy(buffers)
-    return Task(**{**plain, "received": received, "buffers": buffers})
+    return Task(**{**plain, "received": received})
 
 
 # ---- the server ---------------------------------------------------------------------------------
@@ -210,16 +208,12 @@ class Parties:
 
     def task(self, clients: Clients) -> dict[str, Any]:
         """A client's `Task` as arrays and plain values; only `received` is what methods send."""
-        method, buffers = self.method, None
-        if method.oracle.buffers.size and method.buffer_policy == "average":
-            buffers = method.oracle.buffers.read(method.network, method.space.vector.detach())
         return {
             "round": clients.round,
             "received": {name: x.detach().numpy() for name, x in clients.received.items()},
             "personal": clients.personal_messages,
             "counted": self.counted.get(int(clients.ids[0])),
             "work": clients.work,
-            "buffers": None if buffers is None else buffers.numpy(),
         }
 
     def states(self) -> dict[str, np.ndarray]:

@@ -346,6 +346,5 @@ ENTRIES = [
         problem=forms.alike,
         everyone=True,
         timed=True,
-        drawn_steps=lambda algorithm: algorithm.runs(0)[0],
     ),
 ]

@@ -37,8 +37,6 @@ class Method:
             `local_epochs`.
         still: Patterns of the parameters that keep values of the first global model.
         whole: The client states that hold whole numbers.
-        drawn_steps: drawn_steps(algorithm): the local steps that every client takes in the first
-            round, where the method draws their number; None: `local_epochs` decides.
     """
 
     name: str
@@ -58,7 +56,6 @@ class Method:
     more_epochs: int = 0
     still: Sequence[str] = ()
     whole: Sequence[str] = ()
-    drawn_steps: Callable[[Any], int] | None = None
 
     @property
     def pooled(self) -> bool:

@@ -12,7 +12,6 @@ import torch
 import pfl.algorithms
 from models import HalfSquaredError
 from pfl.algorithms import FederatedAlgorithm, FedPer, FedSLR, LocalTrain
-from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.method.sides import refuse_all_reads
 from tests.algorithms import closed_forms as forms
@@ -24,7 +23,6 @@ from tests.algorithms.methods import (
     differing,
     everything,
     learned,
-    normalized_network,
     small_network,
     small_world,
     tables,
@@ -255,62 +253,6 @@ def test_a_frozen_parameter_never_moves(train, method):
     moving = ~algorithm.space.mask(method.still).numpy()
     for model in models(algorithm):
         assert model is None or not np.isclose(model, start)[..., moving].any()
-
-
-# ---- running statistics -------------------------------------------------------------------------
-
-
-class Statistics(pl.Callback):
-    """What clients hold after `client_update`: how often their statistics have moved, by client.
-
-    Attributes:
-        sent, kept: Of the model that is sent, and of a personalized model beside it.
-    """
-
-    def on_train_start(self, trainer, pl_module):
-        update, self.sent, self.kept = pl_module.client_update, {}, {}
-        assert pl_module.oracle.buffers.names[-1].endswith("num_batches_tracked")
-
-        def recorded(clients, w):
-            sent = update(clients, w)
-            for row, client in enumerate(clients.ids.tolist()):
-                self.sent[client] = float(clients.buffers[row, -1])
-                if "personal_buffers" in clients.state:
-                    self.kept[client] = float(clients.personal.buffers[row, -1])
-            return sent
-
-        pl_module.client_update = recorded
-
-
-def assert_statistics(train, method, more_epochs=0):
-    """Each model's statistics move once in each of its own local steps."""
-    statistics, batch_size = Statistics(), BATCHES["batch_size"]
-    skips = method.arguments.get("skip_probability")  # averages no statistics
-    run = dict(trace=[EVERYONE], network=normalized_network(), callbacks=[statistics])
-    settings = BATCHES | ({"buffers": "local"} if skips else {})
-    algorithm = train(method, 1, settings=settings, **run)
-    epochs = BATCHES["local_epochs"] + more_epochs
-    steps = [-(-size // batch_size) for size in ([sum(SIZES)] if method.pooled else SIZES)]
-    expected = {i: epochs * count for i, count in enumerate(steps)}
-    if method.drawn_steps is not None:
-        expected = dict.fromkeys(EVERYONE, method.drawn_steps(algorithm))
-    assert statistics.sent == expected
-    if method.kind.personal_buffers:
-        assert statistics.kept.keys() == statistics.sent.keys()
-        # Whole epochs of the client's own, at least one.
-        epochs = {statistics.kept[i] / count for i, count in enumerate(steps)}
-        assert len(epochs) == 1 and min(epochs) >= 1
-
-
-@EVERY_METHOD
-def test_statistics_move_with_their_own_model(train, method):
-    assert_statistics(train, method, method.more_epochs)
-
-
-def test_statistics_of_two_models_in_one_place_would_show(train, monkeypatch):
-    monkeypatch.setattr(Clients, "personal", property(lambda clients: clients))
-    with pytest.raises(AssertionError):
-        assert_statistics(train, METHODS["FedSLR"])
 
 
 # ---- what is sent -------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Clients that fail or are slow: what that means for every method."""
 
 import inspect
+import re
 
 import lightning.pytorch as pl
 import numpy as np
@@ -36,7 +37,7 @@ LEFT = [[0, 2], [1, 2, 3], [], [0, 1]]
 FROM_THE_COHORT = {
     name
     for name, method in METHODS.items()
-    if "self.kept_rows(" in inspect.getsource(method.kind.begin_round)
+    if re.search(r"self\.(kept_rows|mix)\(", inspect.getsource(method.kind.begin_round))
 }
 # Methods that train on pooled samples have no clients that could fail or be slow.
 FEDERATED = {n: m for n, m in METHODS.items() if not getattr(m.kind, "pooled", False)}

@@ -13,7 +13,6 @@ import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from typing_extensions import override
 
 from pfl import files
 from pfl.callbacks.run_folder import RunFolder
@@ -51,6 +50,9 @@ class RunRecorder(Callback):
 
     Args:
         config: YAML text of the run's configuration; the command line provides the text.
+
+    `test` writes `test.json` and `test_clients.csv`, `validate` the same under its own name, and
+    `predict` a row for each sample in `predictions.csv`.
 
     Attributes:
         rows: The rows of `metrics.csv`.
@@ -94,10 +96,7 @@ class RunRecorder(Callback):
     # ---- training -----------------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Chooses the folder, and forgets the rows of another method's run.
-
-        If the run is resumed, the checkpoint restores its rows later.
-        """
+        # The rows of another method's run are forgotten; a checkpoint restores its own later.
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
             self.rows, self.seconds = [], 0.0
         if stage == "fit":
@@ -110,7 +109,6 @@ class RunRecorder(Callback):
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.folder / "checkpoints")
 
-    @override
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._start = time.monotonic() - self.seconds
         assert isinstance(pl_module, FederatedAlgorithm)
@@ -122,7 +120,6 @@ class RunRecorder(Callback):
             rank_zero_info(f"Writing to {self.folder}")
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Warns if a trained method is fitted again without its Trainer or `ckpt_path`."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:
             rank_zero_warn(
@@ -136,7 +133,6 @@ class RunRecorder(Callback):
         """Lets other processes write into the run's folder; the Trainer calls it after a run."""
         self.place.unlock()
 
-    @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         if self.rows and self.rows[-1]["round"] == pl_module.rounds:
@@ -149,7 +145,6 @@ class RunRecorder(Callback):
         if evaluated and pl_module.evaluation:
             self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
-    @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         self._write_result(trainer, pl_module, finished=True)
@@ -159,7 +154,6 @@ class RunRecorder(Callback):
         return self.place.has_result(self.rows[-1]["round"])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Prints the result, or that a resumed run had no round left."""
         if self.place.writes:
             nothing = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
@@ -167,7 +161,6 @@ class RunRecorder(Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Writes the result of the rounds before the error."""
         if not isinstance(pl_module, FederatedAlgorithm) or pl_module.rounds == 0:
             return  # the rows are not yet, or no longer, this method's
         one = trainer.num_devices == 1 and trainer.num_nodes == 1  # several processes would hang
@@ -176,19 +169,15 @@ class RunRecorder(Callback):
                 self._write_result(trainer, pl_module, finished=False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the rows and the time so far."""
         return {"rows": self.rows, "seconds": self.seconds}
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Adds the row of a round that has trained but not ended.
-
-        A run that is resumed from here does not repeat the round.
-        """
         assert isinstance(pl_module, FederatedAlgorithm)
         if trainer.state.fn != "fit":
             return
+        # A round that has trained but not ended is not repeated by a run that is resumed from here.
         last = self.rows[-1]["round"] if self.rows else 0
         state = checkpoint["callbacks"][self.state_key]
         if last < pl_module.rounds == pl_module.row.get("round"):
@@ -198,11 +187,6 @@ class RunRecorder(Callback):
             state["files"] = self.place.content(list(pl_module.tables))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the rows, the time and the rows of tables.
-
-        Raises:
-            Malformed: One of them is missing, or of another kind.
-        """
         check_parts(state_dict, {"rows": [], "seconds": 0.0, "files": {}}, "RunRecorder")
         rows, saved = state_dict["rows"], state_dict["files"]
         for number, row in enumerate(rows):
@@ -214,7 +198,6 @@ class RunRecorder(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuses a checkpoint with more rounds than `max_epochs`, or without a record of them."""
         if trainer.state.fn == "fit":
             check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
         rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
@@ -227,12 +210,10 @@ class RunRecorder(Callback):
     # ---- test and predict ---------------------------------------------------------------------
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes `test.json` and `test_clients.csv`."""
         self._write_evaluation(trainer, pl_module, "test")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Writes `validate.json` and `validate_clients.csv` after `validate`, not within `fit`."""
-        if trainer.state.fn == "validate":
+        if trainer.state.fn == "validate":  # and not within `fit`
             self._write_evaluation(trainer, pl_module, "validate")
 
     def _write_evaluation(
@@ -246,8 +227,7 @@ class RunRecorder(Callback):
             table.write(self.folder / f"{name}_clients.csv")
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Deletes earlier predictions, perhaps of another number of processes."""
-        if trainer.local_rank == 0:
+        if trainer.local_rank == 0:  # an earlier prediction may have had more processes
             for path in self.folder.glob("predictions*.csv"):
                 path.unlink(missing_ok=True)
         trainer.strategy.barrier()  # before anyone writes
@@ -261,7 +241,6 @@ class RunRecorder(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Appends a chunk's predictions to `predictions.csv`, one row for each sample."""
         self.place.make()
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         path = self.folder / f"predictions{rank}.csv"

@@ -257,6 +257,7 @@ class RunRecorder(Callback):
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
         self.table = ClientTable.of(algorithm, loop, local.get(rounds))
+        epsilons = self.table.epsilons
         better, chosen = loop.metrics.higher_is_better, loop.select_by
         scores = self.table.scores
         main = candidates(map(str, scores), "test", chosen)
@@ -277,6 +278,7 @@ class RunRecorder(Callback):
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
             **({} if private is None else {"privacy": private.describe()}),
+            **({} if epsilons is None else {"sample_epsilon": float(epsilons.max())}),
             **loop.datamodule.left_out(),
             "seed": loop.seed,
             "wall_seconds": self.seconds,

@@ -154,6 +154,9 @@ def reproduce(given: argparse.Namespace) -> None:
     for name in given.figure:
         begun = time.monotonic()
         figure = Reproduction.from_file(name, changes, full=given.full)
+        if given.dry_run:
+            print(figure.plan())
+            continue
         out = given.out or Path("runs/reproduce")
         paths = figure.reproduce(out, f"reproduce {name}", jobs=given.jobs)
         print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
@@ -321,6 +324,9 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
     _add_runs(parser, "runs")
     parser.add_argument("--list", action="store_true", help="the figures there are")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="shows the runs, their sizes and our choices"
+    )
 
 
 COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce")

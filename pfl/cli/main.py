@@ -107,8 +107,8 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
 def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
     """Runs a command and returns the exit status; its imports take seconds."""
     from pfl.configuration.app import FederatedCLI
-    from pfl.configuration.messages import explain, quiet
-    from pfl.configuration.user_code import cause, where
+    from pfl.configuration.messages import quiet
+    from pfl.configuration.user_code import mistake
     from pfl.distributed.launch import Ended, ProcessLost, report_signals
     from pfl.experiments.workers import WorkerLost
 
@@ -127,8 +127,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
         _refuse(str(error))
         return 1
     except Exception as error:
-        told = explain(error)
-        line = told + cause(error) if told else where(error)
+        line = mistake(error)
         if line is None and isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
             line = f"{error.filename}: the file cannot be written ({error.strerror})"
         if line is None or everything:

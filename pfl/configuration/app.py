@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+from typing_extensions import override
 
 import datamodules  # noqa: F401 (its classes are known by their short names)
 import models  # noqa: F401
@@ -179,24 +180,10 @@ class FederatedCLI(CommandLine):
 
 
 class CheckCLI(FederatedCLI):
-    """Builds the method and the data module of configurations of `fit`, and runs nothing.
+    """The command line of `fit` that builds the method, the data module and the loop only."""
 
-    Args:
-        args: The words of a command line of `fit`.
-    """
-
-    def check(self, args: list[str]) -> None:
-        """Checks another command line, without the time that a new parser would take.
-
-        Raises:
-            ConfigError: It has a mistake.
-        """
-        self.words = args
-        self.parse_arguments(self.parser, args)
-        self.instantiate_classes()
-
+    @override
     def instantiate_classes(self) -> None:
-        """Builds the method, the data module and the loop, and no trainer, callback or logger."""
         config = self.config[self.subcommand]
         parts = Namespace(model=config.model, data=config.data, loop=config.loop)
         built = self.subcommand_parser.instantiate(parts)

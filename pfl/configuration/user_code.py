@@ -5,69 +5,53 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from pathlib import Path
-from types import TracebackType
+
+from pfl.configuration.messages import explain
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) for name in ("pfl", "models", "datamodules"))
-INSTALLED = tuple({sysconfig.get_path(key) for key in ("stdlib", "purelib", "platlib")})
+LIBRARY = sysconfig.get_path("stdlib")
 
 
-def where(error: BaseException) -> str | None:
-    """Returns in one line where a user's code failed that this framework called.
+def mistake(error: Exception) -> str | None:
+    """Returns one line about an error that a user can mend; None if it is the framework's own."""
+    line = explain(error)
+    return _failure(error) if line is None else line + _cause(error)
 
-    Args:
-        error: What was raised.
 
-    Returns:
-        The place, the function and the exception; None if no code of a user was being called, so
-        that the error is the framework's own.
-    """
-    frames = _frames(error.__traceback__)
-    calls = [(name, line) for number, (name, line) in enumerate(frames) if _is_call(frames, number)]
-    if not calls:
+def _failure(error: Exception) -> str | None:
+    """Returns what of a user's code failed, and where, if the framework was calling such code."""
+    frames = _frames(error)
+    ours = [place for place, (code, _) in enumerate(frames) if code.co_filename.startswith(OURS)]
+    called = [frame for frame in frames[min(ours, default=len(frames)) :] if _is_users(frame)]
+    if not called:
         return None
-    entry, own = calls[0][0], [f for f in frames if _is_users(f[0].co_filename)]
-    code, line = own[-1]
-    function = getattr(entry, "co_qualname", entry.co_name)
+    (entry, _), (code, line) = called[0], called[-1]
+    function = getattr(entry, "co_qualname", entry.co_name)  # since Python 3.11
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
 
 
-def cause(error: BaseException) -> str:
-    """Returns the end of a message about a mistake that an error in a user's code led to.
-
-    Args:
-        error: The mistake; Python keeps what led to it.
-
-    Returns:
-        The exception, the file and the line, or nothing if no code of a user was involved.
-    """
-    inner = error.__cause__ or error.__context__
-    while inner is not None:
-        frames = _frames(inner.__traceback__)
-        own = [(code, line) for code, line in frames if _is_users(code.co_filename)]
-        if own and not _is_users(frames[0][0].co_filename):
+def _cause(error: BaseException) -> str:
+    """Returns the end of a message about a mistake: the error of a user's code that led to it."""
+    while (inner := error.__cause__ or error.__context__) is not None:
+        frames = _frames(inner)
+        own = [frame for frame in frames if _is_users(frame)]
+        if own and not _is_users(frames[0]):
             code, line = own[-1]
-            where = f"{code.co_filename}:{line}"
-            return f" ({type(inner).__name__} at {where}; --traceback shows everything)"
-        inner = inner.__cause__ or inner.__context__
+            place = f"{code.co_filename}:{line}"
+            return f" ({type(inner).__name__} at {place}; --traceback shows everything)"
+        error = inner
     return ""
 
 
-def _frames(trace: TracebackType | None) -> list:
+def _frames(error: BaseException) -> list:
     """Returns the code and the line of each frame, the outermost first."""
-    frames = []
-    while trace is not None:
-        frames.append((trace.tb_frame.f_code, trace.tb_lineno))
-        trace = trace.tb_next
-    return frames
+    return [(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)]
 
 
-def _is_call(frames: list, number: int) -> bool:
-    """Returns whether a frame is a user's, below one of the framework."""
-    above = any(frame[0].co_filename.startswith(OURS) for frame in frames[:number])
-    return above and _is_users(frames[number][0].co_filename)
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith((*OURS, *INSTALLED, "<"))
+def _is_users(frame: tuple) -> bool:
+    path = frame[0].co_filename
+    # Packages may be those of another environment, on which this one builds.
+    installed = {"site-packages", "dist-packages"} & {*Path(path).parts}
+    return not (installed or path.startswith((*OURS, LIBRARY, "<")))

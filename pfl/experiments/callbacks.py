@@ -11,9 +11,9 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from pfl.errors import ConfigError
-from pfl.experiments.results import best_round, signed, spent
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.scores.names import candidates, scores_among
+from pfl.scores.names import candidates, scores_among, signed
+from pfl.scores.runs import best_round, spent
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -175,9 +175,11 @@ def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalS
     optuna, journal = import_optuna(), Path(path)
     journal.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a file that outlives a killed process; the system releases this one.
-    lock = FileLock(f"{path}.flock")
-    with lock:
-        _remove_broken_line(journal)
+    with FileLock(f"{path}.flock") as lock:
+        content = journal.read_bytes() if journal.is_file() else b""
+        if not content.endswith(b"\n"):  # a killed process has left a part of a line
+            with journal.open("ab") as file:
+                file.truncate(content.rfind(b"\n") + 1)
     backend = optuna.storages.journal.JournalFileBackend(path, lock_obj=lock)
     storage = optuna.storages.JournalStorage(backend)
     pruners = optuna.pruners
@@ -186,14 +188,6 @@ def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalS
         storage=storage, study_name=name, pruner=pruner, direction="maximize", load_if_exists=True
     )
     return study, storage
-
-
-def _remove_broken_line(path: Path) -> None:
-    """Removes the end of a journal that a killed process has left without its line break."""
-    content = path.read_bytes() if path.is_file() else b""
-    if content and not content.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 def trial_of(study: Study, storage: JournalStorage, number: int) -> Trial:

@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tqdm import tqdm
-
 from pfl.errors import ConfigError
-from pfl.experiments.grid import Config, Grid, Job
-from pfl.experiments.jobs import finished_outcome, outcome_text, run_all
-from pfl.experiments.results import BUDGETS, Results, Run, read_run
-from pfl.experiments.workers import side_by_side
+from pfl.experiments.grid import Grid
+from pfl.experiments.jobs import finished_outcome, read_run, run_all
+from pfl.experiments.results import Results
+from pfl.scores.runs import BUDGETS
 
 SPENT = ("trials", "rounds", "gradients", "seconds")  # what tuning takes
 
@@ -109,14 +107,9 @@ class Comparison(Grid):
             Missing: Other machines have not finished their shares.
         """
         root = self.folder("compare", None if out is None else Path(out))
-        all_jobs, outcomes = self.jobs(), dict[Path, Config]()
+        all_jobs = self.jobs()
         mine = all_jobs[share[0] - 1 :: share[1]]
-        workers = side_by_side(len(mine)) if jobs is None else jobs
-        with tqdm(total=len(mine), unit="run", disable=None) as bar:
-            for job, outcome in run_all(mine, root, workers=workers, keep=keep, metric=self.metric):
-                outcomes[job.folder] = outcome
-                bar.write(f"{job}: {outcome_text(outcome)}")
-                bar.update()
+        outcomes = run_all(mine, root, workers=jobs, keep=keep, metric=self.metric)
         for job in all_jobs:
             if job.folder not in outcomes:
                 outcomes[job.folder] = finished_outcome(job, root)
@@ -125,12 +118,8 @@ class Comparison(Grid):
                 f"{len(missing)} runs of other machines are missing, or have another "
                 f"configuration, code or data, such as {missing[0]}"
             )
-        return self.results([_read(job, root, outcomes[job.folder]) for job in all_jobs])
-
-    def results(self, runs: list[Run]) -> Results:
-        """Returns the results of runs that have ended."""
         return Results.of(
-            runs,
+            [read_run(job, root, outcomes[job.folder]) for job in all_jobs],
             baseline=self.baseline,
             budget=self.limit,
             metric=self.metric,
@@ -142,8 +131,3 @@ class Comparison(Grid):
 
 class Missing(Exception):
     """Runs of other machines have not ended; the message is one line."""
-
-
-def _read(job: Job, root: Path, outcome: Config) -> Run:
-    diverged = outcome["status"] == "diverged"
-    return read_run(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)

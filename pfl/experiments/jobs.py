@@ -1,4 +1,4 @@
-"""A run of an experiment, made once: its configuration, code and data are what it is known by."""
+"""A run of an experiment, made once: it is recognised by its configuration, code and data."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import yaml
 from tqdm import tqdm
 
+from pfl.callbacks.run_result import versions
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.grid import Config, Job, merge
-from pfl.experiments.results import OUTCOME, outcome_of, versions
 from pfl.experiments.workers import spread
-from pfl.files import run_folder_errors, write_json
+from pfl.files import read_json, run_folder_errors, write_json
+from pfl.scores.runs import OUTCOME, Run
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
 PACKAGES = ("pfl", "models", "datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
 DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets
-BEST = "pfl.experiments.callbacks.BestRound"
 
 
 # ---- one run -------------------------------------------------------------------------------------
@@ -59,20 +59,17 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     if known := finished_outcome(job, root, keep):
         return {**known, "reused": True}
     folder = root / job.folder
-    identity, before = _identity(job), outcome_of(folder)
+    identity, before = _identity(job), _recorded_outcome(folder)
     with run_folder_errors(folder.parent, "--out"):
         folder.parent.mkdir(parents=True, exist_ok=True)
     settings: Config = {**QUIET, "name": folder.name, "default_root_dir": str(folder.parent)}
+    config = merge(job.config, {"trainer": settings})
     if keep:
-        callbacks = job.config.get("trainer", {}).get("callbacks") or []
-        callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-        best = {"class_path": BEST, "init_args": {"metric": metric}}
-        settings["callbacks"] = [*callbacks, best]
-    text = yaml.safe_dump(
-        merge(job.config, {"trainer": settings}), sort_keys=False, allow_unicode=True
-    )
-    made_of = ", ".join(f"{key} {identity[key]}" for key in ("code", "data"))
-    path, text = folder.with_name(f"{folder.name}.yaml"), f"# {made_of}\n{text}"
+        best = "pfl.experiments.callbacks.BestRound"
+        config = with_callback(config, best, {"metric": metric})
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    path = folder.with_name(f"{folder.name}.yaml")
+    text = f"# code {identity['code']}, data {identity['data']}\n{text}"
     last = folder / "checkpoints" / "last.ckpt"
     interrupted = path.is_file() and path.read_text() == text and last.is_file()
     begun = time.monotonic()
@@ -100,41 +97,67 @@ def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
         root: The folder of all runs.
         keep: Asks for a run that has kept its checkpoint, unless it diverged.
     """
-    folder = root / job.folder
-    outcome = outcome_of(folder)
-    lacks = keep and not (folder / "checkpoints" / "last.ckpt").is_file()
+    outcome = _recorded_outcome(root / job.folder)
+    lacks = keep and not (root / job.folder / "checkpoints" / "last.ckpt").is_file()
     if not outcome or (lacks and outcome.get("status") != "diverged"):
         return {}
     return outcome if _identity(job).items() <= outcome.items() else {}
 
 
-def outcome_text(outcome: Config) -> str:
-    """Returns in words what `execute` has done."""
-    again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
-    done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
-    return done if outcome["status"] == "finished" else f"{done}, {outcome['status']}"
+def _recorded_outcome(folder: Path) -> Config:
+    """Returns what was recorded of a run in its folder; empty before its end, or if damaged."""
+    try:
+        return read_json(folder / OUTCOME)
+    except ConfigError:
+        return {}
+
+
+def read_run(job: Job, root: Path, outcome: Config) -> Run:
+    """Returns the run that a job has left in `root`.
+
+    Raises:
+        ConfigError: A file of the run is damaged.
+    """
+    diverged = outcome["status"] == "diverged"
+    return Run.read(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)
+
+
+def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
+    """Returns a configuration with one callback more."""
+    callbacks = config.get("trainer", {}).get("callbacks") or []
+    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    callback = {"class_path": class_path, "init_args": arguments}
+    return merge(config, {"trainer": {"callbacks": [*callbacks, callback]}})
 
 
 def _fit(config: Path, checkpoint: Path | None = None) -> str:
     """Returns the status of a run of `fit`, whose output is dropped."""
     words = ["fit", "--config", str(config)]
     try:
-        with redirect_stdout(io.StringIO()):
+        with _mistakes_of(config), redirect_stdout(io.StringIO()):
             FederatedCLI([*words, "--ckpt_path", str(checkpoint)] if checkpoint else words)
     except Diverged:
         return "diverged"
+    return "finished"
+
+
+@contextmanager
+def _mistakes_of(what: object) -> Iterator[None]:
+    """Puts what a mistake of the user belongs to before its line."""
+    try:
+        yield
+    except Diverged:
+        raise
     except Exception as error:
         if line := explain(error):
-            raise ConfigError(f"{config}: {line}") from error
+            raise ConfigError(f"{what}: {line}") from error
         raise
-    return "finished"
 
 
 # ---- what a run is recognised by -----------------------------------------------------------------
 
 
 def _identity(job: Job) -> Config:
-    """Returns what a run is recognised by: its configuration, its code and its data."""
     config = json.dumps(job.config, default=str)
     return {"config": config, "code": code_version(config), "data": data_version(job.config)}
 
@@ -253,22 +276,33 @@ def run_all(
     jobs: Sequence[Job],
     root: Path,
     *,
-    workers: int = 1,
+    workers: int | None = 1,
     keep: bool = False,
     metric: str | None = None,
-) -> Iterator[tuple[Job, Config]]:
-    """Runs jobs in `root` and yields each with its outcome when the job has ended.
+) -> dict[Path, Config]:
+    """Runs jobs in `root`, and prints a line when one has ended.
 
     Args:
         jobs: The runs.
         root: The folder of all runs.
-        workers: Number of processes. With 1, the runs take place in this process.
+        workers: Number of processes, as in `spread`.
         keep: As in `execute`.
         metric: A score that all runs must compute.
+
+    Returns:
+        The outcome of each run, by its folder below `root`.
     """
     check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
-    yield from spread(work, jobs, workers)
+    outcomes: dict[Path, Config] = {}
+    for job, outcome in spread(work, jobs, workers):
+        outcomes[job.folder] = outcome
+        again = outcome.get("again") and f" (again, since the {outcome['again']} changed)"
+        done = "as before" if outcome["reused"] else f"{outcome['seconds']:.1f} s{again or ''}"
+        status = "" if outcome["status"] == "finished" else f", {outcome['status']}"
+        number = f"{len(outcomes):{len(str(len(jobs)))}}/{len(jobs)}"
+        print(f"[{number}] {job}: {done}{status}", flush=True)
+    return outcomes
 
 
 def check(jobs: Iterable[Job], metric: str | None = None) -> None:
@@ -283,21 +317,11 @@ def check(jobs: Iterable[Job], metric: str | None = None) -> None:
     Raises:
         ConfigError: A configuration has a mistake.
     """
-    checker: CheckCLI | None = None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         points = {job.folder.parent: job for job in jobs}.values()  # of each, one of its seeds
         for job in tqdm(points, "configurations checked", leave=False, disable=None):
             path.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True))
-            words = ["fit", "--config", str(path)]
-            try:
-                if checker is None:
-                    checker = CheckCLI(words)
-                else:
-                    checker.check(words)
-                loop = checker.loop
+            with _mistakes_of(job):
+                loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)
-            except Exception as error:
-                if line := explain(error):
-                    raise ConfigError(f"{job}: {line}") from error
-                raise

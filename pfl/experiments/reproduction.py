@@ -14,8 +14,7 @@ Runs and points of the grid that no panel and no table shows are left out.
 
 from __future__ import annotations
 
-import csv
-import io
+import itertools
 import math
 import os
 import platform
@@ -23,27 +22,22 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from typing_extensions import override
 
+from pfl.callbacks.run_result import versions
 from pfl.configuration import files
 from pfl.errors import ConfigError
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
-from pfl.experiments.jobs import outcome_text, run_all
-from pfl.experiments.results import (
-    Crosstab,
-    Panel,
-    damage,
-    read_panel,
-    read_table,
-    save_figure,
-    versions,
-    write_text,
-)
-from pfl.experiments.workers import side_by_side
+from pfl.experiments.jobs import read_run, run_all
+from pfl.experiments.results import save_figure, write_text
 from pfl.files import csv_lines, replaced, run_folder_errors
+from pfl.report.crosstab import Table as Crosstab
+from pfl.report.crosstab import read_table
+from pfl.report.curves import Panel, read_panel
+from pfl.report.table import Cell, Table, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +108,31 @@ class Reproduction(Comparison):
             name, runs_of = f"{name}-full", f"{runs_of}-full"
         return cls.from_content(path, content, name=name, runs_of=runs_of, changes=changes)
 
+    def plan(self) -> str:
+        """Returns what the file remarks on the paper's values and ours, and all runs with sizes."""
+        remarks, path = "", Path(str(self.source))
+        while True:
+            lines = path.read_text().splitlines()
+            comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
+            remarks += "".join(f"{line[1:].strip()}\n" for line in comment) + "\n"
+            base = (files.read(path) or {}).get("base")
+            if base is None:
+                break
+            path = known().get(base) or Path(base)
+        rows: dict[Path, list[Cell]] = {}
+        for job in self.jobs():
+            model, data = job.config["model"], job.config["data"]
+            loop, trainer = job.config.get("loop") or {}, job.config["trainer"]
+            clients = (data.get("init_args") or {}).get("num_clients", "all")
+            sampled = loop.get("clients_per_round") or clients
+            names = [entry["class_path"].rpartition(".")[2] for entry in (model, data)]
+            sizes = [str(trainer.get("max_epochs")), f"{sampled} of {clients}"]
+            seeds = len(cast(list[int], self.seeds))
+            rows[job.folder.parent] = [job.label, *names, *sizes, str(seeds)]
+        heads = ["run", "method", "data", "rounds", "clients a round", "seeds"]
+        count = f"{len(self.jobs())} runs, of which none was made"
+        return f"{self.title}\n\n{remarks}{text(Table(heads, [*rows.values()]))}\n{count}"
+
     def reproduce(self, out: str | Path, command: str = "", *, jobs: int | None = 1) -> list[Path]:
         """Makes the runs that have not been made, writes their data and draws them.
 
@@ -126,15 +145,11 @@ class Reproduction(Comparison):
         Returns:
             The paths `<out>/<name>.csv`; `.png` and `.pdf` of panels; `.md` of tables.
         """
-        out, all_jobs, outcomes = Path(out), self.jobs(), dict[Path, Config]()
+        out, all_jobs = Path(out), self.jobs()
         root = out / self.runs_of
-        workers = side_by_side(len(all_jobs)) if jobs is None else jobs
         with run_folder_errors(root, "reproduce: --out"):
             root.mkdir(parents=True, exist_ok=True)
-        for job, outcome in run_all(all_jobs, root, workers=workers):
-            outcomes[job.folder] = outcome
-            number = f"{len(outcomes):{len(str(len(all_jobs)))}}/{len(all_jobs)}"
-            print(f"[{number}] {job}: {outcome_text(outcome)}", flush=True)
+        outcomes = run_all(all_jobs, root, workers=jobs)
         rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
         place = ["run", *self.grid, "seed", "diverged"]
         metrics = list(dict.fromkeys(key for row in rows for key in row if key not in place))
@@ -172,18 +187,13 @@ def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:
 
     A diverged run has one more row, without values, for the round in which it diverged.
     """
-    place = {"run": job.run, **job.axes, "seed": job.seed}
-    rounds, path = 0, root / job.folder / "metrics.csv"
-    if path.is_file():
-        with damage("reproduce", [path.parent]):
-            rows = list(csv.DictReader(io.StringIO(path.read_text(), newline="")))
-            table = [{key: float(value) for key, value in row.items() if value} for row in rows]
-        for row in table:
-            rounds = int(row["round"])
-            finite = {key: value for key, value in row.items() if math.isfinite(value)}
-            yield {**place, "diverged": 0, **finite}
-    if outcome["status"] == "diverged":
-        yield {**place, "diverged": 1, "round": rounds + 1}
+    place, run = {"run": job.run, **job.axes, "seed": job.seed}, read_run(job, root, outcome)
+    for row in run.rows:
+        finite = {key: value for key, value in row.items() if math.isfinite(value)}
+        yield {**place, "diverged": 0, **finite}
+    if run.diverged:
+        last = run.rows[-1]["round"] if run.rows else 0
+        yield {**place, "diverged": 1, "round": int(last) + 1}
 
 
 def known() -> dict[str, Path]:
@@ -246,15 +256,16 @@ def _resolve(name: str) -> tuple[Path, str, str, Config]:
 def _nested(path: Path, content: Config) -> Config:
     """Returns the content with dotted keys taken apart, ready for `merge`."""
     result = dict(content)
-    if isinstance(content.get("common"), dict):
-        result["common"] = nest(content["common"])
-    if isinstance(content.get("runs"), dict):
-        runs = content["runs"].items()
-        result["runs"] = {
-            str(run): nest(change) if isinstance(change, dict) else change for run, change in runs
-        }
-    if isinstance(content.get("full"), dict):
-        result["full"] = _nested(path, content["full"])
-    elif content.get("full") is not None:
+    if not isinstance(content.get("full") or {}, dict):
         raise ConfigError(f"{path}: full: {content['full']!r}; it must be keys and their values")
+    for key, value in content.items():
+        if key == "common" and isinstance(value, dict):
+            result[key] = nest(value)
+        elif key == "full" and value:
+            result[key] = _nested(path, value)
+        elif key == "runs" and isinstance(value, dict):
+            result[key] = {
+                str(run): nest(change) if isinstance(change, dict) else change
+                for run, change in value.items()
+            }
     return result

@@ -1,32 +1,20 @@
-"""What runs have left in their folders, compared: the one place that uses `pfl.report`."""
+"""What runs have left in their folders, compared: tables, statistics and figures."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pfl.report.comparison_tables as tables
-from pfl.callbacks.run_result import versions
 from pfl.errors import ConfigError
-from pfl.files import read_json, replaced, run_folder_errors, write_figure, write_records
+from pfl.files import replaced, run_folder_errors, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import described
-from pfl.report.crosstab import Table as Crosstab
-from pfl.report.crosstab import read_table
-from pfl.report.curves import Panel, read_panel
-from pfl.report.table import Cell, Table, markdown, text
-from pfl.scores.names import signed
-from pfl.scores.runs import BUDGETS, OUTCOME, Run, best_round, find_runs, read_runs, spent
-
-__all__ = ["BUDGETS", "OUTCOME", "Cell", "Crosstab", "Panel", "Point", "Results", "Run", "Table"]
-__all__ += ["best_round"]
-__all__ += ["find_runs", "markdown", "read_panel", "read_table", "signed", "spent", "text"]
-__all__ += ["versions"]
-Record = dict[str, Any]
+from pfl.report.table import markdown, text
+from pfl.scores.runs import Run, find_runs, read_runs
 
 
 @dataclass(frozen=True)
@@ -76,15 +64,9 @@ class Results:
         groups: dict[str, list[Run]] = {}
         for run in runs:
             groups.setdefault(json.dumps(run.point, default=str), []).append(run)
+        first, taken = baseline or labels[0], tuning or {}
         points = [
-            Point(
-                group,
-                baseline or labels[0],
-                budget,
-                described(group[0].point) or title,
-                tuning or {},
-                metric,
-            )
+            Point(group, first, budget, described(group[0].point) or title, taken, metric)
             for group in groups.values()
         ]
         return cls(points, title, bandwidth)
@@ -100,9 +82,7 @@ class Results:
         Raises:
             ConfigError: The runs have not ended, or their clients cannot be compared.
         """
-        places = find_runs([Path(folder) for folder in folders], "compare")
-        with damage("compare", places):
-            runs = read_runs(places)
+        runs = read_runs(find_runs([Path(folder) for folder in folders], "compare"))
         if len({(run.label, run.seed) for run in runs}) < len(runs):
             raise ConfigError("compare: two of these runs have the same configuration and seed")
         first: dict[int, Run] = {}
@@ -133,9 +113,7 @@ class Results:
 
     def __str__(self) -> str:
         """Returns the tables as text."""
-        parts = []
-        if len(self.points) > 1:
-            parts.append(text(tables.overview_table(self.points)))
+        parts = [text(tables.overview_table(self.points))] if len(self.points) > 1 else []
         for point in self.points:
             head = f"{point.title}\n\n" if len(self.points) > 1 else ""
             pair = (tables.score_table(point), tables.statistics_table(point))
@@ -150,43 +128,45 @@ class Results:
         """
         with run_folder_errors(folder, "--out"):
             folder.mkdir(parents=True, exist_ok=True)
-        parts: dict[str, list[str]] = {"md": [f"# {self.title}\n"], "tex": []}
+        page, latex = [f"# {self.title}\n"], []
         if len(self.points) > 1:
-            cells = tables.overview_table(self.points)
-            parts["md"].append(markdown(cells))
-            parts["tex"].append(tables.latex(cells))
+            overview = tables.overview_table(self.points)
+            page.append(markdown(overview))
+            latex.append(tables.latex(overview))
         for point in self.points:
             pair = [tables.score_table(point), tables.statistics_table(point)]
             notes = " ".join(point.notes())
-            parts["md"] += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
-            parts["tex"] += map(tables.latex, pair)
-            parts["tex"].append(rf"\par\footnotesize {tables.escaped(notes)}" + "\n")
-        files = [folder / f"comparison.{kind}" for kind in parts]
-        for path, content in zip(files, parts.values(), strict=True):
-            write_text(path, "\n".join(content))
-        files += [folder / "comparison.csv", folder / "runs.csv"]
-        write_records(files[-2], tables.records(self.points))
-        write_records(files[-1], tables.run_records(self.points))
+            page += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
+            latex += [
+                *map(tables.latex, pair),
+                rf"\par\footnotesize {tables.escaped(notes)}" + "\n",
+            ]
+        names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
+        files = [folder / name for name in names]
+        write_text(files[0], "\n".join(page))
+        write_text(files[1], "\n".join(latex))
+        write_records(files[2], tables.records(self.points))
+        write_records(files[3], tables.run_records(self.points))
         return files + self._draw(folder)
 
     def _draw(self, folder: Path) -> list[Path]:
         from pfl.report import comparison_figures as figures  # matplotlib takes long to import
 
         drawn: dict[str, Any] = {"ranks": figures.rank_diagram(self.points)}
-        for number, point in enumerate(self.points, 1):
-            end = f"-{number}" if len(self.points) > 1 else ""
+        for point, end in zip(self.points, self._endings(), strict=True):
             drawn[f"curves{end}"] = figures.curves(point)
             drawn[f"worst-tenth{end}"] = figures.curves(point, "_worst10")
             drawn[f"gains{end}"] = figures.gains(point)
             drawn[f"scatter{end}"] = figures.scatter(point)
             if self.bandwidth is not None:
                 drawn[f"communication{end}"] = figures.communication(point, self.bandwidth)
-        return [
-            path
-            for name, figure in drawn.items()
-            if figure is not None
-            for path in save_figure(figure, folder / name)
-        ]
+        pairs = [(folder / name, figure) for name, figure in drawn.items() if figure is not None]
+        return [path for name, figure in pairs for path in save_figure(figure, name)]
+
+    def _endings(self) -> list[str]:
+        """Returns the ends of the names of each point's files."""
+        several = len(self.points) > 1
+        return [f"-{number}" if several else "" for number in range(1, len(self.points) + 1)]
 
     def send(self, project: str, files: Sequence[Path]) -> None:
         """Sends tables and figures to W&B, as a run with the job type `compare`.
@@ -202,20 +182,17 @@ class Results:
         import wandb
 
         content: dict[str, Any] = {p.stem: wandb.Image(str(p)) for p in files if p.suffix == ".png"}
-        for number, point in enumerate(self.points, 1):
-            end = f"-{number}" if len(self.points) > 1 else ""
-            made = (tables.score_table(point), tables.statistics_table(point))
-            for name, table in zip(("scores", "statistics"), made, strict=True):
+        for point, end in zip(self.points, self._endings(), strict=True):
+            made = {
+                "scores": tables.score_table(point),
+                "statistics": tables.statistics_table(point),
+            }
+            for name, table in made.items():
                 content[name + end] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
         about = {"points": [point.title for point in self.points]}
+        place: dict[str, Any] = {"project": project, "name": self.title, "dir": files[0].parent}
         try:
-            run = wandb.init(
-                project=project,
-                name=self.title,
-                job_type="compare",
-                dir=files[0].parent,
-                config=about,
-            )
+            run = wandb.init(job_type="compare", config=about, **place)
         except wandb.errors.UsageError as error:
             line = " ".join(str(error).split())
             raise ConfigError(f"compare: --wandb: {line} Without: WANDB_MODE=offline") from error
@@ -223,52 +200,12 @@ class Results:
             run.log(content)
 
 
-def _frame(records: list[Record]) -> Any:
+def _frame(records: list[dict[str, Any]]) -> Any:
     try:
         import pandas
     except ImportError:
         return records
     return pandas.DataFrame(records)
-
-
-def outcome_of(folder: Path) -> Record:
-    """Returns what an experiment has recorded of a run in its folder.
-
-    Empty before the run's end, or if the file is damaged: the run is then made again.
-    """
-    try:
-        return read_json(folder / OUTCOME)
-    except ConfigError:
-        return {}
-
-
-def read_run(label: str, seed: int, folder: Path, **known: Any) -> Run:
-    """Returns the run in a folder; the arguments are those of `Run.read`.
-
-    Raises:
-        ConfigError: The run has not ended, or its files are damaged.
-    """
-    with damage("compare", [folder]):
-        return Run.read(label, seed, folder, **known)
-
-
-@contextmanager
-def damage(command: str, folders: Sequence[Path]) -> Iterator[None]:
-    """Turns an error from reading the files of runs into a one-line error.
-
-    Raises:
-        ConfigError: A file of the runs is damaged.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:  # whatever a damaged file leads to
-        place = folders[0] if len(folders) == 1 else f"{folders[0]} or another of these folders"
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(
-            f"{command}: {place} has damaged files ({reason}); remove the folder, or run it again"
-        ) from error
 
 
 def write_text(path: Path, content: str) -> None:
@@ -278,12 +215,7 @@ def write_text(path: Path, content: str) -> None:
 
 
 def save_figure(figure: Any, path: Path) -> list[Path]:
-    """Writes a figure as `.png` and `.pdf`, each as a whole; equal figures give equal files.
-
-    Args:
-        figure: A figure of matplotlib.
-        path: The path without the suffix.
-    """
+    """Writes a figure of matplotlib as `.png` and `.pdf` after `path`; returns both paths."""
     files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "pdf")]
     for file in files:
         write_figure(file, figure)

@@ -14,29 +14,24 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from pfl import files
 from pfl.errors import ConfigError
-from pfl.experiments.callbacks import (
-    PRUNED,
-    check_validated,
-    import_optuna,
-    open_study,
-    trial_of,
-)
+from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
-from pfl.experiments.jobs import check, code_version, data_version, execute
-from pfl.experiments.results import (
-    Cell,
-    Table,
-    best_round,
-    markdown,
+from pfl.experiments.jobs import (
+    check,
+    code_version,
+    data_version,
+    execute,
     read_run,
-    signed,
-    text,
-    write_text,
+    with_callback,
 )
-from pfl.experiments.workers import side_by_side, spread
+from pfl.experiments.results import write_text
+from pfl.experiments.workers import spread
+from pfl.files import write_records
+from pfl.report.table import Cell, Table, markdown, text
+from pfl.scores.names import signed
+from pfl.scores.runs import best_round
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -186,9 +181,8 @@ class Tuning(Comparison):
             for run, space in self.spaces.items()
         }
         check((job.changed([nest(first[job.run])]) for job in places), self.score)
-        workers = side_by_side(len(places)) if jobs is None else jobs
         work = functools.partial(tune_run, tuning=self, root=root)
-        found = {str(job): one for job, one in spread(work, places, workers)}
+        found = {str(job): one for job, one in spread(work, places, jobs)}
         return Tuned(self, [found[str(job)] for job in places])
 
 
@@ -235,22 +229,23 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     """
     from optuna.samplers import TPESampler
 
-    space, folder = tuning.spaces[job.run], root / job.folder.parent
-    budget = tuning.limit
-    settings = [job.config, space, tuning.tune.prune_after, tuning.score, budget]
+    space, folder, after = tuning.spaces[job.run], root / job.folder.parent, tuning.tune.prune_after
+    settings = [job.config, space, after, tuning.score, tuning.limit]
     settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
     name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
     path = str(folder / "optuna.journal")
-    study, storage = open_study(path, name, tuning.tune.prune_after)
-    records = []
+    study, storage = open_study(path, name, after)
+    pruning: Config = {"storage": path, "study": name, "after": after, "metric": tuning.score}
+    pruning["budget"] = tuning.limit and list(tuning.limit)
+    records, best = [], None
     for number in range(tuning.tune.trials):
         study.sampler = TPESampler(seed=int(_digest([tuning.tune.seed, job.label, number])[:8], 16))
-        if number < len(study.get_trials(deepcopy=False)):
-            trial = trial_of(study, storage, number)
-        else:
-            trial = study.ask()
+        known = number < len(study.get_trials(deepcopy=False))
+        trial = trial_of(study, storage, number) if known else study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
-        record = _try(study, trial, job, values, tuning, path, folder)
+        config = job.changed([nest(values)]).config
+        config = with_callback(config, PRUNING, {**pruning, "trial": number})
+        record = _try(study, trial, Job(f"trial{number}", {}, job.seed, config), tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
         print(
@@ -258,19 +253,15 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
             f"{_values_text(values)})",
             flush=True,
         )
-    told = [trial.value for trial in study.get_trials(deepcopy=False)]
-    done = [
-        (value, record)
-        for value, record in zip(told, records, strict=False)
-        if record["state"] == "finished" and value is not None
-    ]
-    if not done:
+        value = study.get_trials(deepcopy=False)[number].value
+        if record["state"] == "finished" and value is not None and (not best or value > best[0]):
+            best = value, values, record
+    if best is None:
         raise ConfigError(
             f"tune: no trial of {job.label} has ended without diverging; change its space"
         )
-    best = max(done, key=lambda pair: pair[0])[1]
-    found = {key: best[key] for key in space}
-    return Found(job, found, best["score"], best["selected_by"], records)
+    _, values, record = best
+    return Found(job, values, record["score"], record["selected_by"], records)
 
 
 def _digest(content: Any) -> str:
@@ -286,49 +277,34 @@ def _suggest(trial: Trial, key: str, values: list[Any] | Range) -> Any:
     return trial.suggest_float(key, values.low, values.high, log=values.log)
 
 
-def _try(
-    study: Study,
-    trial: Trial,
-    job: Job,
-    values: Config,
-    tuning: Tuning,
-    journal: str,
-    folder: Path,
-) -> Config:
-    """Runs a trial, unless it has ended, and returns its record."""
+def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> Config:
+    """Runs a trial in `folder`, unless it has ended, and returns its record."""
     from optuna.trial import TrialState
 
-    metric, budget = tuning.score, tuning.limit
-    pruning: Config = {"storage": journal, "study": study.study_name, "trial": trial.number}
-    pruning |= {"after": tuning.tune.prune_after, "metric": metric}
-    pruning |= {"budget": budget and list(budget)}
-    config = job.changed([nest(values)]).config
-    callbacks = config.get("trainer", {}).get("callbacks") or []
-    callbacks = [*callbacks, {"class_path": PRUNING, "init_args": pruning}]
-    config = merge(config, {"trainer": {"callbacks": callbacks}})
-    one = Job(f"trial{trial.number}", {}, tuning.tune.seed, config)
-    outcome = execute(one, folder)
-    run = read_run(job.run, tuning.tune.seed, folder / one.folder, unfinished=True)
-    best = best_round(run.within(budget), metric, run.metrics)
-    diverged = outcome["status"] == "diverged"
-    if best is None and not diverged:
-        check_validated(run.rows[-1] if run.rows else {}, metric)
-    known = study.get_trials(deepcopy=False)[trial.number]
-    state = "pruned" if PRUNED in known.user_attrs else "diverged" if diverged else "finished"
+    outcome = execute(job, folder)
+    run = read_run(job, folder, outcome)
     last = run.rows[-1] if run.rows else {}
+    best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
+    if best is None and not run.diverged:
+        check_validated(last, tuning.score)
+    known = study.get_trials(deepcopy=False)[trial.number]
+    state = "diverged" if run.diverged else "finished"
+    state = "pruned" if PRUNED in known.user_attrs else state
+    name = best["selected_by"] if best else None
     record: Config = {
         "state": state,
-        "score": best[best["selected_by"]] if best is not None and not diverged else None,
-        "selected_by": best and best["selected_by"],
+        "score": best[str(name)] if best and not run.diverged else None,
+        "selected_by": name,
         "rounds": last.get("round", 0),
         "gradients": last.get("train/samples", 0.0),
         "seconds": outcome["seconds"],
     }
-    if not known.state.is_finished():
-        if state == "finished" and best is not None:
-            study.tell(trial, signed(best["selected_by"], record["score"], run.metrics))
-        else:
-            study.tell(trial, state=TrialState.PRUNED)
+    if known.state.is_finished():
+        pass
+    elif state == "finished" and best:
+        study.tell(trial, signed(str(name), record["score"], run.metrics))
+    else:
+        study.tell(trial, state=TrialState.PRUNED)
     return record
 
 
@@ -400,7 +376,7 @@ class Tuned:
             f"seed {tune.seed}. The best score on validation data selects; test scores are not "
             f"read.\n\n{markdown(self.table())}",
         )
-        files.write_records(paths[1], [record for one in self.found for record in one.records])
+        write_records(paths[1], [record for one in self.found for record in one.records])
         yaml_text = yaml.safe_dump(self._content(), sort_keys=False, allow_unicode=True)
         head = f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n"
         write_text(paths[2], head + yaml_text)

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import connection, get_context, parent_process
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -15,8 +16,8 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from pfl.configuration.messages import explain, quiet
-from pfl.configuration.user_code import cause, where
+from pfl.configuration.messages import quiet
+from pfl.configuration.user_code import mistake
 from pfl.distributed.launch import Ended
 from pfl.errors import ConfigError
 
@@ -30,18 +31,26 @@ class WorkerLost(RuntimeError):
     """A process that worked on a task has died; the message is one line."""
 
 
-def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator[tuple[T, R]]:
+def spread(
+    work: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
+) -> Iterator[tuple[T, R]]:
     """Yields each task with its result when it has ended.
+
+    The executors of the standard library do not say which task a killed process worked on, and wait
+    for the other tasks when a signal ends their process.
 
     Args:
         work: What is done with a task; it can be pickled.
         tasks: The tasks.
-        workers: Number of processes. With 1, the work takes place in this process.
+        workers: Number of processes; None: as many as fit. With 1, the work takes place in this
+            process.
 
     Raises:
         ConfigError: A task has failed by a mistake of the user.
         WorkerLost: A process died.
     """
+    if workers is None:
+        workers = side_by_side(len(tasks))
     if workers == 1:
         for task in tasks:
             yield task, work(task)
@@ -50,6 +59,13 @@ def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator
     threads = max(1, (os.cpu_count() or 1) // workers)
     processes: list[BaseProcess] = []
     running: dict[Connection, tuple[BaseProcess, T]] = {}
+
+    def begin(pipe: Connection, process: BaseProcess) -> None:
+        task = waiting.pop(0)
+        running[pipe] = process, task
+        with suppress(OSError):  # a process that has died is met below
+            pipe.send(task)
+
     try:
         for _ in range(min(workers, len(tasks))):
             ours, theirs = context.Pipe()
@@ -57,20 +73,18 @@ def spread(work: Callable[[T], R], tasks: Sequence[T], workers: int) -> Iterator
             process.start()
             processes.append(process)
             theirs.close()  # so that our end closes when the process dies
-            running[ours] = process, waiting.pop(0)
-            ours.send(running[ours][1])
+            begin(ours, process)
         while running:
             for pipe in cast(list[Connection], connection.wait(list(running))):
                 process, task = running.pop(pipe)
                 yield task, _receive(pipe, process, task)
                 if waiting:
-                    running[pipe] = process, waiting.pop(0)
-                    pipe.send(running[pipe][1])
+                    begin(pipe, process)
                 else:
                     pipe.close()  # which ends the process
         for process in processes:
             process.join(GRACE_SECONDS)
-    finally:  # after an error or a signal, nothing goes on
+    finally:  # an error or a signal ends all tasks
         for process in processes:
             process.kill()
         for process in processes:
@@ -104,20 +118,13 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
             return
         try:
             answer: tuple[bool, Any] = True, work(task)
-        except Exception as error:
-            answer = False, _portable(error)
+        except Exception as error:  # without its traceback, which cannot be sent
+            line = None if os.environ.get("PFL_TRACEBACK") else mistake(error)
+            everything = "".join(traceback.format_exception(error))
+            answer = False, RuntimeError(everything) if line is None else ConfigError(line)
         except Ended as error:  # by SIGTERM, in a round; the line is printed
             answer = False, error
         pipe.send(answer)
-
-
-def _portable(error: Exception) -> Exception:
-    """Returns an error as one that another process can raise, since tracebacks stay behind."""
-    told = explain(error)
-    line = told + cause(error) if told else where(error)
-    if line is None or os.environ.get("PFL_TRACEBACK"):
-        return RuntimeError("".join(traceback.format_exception(error)))
-    return ConfigError(line)
 
 
 def _end_with_parent() -> None:
@@ -127,15 +134,14 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def side_by_side(jobs: int) -> int:
+def side_by_side(tasks: int) -> int:
     """Returns how many runs fit on this machine at a time, by its cores and its free memory.
 
     One if there is a GPU, whose memory the runs would share.
     """
     if torch.cuda.is_available():
         return 1
-    room = jobs
+    room = tasks
     if "SC_AVPHYS_PAGES" in os.sysconf_names:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        room = free // RUN_MEMORY
-    return max(1, min(jobs, os.cpu_count() or 1, room))
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // RUN_MEMORY
+    return max(1, min(tasks, os.cpu_count() or 1, room))

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from pfl.experiments import Comparison
 from pfl.experiments.callbacks import open_study, trial_of
 from pfl.experiments.grid import Job, nest
 from pfl.experiments.jobs import code_version, data_version, execute
-from pfl.experiments.workers import spread
+from pfl.experiments.workers import WorkerLost, spread
 from tests.commands import ROOT, call
 from tests.experiments.test_compare import RUNS, comparison
 from tests.refusal import refused
@@ -180,7 +181,7 @@ COMMAND = """
 import sys
 from pfl.cli import main
 from pfl.cli import commands
-from pfl.experiments.workers import spread
+from pfl.experiments.workers import WorkerLost, spread
 from tests.experiments.test_faults import sleep
 
 commands.report = lambda _: list(spread(sleep, {tasks}, 2))
@@ -256,6 +257,22 @@ def test_tasks_do_not_begin_after_one_has_failed(tmp_path):
     with refused("fail_first failed: ValueError: "):
         list(spread(fail_first, tasks, 2))
     assert len(list(tmp_path.iterdir())) <= 2
+
+
+def end_after(task: str) -> str:
+    """Ends the process a moment after its first result was sent."""
+    threading.Timer(0.2, os._exit, [3]).start()
+    return task
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_process_that_dies_between_two_tasks_is_one_line():
+    work = spread(end_after, ["a", "b", "c", "d"], 2)
+    next(work)
+    time.sleep(1)
+    with pytest.raises(WorkerLost, match=r"^[abcd]: its process ended with 3; the same command"):
+        list(work)
 
 
 def test_a_search_continues_after_a_kill_within_a_write(tmp_path, monkeypatch):

@@ -199,6 +199,16 @@ def test_unknown_figures_and_options_get_one_line():
     assert status == 2 and "--out" in err and "broken.yaml" in err and err.count("\n") == 1
 
 
+def test_a_dry_run_shows_runs_and_remarks_and_makes_none(here):
+    """Table 3 starts from Table 1: remarks of both files, and a row for each value of the grid."""
+    status, out, err = call("fedslr-table3", "--dry-run")
+    assert (status, err, [*here.iterdir()]) == (0, "", [])
+    assert "All values are the paper's." in out and "Not given: seeds" in out
+    rows = [line.split("  ")[0] for line in out.splitlines() if "CIFAR100DataModule" in line]
+    assert len(rows) == 5 and rows[0] == "FedSLR, low_rank_penalty 1e-05"
+    assert "1000        10 of 100" in out
+
+
 # ---- from the command to the files --------------------------------------------------------------
 
 

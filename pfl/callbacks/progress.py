@@ -10,6 +10,8 @@ import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ProgressBar
 from tqdm import tqdm
 
+from pfl.scores.names import MODELS, SPLITS, ScoreName
+
 
 class RoundProgress(ProgressBar):
     """Shows one line: rounds, time of a round, train loss, global and personalized accuracy.
@@ -56,10 +58,10 @@ class RoundProgress(ProgressBar):
         row: dict[str, Any] = getattr(pl_module, "row", {})
         if "train/loss" in row:
             self._shown["loss"] = f"{row['train/loss']:.3f}"
-        for kind in ("global", "personalized"):
-            for split in ("val", "test"):
-                if (name := f"{split}/{kind}/accuracy") in row:
-                    self._shown[f"{kind} {split}"] = f"{row[name]:.3f}"
+        for model in MODELS[:2]:  # by validation where there is one
+            for name in (ScoreName(split, model, "accuracy") for split in SPLITS):
+                if str(name) in row:
+                    self._shown[f"{model} {name.split}"] = f"{row[str(name)]:.3f}"
                     break
         self._bar.set_postfix(self._shown, refresh=False)
         self._bar.update()

@@ -31,7 +31,7 @@ from pfl.rounds.checkpoint_io import check_parts
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores import table
 from pfl.scores.evaluation import by_name
-from pfl.scores.names import ScoreName, candidates
+from pfl.scores.names import ScoreName, candidates, is_tested
 from pfl.scores.runs import Row, best_round
 from pfl.scores.table import ScoreTable
 
@@ -141,8 +141,7 @@ class RunRecorder(Callback):
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
-        evaluated = any(name.startswith("test/") for name in pl_module.row)
-        if evaluated and pl_module.evaluation:
+        if pl_module.evaluation and is_tested(pl_module.row):
             self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

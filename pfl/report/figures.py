@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
-from pfl.scores.names import candidates, scores_among
+from pfl.scores.names import candidates, is_tested, scores_among
 from pfl.scores.runs import columns_of
 from pfl.scores.table import ScoreTable
 
@@ -51,7 +51,7 @@ def run_figure(
         left.bar(columns["client"], columns["train_samples"], color=MODELS["local"])
         left.set(xlabel="client", ylabel="training samples", title="Who has how much")
     draw_curves(middle, rows, scores)
-    draw_clients(right, columns)
+    draw_clients(right, columns, score_name(rows))
     return figure
 
 
@@ -157,12 +157,11 @@ def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | Non
         axes.legend(fontsize="small")
 
 
-def draw_clients(axes: Axes, columns: dict[str, np.ndarray]) -> None:
-    """Draws each client's test score; clients are sorted by the score of their first model."""
+def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> None:
+    """Draws a test score of each client; clients are sorted by the score of their first model."""
     markers = {"global": "o", "personalized": "^", "local": "x"}
-    names = [n for n in scores_among(columns, "test") if n.model in markers]
-    number = "accuracy" if any(name.number == "accuracy" for name in names) else "loss"
-    names = [name for name in names if name.number == number]
+    of_tests = scores_among(columns, "test")
+    names = [name for name in of_tests if name.model in markers and name.number == number]
     if not names:
         return
     order = np.argsort(columns[str(names[0])])
@@ -185,8 +184,7 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     """
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
-    tested = [row for row in rows if any(name.startswith("test/") for name in row)]
-    last = tested[-1] if tested else {}
+    last = next(filter(is_tested, reversed(rows)), {})
     for name in scores_among(last, "test"):
         kind, _, steps = name.model.partition("/")
         if steps and name.number == number:

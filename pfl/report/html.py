@@ -92,8 +92,9 @@ def _overview(comparison: Comparison) -> Table:
         last = run.rows[-1] if run.rows else {}
         cells: list[Cell] = [Link(f"#run-{index}", run.label), run.seed, last.get("round")]
         cells += [row.get("round"), main or None]
-        names = [f"test/{model}/{number}" for model in models]
-        cells += [row.get(name) for name in [*names, f"test/{main}/{number}_worst10"]]
+        names = [ScoreName("test", model, number) for model in models]
+        names.append(ScoreName("test", main, f"{number}_worst10"))
+        cells += [row.get(str(name)) for name in names]
         cells += [share] if "gained" in heads else []
         spent = row or last
         for column, unit in costs.values():

@@ -49,21 +49,11 @@ def summary_table(summary: dict[str, Any]) -> str:
 
 def _scores(summary: dict[str, Any], number: str) -> Table:
     """Returns a row for each model that was tested."""
-    names = [str(ScoreName("test", model, number)) for model in models_of(summary, number)]
-    have = {
-        suffix: heading
-        for suffix, heading in COLUMNS.items()
-        if any(f"{name}{suffix}" in summary for name in names)
-    }
-    forms = [
-        Column(head, ".0f" if suffix == "_clients" else ".4f") for suffix, head in have.items()
-    ]
+    names = [ScoreName("test", model, number) for model in models_of(summary, number)]
+    have = [suffix for suffix in COLUMNS if any(f"{name}{suffix}" in summary for name in names)]
+    forms = [Column(COLUMNS[suffix], ".0f" if suffix == "_clients" else ".4f") for suffix in have]
     rows: list[list[Cell]] = [
-        [
-            name.split("/", 1)[1].rpartition("/")[0],
-            *(summary.get(f"{name}{suffix}", "") for suffix in have),
-        ]
-        for name in names
+        [name.model, *(summary.get(f"{name}{suffix}", "") for suffix in have)] for name in names
     ]
     return Table([Column(f"test {number}".ljust(21)), *forms], rows)
 

@@ -54,6 +54,11 @@ def scores_among(columns: Iterable[str], split: str | None = None) -> list[Score
     return sorted((name for name in found if split in (None, name.split)), key=_place)
 
 
+def is_tested(columns: Iterable[str]) -> bool:
+    """Returns whether some columns, such as those of a round's row, have a test score."""
+    return bool(scores_among(columns, "test"))
+
+
 def models_of(columns: Iterable[str], number: str, split: str = "test") -> list[str]:
     """Returns the models that have a score of a split, in the order of the tables."""
     return [name.model for name in scores_among(columns, split) if name.number == number]
@@ -62,9 +67,8 @@ def models_of(columns: Iterable[str], number: str, split: str = "test") -> list[
 def numbers_of(columns: Iterable[str], split: str = "test") -> list[str]:
     """Returns the numbers of which there are scores: accuracy, loss and then metrics."""
     found = dict.fromkeys(name.number for name in scores_among(columns, split))
-    return [n for n in ("accuracy", "loss") if n in found] + [
-        n for n in found if n not in ("accuracy", "loss")
-    ]
+    first = [number for number in HIGHER_IS_BETTER if number in found]
+    return list(dict.fromkeys([*first, *found]))
 
 
 def candidates(columns: Iterable[str], split: str, wanted: str | None = None) -> list[ScoreName]:

@@ -17,7 +17,7 @@ import yaml
 
 from pfl import files
 from pfl.errors import ConfigError
-from pfl.scores.names import Directions, ScoreName, candidates, signed
+from pfl.scores.names import Directions, ScoreName, candidates, is_tested, signed
 from pfl.scores.table import LOCAL, ScoreTable
 
 Row = dict[str, Any]
@@ -149,8 +149,7 @@ class Run:
 
     def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
         """Returns the rows of rounds with a test score that a budget allows."""
-        rows = self.within(budget)
-        return [row for row in rows if any(name.startswith("test/") for name in row)]
+        return [row for row in self.within(budget) if is_tested(row)]
 
     def selected(
         self, budget: tuple[str, float] | None = None, metric: str | None = None

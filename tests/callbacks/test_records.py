@@ -301,9 +301,11 @@ def test_figure_draws_the_kinds_of_models_that_were_tested(tmp_path, make, data)
         name.split("/")[1] for row in recorder.rows for name in row if name.startswith("test/")
     }
     assert {label for label in drawn if "worst" not in label} == kinds
+    clients = {str(line.get_label()): line.get_ydata() for line in axes[2].lines}
+    assert clients.keys() == kinds
     for kind in kinds:
         assert list(drawn[kind]) == [row[f"test/{kind}/{number}"] for row in recorder.rows]
-        assert len(axes[2].lines) >= 1
+        assert sorted(clients[kind]) == sorted(recorder.columns[f"test/{kind}/{number}"])
 
 
 def test_the_collaboration_map_shows_the_last_round(tmp_path):

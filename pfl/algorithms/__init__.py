@@ -29,6 +29,7 @@ from pfl.algorithms.lg_fedavg import LGFedAvg
 from pfl.algorithms.local_train import LocalTrain
 from pfl.algorithms.lpgd import LPGD
 from pfl.algorithms.moon import MOON
+from pfl.algorithms.mr_mtl import MRMTL
 from pfl.algorithms.per_fedavg import PerFedAvg
 from pfl.algorithms.pfedme import pFedMe
 from pfl.algorithms.scaffold import SCAFFOLD
@@ -41,6 +42,7 @@ __all__ = [
     "L2GD",
     "LPGD",
     "MOON",
+    "MRMTL",
     "SCAFFOLD",
     "Ditto",
     "FedACS",

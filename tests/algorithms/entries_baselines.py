@@ -13,6 +13,7 @@ from pfl.algorithms import (
     IFCA,
     L2GD,
     MOON,
+    MRMTL,
     SCAFFOLD,
     Ditto,
     FedAdagrad,
@@ -157,6 +158,14 @@ ENTRIES = [
         private=("v",),
         arguments={"penalty": 0.5, "personal_epochs": 2},
         rounds=24,
+    ),
+    Method(
+        name="MRMTL",
+        kind=MRMTL,
+        limit=forms.held_together,
+        cost=forms.dense,
+        arguments={"penalty": 0.4},
+        rounds=22,
     ),
     Method(
         name="FedAdagrad",

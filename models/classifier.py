@@ -7,7 +7,9 @@ class Classifier(nn.Module):
     """A network of a body, which computes features, and a linear head, which computes scores.
 
     The names of the parameters are the same for every network, so that a method can personalize
-    some layers only: `head.*` is the last layer, `body.*` are all layers before the head.
+    some layers only: `head.*` is the last layer, `body.*` are all layers before the head. The
+    constructor of a network raises a ValueError if an argument is out of its range, or does not fit
+    another one.
 
     Args:
         body: A module that maps inputs [B, ...] to features [B, F].

@@ -32,10 +32,6 @@ class CNN(Classifier):
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
-    Raises:
-        ValueError: `image_size` is too small, `kernel_size` is even or below 1, there are no
-            `channels`, or more `pools` than these.
-
     Example:
         >>> CNN()(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
@@ -92,9 +88,6 @@ class FedCLUPCNN(CNN):
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
-    Raises:
-        ValueError: There is no network with so many convolutions, or `image_size` is too small.
-
     Example:
         >>> FedCLUPCNN(convolutions=5)(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
@@ -132,9 +125,6 @@ class CIFAR10CNN(CNN):
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
-    Raises:
-        ValueError: `image_size` is too small.
-
     Example:
         >>> CIFAR10CNN()(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])
@@ -170,9 +160,6 @@ class FEMNISTCNN(CNN):
     Shape:
         Input: [B, 1, image_size, image_size]. Output: [B, num_classes].
 
-    Raises:
-        ValueError: `image_size` is too small.
-
     Example:
         >>> FEMNISTCNN()(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 62])
@@ -193,15 +180,12 @@ class CelebACNN(Classifier):
         num_classes: The number of scores.
         image_size: The side of the square images; 84 in LEAF.
         in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        width: The number of channels of every convolution.
+        width: The number of channels of every convolution, a multiple of `norm_groups`.
         norm: "batch" for BatchNorm, or "group" for GroupNorm.
         norm_groups: The number of groups of every GroupNorm; ignored for "batch".
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
-
-    Raises:
-        ValueError: `norm` is unknown, or `norm_groups` does not divide `width`.
 
     Example:
         >>> CelebACNN()(torch.zeros(2, 3, 84, 84)).shape
@@ -252,9 +236,6 @@ class SmallCNN(Classifier):
 
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
-
-    Raises:
-        ValueError: `image_size` is too small, or `width` is no multiple of `norm_groups`.
 
     Example:
         >>> SmallCNN()(torch.zeros(2, 1, 8, 8)).shape

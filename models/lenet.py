@@ -27,9 +27,6 @@ class LeNet5(Classifier):
     Shape:
         Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
-    Raises:
-        ValueError: `image_size` is too small.
-
     Example:
         >>> LeNet5(in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape
         torch.Size([2, 10])

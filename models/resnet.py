@@ -24,14 +24,12 @@ class ResNet18(Classifier):
         small_images: Whether the first layer is a 3x3 convolution at full resolution, for images of
             32x32 or 64x64. False is for ImageNet: a 7x7 convolution and 3x3 pooling, each of
             stride 2.
-        width: The number of channels of the first stage; each further stage has twice as many.
+        width: The number of channels of the first stage, a multiple of `norm_groups`; each further
+            stage has twice as many.
         blocks: The number of blocks of each of the four stages; 1 makes a ResNet-10.
 
     Shape:
         Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
-
-    Raises:
-        ValueError: `norm` is unknown, or `norm_groups` does not divide `width`.
 
     Example:
         >>> ResNet18(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
@@ -58,12 +56,8 @@ class ResNet18(Classifier):
             return nn.BatchNorm2d(channels)
 
         body: OrderedDict[str, nn.Module] = OrderedDict()
-        if small_images:
-            body["conv1"] = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
-        else:
-            body["conv1"] = nn.Conv2d(
-                in_channels, width, kernel_size=7, stride=2, padding=3, bias=False
-            )
+        kernel, stride = (3, 1) if small_images else (7, 2)
+        body["conv1"] = nn.Conv2d(in_channels, width, kernel, stride, kernel // 2, bias=False)
         body["norm1"] = normalize(width)
         body["relu1"] = nn.ReLU()
         if not small_images:

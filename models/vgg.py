@@ -26,13 +26,11 @@ class VGG11(Classifier):
         norm: The layer after every convolution: "group" for GroupNorm, "batch" for BatchNorm, whose
             running statistics are buffers, or "none" as in the paper. Only with "none" the
             convolutions have biases.
-        norm_groups: The number of groups of every GroupNorm; ignored for other values of `norm`.
+        norm_groups: The number of groups of every GroupNorm, a divisor of 64; ignored for other
+            values of `norm`.
 
     Shape:
         Input: [B, in_channels, H, W], H and W at least 32. Output: [B, num_classes].
-
-    Raises:
-        ValueError: `norm` is unknown, or `norm_groups` does not divide 64.
 
     Example:
         >>> VGG11(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape

@@ -180,7 +180,7 @@ class Ragged(IndexArrays):
 
 
 def clients_per_block(entries: int) -> int:
-    """Returns the number of clients in a block if the array of each has this many entries."""
+    """Returns how many clients fit into one block if each of them has this many entries."""
     return max(1, _BLOCK // max(1, entries))
 
 

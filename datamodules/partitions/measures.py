@@ -20,24 +20,15 @@ def label_shares(counts: np.ndarray) -> np.ndarray:
 
 
 def total_variation(shares: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns the total variation distances Σ_k |p_k - q_k| / 2 of distributions, from 0 to 1.
-
-    Args:
-        shares: Distributions p, [..., K].
-        others: Distributions q of a shape that broadcasts with `shares`.
-    """
+    """Returns the total variation distances Σ_k |p_k - q_k| / 2 of distributions [..., K]."""
     return np.abs(shares - others).sum(-1) / 2
 
 
 def wasserstein(shares: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """Returns the Wasserstein-1 distances Σ_k |P_k - Q_k| of distributions, from 0 to K - 1.
+    """Returns the Wasserstein-1 distances Σ_k |P_k - Q_k| of distributions [..., K], 0 to K - 1.
 
     P and Q are the cumulative sums. Labels are points on a line at distance 1 from one another, so
     that the distance depends on the order of the classes, which total variation does not.
-
-    Args:
-        shares: Distributions p, [..., K].
-        others: Distributions q of a shape that broadcasts with `shares`.
     """
     return np.abs(np.cumsum(shares - others, axis=-1)).sum(-1)
 
@@ -61,19 +52,14 @@ def label_overlap(shares: np.ndarray) -> float:
     clients = len(known)
     if clients < 2:
         return float("nan")
-    # In ascending order, the r-th share of a class is the smaller one of its pairs with all
-    # clients behind.
-    behind = np.arange(clients - 1, -1, -1)
-    return float((known * behind[:, None]).sum() / (clients * (clients - 1) / 2))
+    # In ascending order, the r-th share of a class is the smaller one of its pairs with all later
+    # clients.
+    later = np.arange(clients - 1, -1, -1)
+    return float((known * later[:, None]).sum() / (clients * (clients - 1) / 2))
 
 
 def shared_samples(arrays: IndexArrays, num_samples: int) -> int:
-    """Returns how many samples belong to more than one client.
-
-    Args:
-        arrays: The samples of each client.
-        num_samples: N, the number of samples of the data set.
-    """
+    """Returns how many of a data set's `num_samples` samples belong to more than one client."""
     if arrays.is_shared:
         return len(arrays[0]) if len(arrays) > 1 else 0
     holders = np.zeros(num_samples, np.int64)

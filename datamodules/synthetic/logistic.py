@@ -84,12 +84,8 @@ class HeterogeneousLogistic(TheoryProblem):
         check_whole(f"{name}.classes", classes, 2)
         check_whole(f"{name}.validation_samples", validation_samples, 0)
         check_whole(f"{name}.test_samples", test_samples, 0)
-        require(
-            f"{name}.heterogeneity",
-            heterogeneity,
-            0 <= heterogeneity < math.inf,
-            "at least 0 and finite",
-        )
+        holds = 0 <= heterogeneity < math.inf
+        require(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
         require(f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'")
         sizes = (samples_per_client, validation_samples, test_samples)
         super().__init__(num_clients, sizes, batch_size, seed, num_workers)
@@ -204,8 +200,8 @@ class AgentLogistic(TheoryProblem):
         check_whole(f"{name}.samples_per_client", samples_per_client)
         check_whole(f"{name}.features", features)
         require(f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'")
-        require(f"{name}.alpha", alpha, 0 <= alpha < math.inf, "at least 0 and finite")
-        require(f"{name}.beta", beta, 0 <= beta < math.inf, "at least 0 and finite")
+        for key, value in (("alpha", alpha), ("beta", beta)):
+            require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)
         self.features, self.non_iid = features, non_iid
         self.alpha, self.beta = float(alpha), float(beta)
@@ -244,10 +240,8 @@ class AgentLogistic(TheoryProblem):
         return float((self.true_models - self.true_models.mean(0)).norm(dim=1).max())
 
     def rule(self) -> str:
-        labels = {
-            "weak": "random labels",
-            "strong": "labels from a model of each client's own",
-        }[self.non_iid]
+        own = "labels from a model of each client's own"
+        labels = {"weak": "random labels", "strong": own}[self.non_iid]
         return f"binary logistic regression with {self.features} features, {labels}"
 
 

@@ -204,13 +204,8 @@ class LeastSquares(TheoryProblem):
         check_whole(f"{name}.features", features)
         check_whole(f"{name}.samples_per_client", samples_per_client, features)
         require(f"{name}.condition", condition, 1 <= condition < math.inf, "at least 1 and finite")
-        require(
-            f"{name}.heterogeneity",
-            heterogeneity,
-            0 <= heterogeneity < math.inf,
-            "at least 0 and finite",
-        )
-        require(f"{name}.noise", noise, 0 <= noise < math.inf, "at least 0 and finite")
+        for key, value in (("heterogeneity", heterogeneity), ("noise", noise)):
+            require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         holds = features > 1 or condition == 1
         require(f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue")
         super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)

@@ -24,6 +24,7 @@ from pfl.callbacks.run_result import (
     peak_memory,
     versions,
 )
+from pfl.callbacks.run_settings import changes, configuration, settings
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
@@ -75,7 +76,10 @@ class RunRecorder(Callback):
         self.table: ClientTable | None = None
         self.place = RunFolder()
         self.seconds = 0.0
+        self.settings: dict[str, Any] = {}
+        self.resumed: list[dict[str, Any]] = []  # where another setting began, and which
         self._saved_files: dict[str, Tensor] | None = None  # of the checkpoint
+        self._saved_config: str | None = None
         self._start = time.monotonic()
 
     @staticmethod
@@ -98,7 +102,7 @@ class RunRecorder(Callback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         # The rows of another method's run are forgotten; a checkpoint restores its own later.
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
-            self.rows, self.seconds = [], 0.0
+            self.rows, self.seconds, self.settings, self.resumed = [], 0.0, {}, []
         if stage == "fit":
             self.summary, self.table, self._saved_files = {}, None, None
         place = Path(getattr(trainer, "run_dir", trainer.default_root_dir))
@@ -115,9 +119,28 @@ class RunRecorder(Callback):
         if self.place.writes and self.config is not None:
             with files.replaced(self.folder / "config.yaml") as file:
                 file.write(self.config.encode())
+        self._compare_settings(trainer, pl_module)
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
             rank_zero_info(f"Writing to {self.folder}")
+
+    def _compare_settings(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
+        """Warns of settings that are not those of the checkpoint, and records from which round."""
+        now = settings(configuration(trainer, algorithm, self.config))
+        changed = changes(self.settings, now) if self._saved_files is not None else {}
+        self.settings, rounds = now, len(self.rows)
+        if not changed:
+            return
+        self.resumed.append({"round": rounds + 1, "changed": changed})
+        words = [f"{key} was {was} and is {value}" for key, (was, value) in changed.items()]
+        rank_zero_warn(
+            f"From round {rounds + 1} on the run has other settings: {'; '.join(words)}",
+            category=UserWarning,
+        )
+        if self.place.writes and self._saved_config is not None:
+            path = self.folder / f"config-until-round-{rounds}.yaml"
+            with files.replaced(path) as file:
+                file.write(self._saved_config.encode())
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
@@ -168,7 +191,8 @@ class RunRecorder(Callback):
                 self._write_result(trainer, pl_module, finished=False)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"rows": self.rows, "seconds": self.seconds}
+        names = ("rows", "seconds", "settings", "resumed", "config")
+        return {name: getattr(self, name) for name in names}
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -186,13 +210,16 @@ class RunRecorder(Callback):
             state["files"] = self.place.content(list(pl_module.tables))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        check_parts(state_dict, {"rows": [], "seconds": 0.0, "files": {}}, "RunRecorder")
+        own = {"rows": [], "seconds": 0.0, "files": {}, "settings": {}, "resumed": []}
+        check_parts(state_dict, {**own, "config": None}, "RunRecorder")
         rows, saved = state_dict["rows"], state_dict["files"]
         for number, row in enumerate(rows):
             check_parts(row, {"round": 0}, f"RunRecorder.rows[{number}]")
         for name, content in saved.items():
             check_parts(content, torch.zeros(0, dtype=torch.uint8), f"RunRecorder.files.{name}")
         self.rows, self.seconds, self._saved_files = list(rows), state_dict["seconds"], saved
+        self.settings, self.resumed = state_dict["settings"], list(state_dict["resumed"])
+        self._saved_config = state_dict["config"]
 
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -284,6 +311,7 @@ class RunRecorder(Callback):
             "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
             "peak_memory_bytes": peak_memory(),
             "engine": algorithm.oracle.engine.name,
+            **({"resumed": self.resumed} if self.resumed else {}),
             "versions": versions(),
         }
         if self.place.writes:

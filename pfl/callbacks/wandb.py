@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import numpy as np
-import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import WandbLogger
 
@@ -18,6 +16,7 @@ from pfl import files
 from pfl._private import continue_wandb_run
 from pfl.callbacks.recorder import RunRecorder
 from pfl.callbacks.round_checkpoint import RoundCheckpoint
+from pfl.callbacks.run_settings import configuration
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import by_name
@@ -75,7 +74,9 @@ class WandbRecord(Callback):
         assert isinstance(loop, FederatedLoop) and isinstance(pl_module, FederatedAlgorithm)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
-            logger.log_hyperparams(_config(trainer, pl_module))
+            logger.log_hyperparams(
+                configuration(trainer, pl_module, RunRecorder.of(trainer).config)
+            )
             run = logger.experiment
             run.define_metric("round")
             run.define_metric("comm/bytes", step_metric="round")
@@ -122,21 +123,6 @@ class WandbRecord(Callback):
 def _loggers(trainer: pl.Trainer) -> list[WandbLogger]:
     loggers = trainer.loggers if trainer.is_global_zero else []
     return [logger for logger in loggers if isinstance(logger, WandbLogger)]
-
-
-def _config(trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> dict[str, Any]:
-    text = RunRecorder.of(trainer).config
-    if text is not None:
-        return yaml.safe_load(text)
-    names = [n for cls in type(algorithm).__mro__ for n in inspect.signature(cls).parameters]
-    values = {name: getattr(algorithm, name, None) for name in dict.fromkeys(names)}
-    return {
-        "algorithm": type(algorithm).__name__,
-        "network": type(algorithm.network).__name__,
-        "max_epochs": trainer.max_epochs,
-        "protocol": trainer.datamodule.describe(),  # type: ignore[attr-defined]
-        **{k: v for k, v in values.items() if isinstance(v, int | float | str)},
-    }
 
 
 def _send_partition(run: wandb.Run, loop: FederatedLoop) -> None:

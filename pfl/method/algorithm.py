@@ -844,8 +844,7 @@ class FederatedAlgorithm(LocalTraining):
                 f"trainer.save_checkpoint: round {progress.ready} is not over, and no run could go "
                 f"on from here; save once it is, as in on_train_epoch_end"
             )
-        own = checkpoint.save(self, self.run.partition_hash, self.client_bytes())
-        checkpoint_["federated"] = own
+        checkpoint_["federated"] = checkpoint.save(self, self.client_bytes())
 
     def on_load_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
         """Refuses a checkpoint of another run; states are restored once the device is known."""
@@ -855,7 +854,7 @@ class FederatedAlgorithm(LocalTraining):
         if self._facts is not None:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
-            checkpoint.check(self, checkpoint_, self.run.partition_hash)
+            checkpoint.check(self, checkpoint_)
 
     def _log_row(self, row: dict[str, float]) -> None:
         """Passes a round's numbers to callbacks and loggers, with all their digits.

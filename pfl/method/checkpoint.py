@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+import zlib
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
 
 
-def save(module: FederatedAlgorithm, partition: str, ledger: Ledger) -> dict[str, Any]:
+def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
     """Returns tensors and plain values only, which `torch.load(weights_only=True)` reads.
 
     Rows of client states live on the process that owns the client. The checkpoint has the rows of
@@ -29,12 +31,12 @@ def save(module: FederatedAlgorithm, partition: str, ledger: Ledger) -> dict[str
 
     Args:
         module: The method.
-        partition: The hash of the partition.
         ledger: Every client's bytes, over all processes.
     """
     private = module.run.private
     return {
-        **_identity(module, partition),
+        **_identity(module),
+        **_kept(module),
         **({} if private is None else {"clip": private.clip}),
         "rounds": module.rounds,
         "samples_seen": module.samples_seen,
@@ -49,12 +51,13 @@ def client_states(store: ClientStore) -> dict[str, Any]:
     return store.state_dict(partial(gather_parts, empty=_empty))
 
 
-def check(module: FederatedAlgorithm, checkpoint: dict[str, Any], partition: str) -> None:
+def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     """Refuses a checkpoint that does not fit the run, or has parts missing or of another kind.
 
     Raises:
-        ConfigError: The file is no federated checkpoint, or its method, network, partition or
-            client states are not those of the run.
+        ConfigError: The file is no federated checkpoint, or its method, number of parameters,
+            partition or client states are not those of the run; or, where training continues, its
+            network, seed or samples.
         Malformed: A part is missing, or of another kind.
     """
     saved = checkpoint.get("federated")
@@ -64,19 +67,21 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any], partition: str
     counts = {"rounds": 0, "samples_seen": 0.0, "bytes": [0, 0], "clients": {}, "ledger": ledger}
     if module.run.private is not None:
         counts["clip"] = 0.0
-    check_parts(saved, {**_identity(module, partition), **counts}, "federated")
-    actual = {**saved, "client states": sorted(saved["clients"])}
-    expected = {
-        **_identity(module, partition),
-        "client states": sorted(module.states.all_names),
-    }
-    for what, value in expected.items():
-        if actual[what] != value:
-            raise ConfigError(
-                f"ckpt_path: the checkpoint's {what} is {actual[what]}, this run's is {value}; "
-                f"use the configuration that it was made with"
-            )
     fits = module.trainer.state.fn == "fit"
+    own_run = {**_identity(module), **(_kept(module) if fits else {})}
+    check_parts(saved, {**own_run, **counts}, "federated")
+    actual = {**saved, "client states": sorted(saved["clients"])}
+    expected = {**own_run, "client states": sorted(module.states.all_names)}
+    for what, value in expected.items():
+        if not _equal(actual[what], value):
+            others = (
+                f"{what} are other ones than this run's"
+                if isinstance(value, Tensor)
+                else f"{what} is {actual[what]}, this run's is {value}"
+            )
+            raise ConfigError(
+                f"ckpt_path: the checkpoint's {others}; use the configuration that it was made with"
+            )
     own: dict[str, Any] = {"state_dict": dict(module.state_dict())}
     if fits:
         loops = {"fit_loop": module.trainer.fit_loop.state_dict()}
@@ -148,14 +153,32 @@ def _check_ids(ids: Tensor, count: int, where: str) -> None:
         raise Malformed(f"{where} has ids that no client has")
 
 
-def _identity(module: FederatedAlgorithm, partition: str) -> dict[str, Any]:
-    private = module.run.private
+def _identity(module: FederatedAlgorithm) -> dict[str, Any]:
+    """Returns by what the checkpoint of a run is recognised, whatever is done with it."""
     return {
-        **({} if private is None else {"noise multiplier": private.noise_multiplier}),
         "algorithm": type(module).__name__,
         "parameters": module.space.size,
-        "partition": partition,
+        "partition": module.run.partition_hash,
     }
+
+
+def _kept(module: FederatedAlgorithm) -> dict[str, Any]:
+    """Returns what must stay the same where training continues.
+
+    The network's layers enter as a checksum of their description, without addresses in memory.
+    """
+    layers = re.sub(r" at 0x\w+", "", repr(module.network))
+    return {
+        "network": f"{type(module.network).__name__} {zlib.crc32(layers.encode()):08x}",
+        "seed": module.run.seed,
+        "samples": module.run.sample_sums,
+    }
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(other, Tensor):  # another machine may round otherwise
+        return one.shape == other.shape and torch.allclose(one, other, rtol=1e-3, equal_nan=True)
+    return bool(one == other)
 
 
 def _empty(like: Tensor) -> Tensor:

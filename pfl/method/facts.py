@@ -5,7 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
 
 from pfl.aggregation.privacy import PrivateMean
 from pfl.errors import ConfigError
@@ -68,6 +70,21 @@ class RunFacts:
     def partition_hash(self) -> str:
         """The hash of the partition, by which a checkpoint is recognised."""
         return self.loop.datamodule.partition.hash
+
+    @cached_property
+    def sample_sums(self) -> Tensor:
+        """Sums by which other data are recognised, float64: of each of at most 200 samples.
+
+        The samples lie evenly among all, whose number comes first. The values of input and target
+        have weights from 1 to 2, so that their order counts.
+        """
+        samples = self.loop.datamodule.samples
+        total, sums = len(samples), [torch.tensor([len(samples)], dtype=torch.float64)]
+        for index in torch.arange(0, total, -(-total // 200)).split(20):
+            pair = [part.reshape(len(index), -1).double() for part in samples.gather(index)]
+            values = torch.cat(pair, 1)
+            sums.append(values @ torch.linspace(1, 2, values.shape[1], dtype=torch.float64))
+        return torch.cat(sums)
 
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round (from 0), ascending int64."""

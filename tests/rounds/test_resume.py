@@ -11,13 +11,14 @@ from functools import partial
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 import yaml
 from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
-from datamodules import ConfigError, DigitsDataModule, Dirichlet
+from datamodules import IID, ArrayDataModule, ConfigError, DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
@@ -258,9 +259,10 @@ def saved(tmp_path_factory):
     [
         (lambda: FedProx(mlp()), 0, ["algorithm", "FedAvg", "FedProx"]),
         (lambda: FedAvg(mlp(9)), 0, ["parameters", "610", "685"]),
+        (lambda: FedAvg(nn.Sequential(mlp(), nn.Tanh())), 0, ["network"]),
         (lambda: FedAvg(mlp()), 1, ["partition"]),
     ],
-    ids=["algorithm", "network", "partition"],
+    ids=["algorithm", "network", "layers", "partition"],
 )
 def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, words):
     files = [path for path in saved.parents[1].rglob("*") if path.is_file()]
@@ -344,6 +346,41 @@ def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
     assert_refused(tmp_path, lambda: FedAvg(mlp()), 0, tmp_path / "plain.ckpt", words)
 
 
+def fit_arrays(root, inputs, rounds, *, lr=0.1, ckpt_path=None, **loop):
+    """Trains on arrays; the method."""
+    data = ArrayDataModule(inputs, np.arange(40) % 2, num_clients=4, partition=IID())
+    algorithm = FedAvg(nn.Linear(3, 2), lr=lr)
+    trainer = Trainer(
+        max_epochs=rounds, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
+    )
+    trainer.fit(algorithm, datamodule=FederatedLoop(data, **loop), ckpt_path=ckpt_path)
+    return json.loads((root / "run" / "summary.json").read_text())
+
+
+def test_other_samples_or_another_seed_are_refused(tmp_path):
+    """The partition is the same: it depends on the number of samples and the data's seed."""
+    inputs = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    assert "resumed" not in fit_arrays(tmp_path, inputs, 1)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with refused("ckpt_path", "samples are other ones"):
+        fit_arrays(tmp_path, -inputs, 2, ckpt_path=last)
+    with refused("ckpt_path", "seed is 0", "5"):
+        fit_arrays(tmp_path, inputs, 2, ckpt_path=last, seed=5)
+    assert "resumed" not in fit_arrays(tmp_path, inputs, 2, ckpt_path=last)
+
+
+def test_other_settings_are_told_and_recorded(tmp_path):
+    inputs = np.zeros((40, 3), np.float32)
+    fit_arrays(tmp_path, inputs, 2)
+    last = tmp_path / "run" / "checkpoints" / "last.ckpt"
+    with pytest.warns(UserWarning, match="From round 3 on .* model.lr was 0.1 and is 0.05$"):
+        changed = fit_arrays(tmp_path, inputs, 3, lr=0.05, ckpt_path=last)["resumed"]
+    assert changed == [{"round": 3, "changed": {"model.lr": [0.1, 0.05]}}]
+    with pytest.warns(UserWarning, match="From round 4 on .* loop.clients_per_round was None"):
+        again = fit_arrays(tmp_path, inputs, 4, lr=0.05, ckpt_path=last, clients_per_round=2)
+    assert [entry["round"] for entry in again["resumed"]] == [3, 4]
+
+
 @pytest.mark.slow
 @pytest.mark.cli
 def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
@@ -366,3 +403,10 @@ def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert [path.name for path in (tmp_path / "parts").iterdir()] == ["quickstart"]
     # The folder's configuration is that of the whole run.
     assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 4
+    # Another learning rate is told, and the earlier configuration stays.
+    with pytest.warns(UserWarning, match="From round 5 on .*: model.lr was 0.1 and is 0.02$"):
+        call(tmp_path / "parts", 5, f"--ckpt_path={last}", "--model.lr=0.02")
+    for name, lr in (("config", 0.02), ("config-until-round-4", 0.1)):
+        assert (
+            yaml.safe_load((folder / f"{name}.yaml").read_text())["model"]["init_args"]["lr"] == lr
+        )

@@ -1,0 +1,76 @@
+"""The settings of a run as plain values, and how those of a resumed run differ from the earlier."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+import yaml
+
+from pfl.method.algorithm import FederatedAlgorithm
+
+SEPARATE = ("model.network", "loop.seed")  # by which a checkpoint is recognised
+NO_RESULT = ("model.engine", "loop.clients_at_once", "loop.state_memory")  # speed and memory only
+
+
+def configuration(
+    trainer: pl.Trainer, algorithm: FederatedAlgorithm, text: str | None
+) -> dict[str, Any]:
+    """Returns the configuration of a run, nested: `model`, `loop`, `data`, `trainer` and others.
+
+    Args:
+        trainer: The Trainer, whose data module is the loop.
+        algorithm: The method.
+        text: The configuration as YAML; None: it is read off the objects, as far as their
+            arguments are numbers and words.
+    """
+    if text is not None:
+        content: dict[str, Any] = yaml.safe_load(text)
+        return content
+    loop: Any = trainer.datamodule  # type: ignore[attr-defined]
+    network, data = type(algorithm.network).__name__, loop.datamodule
+    return {
+        "algorithm": type(algorithm).__name__,
+        "network": network,
+        "max_epochs": trainer.max_epochs,
+        "protocol": loop.describe(),
+        "trainer": {"precision": trainer.precision},
+        "model": _arguments(algorithm),
+        "data": {"transforms": repr(data.transforms.transforms)},
+        "loop": {**_arguments(loop.participation), **_arguments(loop)},
+    }
+
+
+def settings(configured: dict[str, Any]) -> dict[str, Any]:
+    """Returns by its key each setting of a configuration that a resumed run should have again."""
+    groups = {key: configured.get(key) for key in ("model", "data", "loop")}
+    chosen = dict(_flat(groups)) | {
+        "trainer.precision": (configured.get("trainer") or {}).get("precision")
+    }
+    left_out = (*SEPARATE, *NO_RESULT, "data.batch_size", "data.num_workers", "data.seed")
+    return {key: value for key, value in chosen.items() if not key.startswith(left_out)}
+
+
+def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:
+    """Returns the settings that differ, each with its value before and now."""
+    keys = sorted(before.keys() | now.keys())
+    pairs = {key: [before.get(key), now.get(key)] for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _arguments(made: object) -> dict[str, Any]:
+    """Returns the arguments of an object's class and its bases that are plain attributes."""
+    names = [n for cls in type(made).__mro__ for n in inspect.signature(cls).parameters]
+    values = {name: getattr(made, name, None) for name in dict.fromkeys(names)}
+    return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
+
+
+def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            below = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+            yield from _flat(inner, below)
+    else:
+        yield key, value

@@ -44,10 +44,10 @@ class RunRecorder(Callback):
     and those of the local baseline in `local_scores.npy`.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
-    at the end of the run and after an error; `finished` in `summary.json` tells which. Checkpoints
-    hold the rows of all tables. A resumed run begins with them, so that its files equal those of an
-    uninterrupted run. Only one process at a time may write into a run's folder. At the end of the
-    run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
+    at the end of the run, or after an error, where `finished` in `summary.json` is false.
+    Checkpoints hold the rows of all tables. A resumed run begins with them, so its files equal
+    those of an uninterrupted run. Only one process at a time may write into a run's folder. At the
+    end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
 
     Args:
         config: YAML text of the run's configuration; the command line provides the text.

@@ -15,7 +15,7 @@ COST_SHARE = 0.02  # largest share of the time since the last checkpoint that sa
 
 
 class SavingClock:
-    """Tells when to save next: after some time, or as soon as saving takes 2% of the time.
+    """Decides when to save next: after some time, or as soon as saving takes 2% of the time.
 
     Args:
         every_seconds: The longest time between two checkpoints; 0: every time is right.
@@ -51,7 +51,7 @@ class RoundCheckpoint(ModelCheckpoint):
             way; 0 saves after every round.
 
     Raises:
-        ConfigError: The time is negative, or no number.
+        ConfigError: The time is negative, or not a number.
 
     Example:
         >>> from pfl import Trainer

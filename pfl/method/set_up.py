@@ -86,7 +86,7 @@ def inspect_network(
     oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision=precision)
     if loop.metrics:
         outputs = oracle.predict(method.global_model, inputs).cpu()
-        loop.metrics.check(*oracle.runner.predicted(outputs, targets.cpu()))
+        loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))
     return probe
 
 

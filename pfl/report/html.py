@@ -171,7 +171,7 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
 def _part(
     index: int, run: Run, comparison: Comparison, is_open: bool, seen: dict[str, int]
 ) -> dict[str, Any]:
-    """Returns what the page says of a run; `seen` has the first run of each partition."""
+    """Returns what the page shows of a run; `seen` has the first run of each partition."""
     from pfl.report import html_figures as figures
 
     whole = client_table(run, comparison)

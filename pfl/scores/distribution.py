@@ -16,7 +16,7 @@ def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> di
 
     Args:
         values: A value for each client, [M]; NaN for clients that do not count.
-        higher_is_better: False for losses. None, not known: there is no best and no worst tenth.
+        higher_is_better: False for losses; None if it is not known: no tenth is best or worst.
 
     Returns:
         `mean`; `std` with the divisor M; quantiles `q10` to `q90`, interpolated linearly;

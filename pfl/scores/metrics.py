@@ -128,14 +128,6 @@ class ClientMetrics:
                 f"which torchmetrics knows whether large values are good"
             )
 
-    def check(self, predicted: Tensor, targets: Tensor) -> None:
-        """Computes all metrics on a few samples; the arguments are those of `values`.
-
-        Raises:
-            ConfigError: A metric does not fit these outputs and targets, or has several values.
-        """
-        self.values(predicted, targets)
-
     def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
         """Returns the value of each metric on a client's samples, float64 [number of metrics].
 
@@ -203,7 +195,7 @@ def short_name(metric: Metric) -> str:
 
 
 def _alone() -> bool:
-    """Tells a metric not to wait for other processes: a client's samples are on one process."""
+    """Keeps a metric from waiting for other processes: a client's samples are on one process."""
     return False
 
 
@@ -211,8 +203,8 @@ def _is_defined(metric: Metric, targets: Tensor) -> bool:
     """Whether the classes among the targets define a metric of a ROC or precision-recall curve.
 
     Where a class has no samples, or all of them, torchmetrics counts its area as 0, and a mean over
-    classes would tell how many classes the client has. Metrics of other kinds are NaN, or raise an
-    error, where they are not defined.
+    classes would measure how many classes the client has. Metrics of other kinds are NaN, or raise
+    an error, where they are not defined.
     """
     if not isinstance(metric, _CURVES):
         return True

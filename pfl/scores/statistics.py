@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 RESAMPLES = 9999
-ROUNDING = 2.0**-22  # two differences closer than this, relative to the scores, are equal: float32
+ROUNDING = 2.0**-22  # differences closer than this, relative to the scores, are equal: float32
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
     """Compares the scores of the same clients under two methods.
 
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
-    percentile bootstrap over the pairs, with a fixed seed. Differences that only the rounding of
-    scores to float32 tells apart are equal.
+    percentile bootstrap over the pairs, with a fixed seed. Differences that are unequal only by
+    the rounding of scores to float32 count as equal.
 
     Args:
         method: A score for each pair, [n]; pairs with NaN are left out.

@@ -1,4 +1,4 @@
-"""What a run leaves out is told at its end and recorded in summary.json."""
+"""What a run leaves out is printed at its end and recorded in summary.json."""
 
 import json
 
@@ -24,7 +24,7 @@ def fitted(data, root, capsys):
     return json.loads((trainer.run_dir / "summary.json").read_text()), capsys.readouterr().out
 
 
-def test_a_run_tells_what_natural_leaves_out(tmp_path, capsys):
+def test_a_run_prints_what_natural_leaves_out(tmp_path, capsys):
     # Clients of 12, 8, 1 and 5 samples, of which three are kept: 1 sample has no client.
     ids = np.repeat([0, 1, 2, 3], [12, 8, 1, 5])
     inputs, labels = np.random.default_rng(0).random((26, 3)).astype(np.float32), ids % 2
@@ -38,7 +38,7 @@ def test_a_run_tells_what_natural_leaves_out(tmp_path, capsys):
     assert "left out: 1 client without test samples" in printed
 
 
-def test_a_run_that_leaves_nothing_out_says_nothing(tmp_path, capsys):
+def test_a_run_that_leaves_nothing_out_prints_nothing_of_it(tmp_path, capsys):
     summary, printed = fitted(DigitsDataModule(4), tmp_path, capsys)
     assert "left out" not in printed
     assert summary["clients_without_train_samples"] == summary["samples_unused"] == 0

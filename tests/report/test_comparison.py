@@ -62,7 +62,7 @@ def test_validation_chooses_the_round_and_not_the_test():
 
 
 def test_the_overview_of_a_grid_is_sorted_by_mean_rank():
-    """B is ahead of A in the two seeds of the first point and behind it in the one of the second.
+    """B is better than A in both seeds of the first point and worse in the seed of the second.
 
     The ranks of A are 2, 2, 1, those of B 1, 1, 2; C, which lacks a run, has none.
     """

@@ -173,7 +173,7 @@ def test_curves_have_every_axis(folder):
     assert scores == {"test accuracy": True, "validation accuracy": False, "train/loss": False}
 
 
-def test_a_client_tells_labels_sizes_scores_and_gain(folder):
+def test_the_text_of_a_client_has_labels_sizes_scores_and_gain(folder):
     texts = next(f for f in figures(Page(report(folder))) if "text" in f[0])[0]["text"]
     assert texts[2].split("<br>") == [
         "<b>client 2</b>",
@@ -269,7 +269,7 @@ def test_many_clients_are_thinned_from_worst_to_best(tmp_path):
     assert "Of 2,501 clients, 1,000 are shown" in "".join(page.words)
 
 
-def test_a_run_that_goes_on_is_shown(tmp_path):
+def test_a_run_that_has_not_ended_is_shown(tmp_path):
     write_run(tmp_path / "runs" / "a")
     for name in ("summary.json", "clients.csv"):
         (tmp_path / "runs" / "a" / name).unlink()

@@ -92,7 +92,7 @@ def test_a_data_frame_and_numpy_read_the_file(tmp_path):
 
 
 def test_rows_of_a_process_that_was_killed_do_not_count(tmp_path):
-    """The header counts the rows, and is written after them: what is behind is overwritten."""
+    """The header counts the rows, and is written after them: what follows them is overwritten."""
     written(tmp_path)
     path = tmp_path / CLIENTS
     whole = path.read_bytes()
@@ -105,7 +105,7 @@ def test_rows_of_a_process_that_was_killed_do_not_count(tmp_path):
 
 
 def test_the_header_keeps_its_size(tmp_path):
-    """From 1 to 10^9 rows; a restored table is compared behind it."""
+    """From 1 to 10^9 rows; a restored table is compared after it."""
     written(tmp_path)
     content = (tmp_path / CLIENTS).read_bytes()
     skip = table.header_size(content)

@@ -56,11 +56,3 @@ def test_every_name_of_the_stub_is_public_and_found():
         assert getattr(datamodules, name).__module__ == module
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         datamodules.Nothing  # noqa: B018
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_command_lines_find_every_class_once_a_data_module_is_imported():
-    code = "from datamodules import FederatedDataModule, Partitioner\n"
-    code += "assert 'Dirichlet' in [rule.__name__ for rule in Partitioner.__subclasses__()]"
-    assert {"torch", "lightning"} <= set(loaded_by(code))

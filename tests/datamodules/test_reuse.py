@@ -18,6 +18,8 @@ before = set(sys.modules)
 import datamodules
 print("added:", *{name.partition(".")[0] for name in set(sys.modules) - before})
 print("loaded:", *{"pfl", "models", "sklearn"} & set(sys.modules))
+from datamodules import FederatedDataModule, Partitioner
+print("rules:", *(rule.__name__ for rule in Partitioner.__subclasses__()))
 runpy.run_path(sys.argv[1], run_name="__main__")
 print("needed:", *{"pfl", "models"} & set(sys.modules))
 """
@@ -44,10 +46,12 @@ def run(example, folder):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_importing_datamodules_imports_no_package_but_lightning(project):
+def test_importing_datamodules_imports_no_package_but_lightning_and_all_rules(project):
     lines = project[0].splitlines()
     assert lines[0] == "added: datamodules"
     assert lines[1].strip() == "loaded:"
+    # Command lines find every rule by its name once a data module is imported.
+    assert {"Dirichlet", "FlowerRule", "Given"} <= set(lines[2].split())
 
 
 @pytest.mark.slow

@@ -9,8 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pfl._path import open_door
+
+open_door(__name__)
+
 _NUMPY_ONLY = tuple(
-    f"datamodules.{part}" for part in ("errors", "partitions", "protocols", "rules")
+    f"pfl.datamodules.{part}" for part in ("errors", "partitions", "protocols", "rules")
 )
 _MODULES = {
     alias.name: str(node.module)

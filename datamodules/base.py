@@ -11,8 +11,8 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.loaders import (
+from .errors import ConfigError, check_whole, require
+from .loaders import (
     ClientDataModule,
     SampleDataset,
     Selection,
@@ -20,16 +20,16 @@ from datamodules.loaders import (
     make_loader,
     visit_key,
 )
-from datamodules.partitions.index_arrays import IndexArrays
-from datamodules.partitions.measures import is_owned
-from datamodules.partitions.partition import Partition
-from datamodules.protocols.protocol import Pool, Protocol, SplitOwn
-from datamodules.randomness import generator
-from datamodules.rules.from_file import Given
-from datamodules.rules.partitioner import IID, Partitioner
-from datamodules.samples.loaded import Loaded, check_loaded, columns_of, host_targets
-from datamodules.samples.samples import Samples, concatenate
-from datamodules.transforms.transform import Pipeline, Transform
+from .partitions.index_arrays import IndexArrays
+from .partitions.measures import is_owned
+from .partitions.partition import Partition
+from .protocols.protocol import Pool, Protocol, SplitOwn
+from .randomness import generator
+from .rules.from_file import Given
+from .rules.partitioner import IID, Partitioner
+from .samples.loaded import Loaded, check_loaded, columns_of, host_targets
+from .samples.samples import Samples, concatenate
+from .transforms.transform import Pipeline, Transform
 
 
 class FederatedDataModule(LightningDataModule, ABC):

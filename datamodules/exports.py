@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import ConfigError
-from datamodules.loaders import SampleDataset
+from .base import FederatedDataModule
+from .errors import ConfigError
+from .loaders import SampleDataset
 
 
 def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:

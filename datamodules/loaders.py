@@ -9,10 +9,10 @@ from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from datamodules.errors import require
-from datamodules.randomness import fold, generator
-from datamodules.samples.samples import Samples
-from datamodules.transforms.transform import Pipeline
+from .errors import require
+from .randomness import fold, generator
+from .samples.samples import Samples
+from .transforms.transform import Pipeline
 
 
 class SampleDataset(Dataset):

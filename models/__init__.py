@@ -5,16 +5,19 @@ arguments are plain values, so that a YAML file can describe them. The two losse
 objectives for which PyTorch has no loss.
 """
 
-from models.cnn import CIFAR10CNN, CNN, FEMNISTCNN, CelebACNN, FedCLUPCNN, SmallCNN
-from models.dense import MLP, LinearRegression, LogisticRegression
-from models.lenet import LeNet5
-from models.losses import HalfSquaredError
-from models.norm import replace_batch_norm
-from models.penalized import PenalizedCrossEntropy, PenalizedLogisticRegression
-from models.recurrent import LSTM, CharLSTM, Sent140LSTM
-from models.resnet import ResNet18
-from models.vgg import VGG11
-from models.vision import AlexNet, DenseNet121, GoogLeNet, Timm, TorchVision
+from pfl._path import open_door
+from pfl.models.cnn import CIFAR10CNN, CNN, FEMNISTCNN, CelebACNN, FedCLUPCNN, SmallCNN
+from pfl.models.dense import MLP, LinearRegression, LogisticRegression
+from pfl.models.lenet import LeNet5
+from pfl.models.losses import HalfSquaredError
+from pfl.models.norm import replace_batch_norm
+from pfl.models.penalized import PenalizedCrossEntropy, PenalizedLogisticRegression
+from pfl.models.recurrent import LSTM, CharLSTM, Sent140LSTM
+from pfl.models.resnet import ResNet18
+from pfl.models.vgg import VGG11
+from pfl.models.vision import AlexNet, DenseNet121, GoogLeNet, Timm, TorchVision
+
+open_door(__name__)
 
 __all__ = [
     "CIFAR10CNN",

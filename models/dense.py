@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from models.classifier import Classifier
+from .classifier import Classifier
 
 
 class LogisticRegression(Classifier):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, linear
 
-from models.classifier import replace_layer
+from .classifier import replace_layer
 
 Factorable = (nn.Linear, nn.Conv2d)
 

@@ -4,7 +4,7 @@ from collections import OrderedDict
 
 from torch import nn
 
-from models.classifier import Classifier
+from .classifier import Classifier
 
 
 class LeNet5(Classifier):

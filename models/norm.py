@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from models.classifier import Classifier, replace_layer
+from .classifier import Classifier, replace_layer
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

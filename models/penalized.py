@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from models.classifier import Classifier
+from .classifier import Classifier
 
 
 class PenalizedLogisticRegression(Classifier):

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from models.classifier import Classifier
+from .classifier import Classifier
 
 
 class LSTM(Classifier):

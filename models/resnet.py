@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from models.classifier import Classifier, group_norm
+from .classifier import Classifier, group_norm
 
 
 class ResNet18(Classifier):

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from models.classifier import Classifier, group_norm
+from .classifier import Classifier, group_norm
 
 # Configuration A of the paper: the channels of each 3x3 convolution; 0 means 2x2 max pooling.
 _LAYERS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)

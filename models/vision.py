@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from torch import nn
 
-from models.classifier import Classifier, replace_layer
-from models.norm import replace_batch_norm
+from .classifier import Classifier, replace_layer
+from .norm import replace_batch_norm
 
 Norm = Literal["group", "batch"]
 

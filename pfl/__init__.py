@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pfl import _path  # noqa: F401 (first: imports of `models` find it by this)
+from pfl import _path  # noqa: F401 (what `models` and `datamodules` mean)
 from pfl.distributed import orphan  # torch, which the names below need, takes seconds
 
 orphan.die_with_parent()

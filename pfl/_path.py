@@ -1,48 +1,86 @@
-"""Imports `models` and `datamodules` from this installation, whatever stands in the current folder.
+"""The names `models` and `datamodules`, for which a user's project may have modules of its own.
 
-`python -m pfl`, scripts and pytest put a folder of the user first on `sys.path`, and `models/` is a
-common name there. For these two names this installation comes first; all other modules of the
-user's folder are imported as usual.
+Our packages of these names are `pfl.models` and `pfl.datamodules`. A project without such modules
+reaches ours by the short names, too: `models.lenet` is the same object as `pfl.models.lenet`. Where
+a project has its own module `models`, in any folder of `sys.path`, the short name is the project's.
+A folder `models/` without `__init__.py` shares the name with ours.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 PACKAGES = ("datamodules", "models")
 ROOT = Path(__file__).resolve().parents[1]
+OURS = os.path.join("pfl", "_path.py")  # where this is, the modules are those of an installation
 
 
-class _Finder:
-    """Finds `PACKAGES` beside `pfl`."""
+def open_door(name: str) -> None:
+    """Makes one of our packages, imported by its short name, a door to the package in `pfl`.
 
-    @staticmethod
-    def find_spec(name: str, *_: Any) -> ModuleSpec | None:
-        """Returns where a package of this installation lies; None for all other modules."""
-        return PathFinder.find_spec(name, [str(ROOT)]) if name in PACKAGES else None
+    Where `sys.path` has a module of the user with that name, that module is imported instead.
+
+    Args:
+        name: The `__name__` of the package that calls this; in `pfl` nothing is done.
+    """
+    if name not in PACKAGES:
+        return
+    if spec := users_module(name):
+        sys.modules[name] = module_from_spec(spec)  # which Python then returns to the importer
+        spec.loader.exec_module(sys.modules[name])  # type: ignore[union-attr]
+    else:
+        sys.modules[name].__path__ = import_module(f"pfl.{name}").__path__
 
 
-def hidden_by(name: str) -> Path | None:
-    """Returns the module or folder of the current folder that our package `name` hides, if any."""
-    for path in (Path(f"{name}.py"), Path(name)):
-        if path.exists() and path.resolve() != ROOT / name:
-            return path.resolve()
+def users_module(name: str, folder: str = "") -> ModuleSpec | None:
+    """Returns the spec of a module that is not ours in a folder of `sys.path`, or None."""
+    entries = (os.path.abspath(entry) for entry in sys.path)
+    others = (entry for entry in entries if not os.path.exists(os.path.join(entry, OURS)))
+    paths = [os.path.join(entry, folder) for entry in others]
+    for finder in sys.meta_path:
+        spec = None if finder is _Finder else finder.find_spec(name, paths)
+        if spec and spec.origin:  # a mere folder has no origin
+            return spec
     return None
 
 
-def _check_imported(name: str) -> None:
-    """Raises an ImportError if another package called `name` was imported before `pfl`."""
-    origin = getattr(sys.modules.get(name), "__file__", None)
-    if name in sys.modules and Path(origin or "").resolve().parent != ROOT / name:
-        raise ImportError(
-            f"{name}: {origin} was imported, but pfl needs its own package of that name; "
-            f"rename the file or folder"
-        )
+class _Finder:
+    """Finds `models` and `datamodules`, and what is in them by their short names."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, _: Any = None) -> ModuleSpec | None:
+        """Returns where the module of a short name is; None for all other modules."""
+        package, *below = name.split(".")
+        if package not in PACKAGES:
+            return None
+        if not below:
+            return users_module(name) or PathFinder.find_spec(name, [str(ROOT)])
+        ours = sys.modules.get(f"pfl.{name.rpartition('.')[0]}")
+        if ours is None or path != ours.__path__:
+            return None  # in a package of the user
+        users = users_module(name, package) if len(below) == 1 else None
+        if users or find_spec(f"pfl.{name}") is None:
+            return users
+        return spec_from_loader(name, _Alias())  # type: ignore[arg-type]
 
 
-for _name in PACKAGES:
-    _check_imported(_name)
+class _Alias:
+    """Loads `models.lenet` as the module object `pfl.models.lenet`."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Leaves it to Python to create a module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Replaces the created module in `sys.modules`, from where Python returns it."""
+        sys.modules[module.__name__] = import_module(f"pfl.{module.__name__}")
+
+
 sys.meta_path.insert(0, _Finder)

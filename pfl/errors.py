@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from datamodules import errors
-from datamodules.errors import ConfigError
+from pfl.datamodules import errors
+from pfl.datamodules.errors import ConfigError
 
 __all__ = ["ConfigError", "Diverged", "require", "require_one_of"]
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.randomness import fold, generator
+from pfl.datamodules.randomness import fold, generator
 from pfl.torchscript import scripted
 
 __all__ = ["fold", "generator", "isolated", "key", "permutations"]

@@ -15,7 +15,23 @@ def sources(package: str) -> dict[str, ast.Module]:
         parts = path.relative_to(ROOT).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         trees[name] = ast.parse(path.read_text())
+        for node in ast.walk(trees[name]):
+            if isinstance(node, ast.ImportFrom):
+                _resolve(node, ".".join(parts[: len(parts) - node.level]))
     return trees
+
+
+def _resolve(node: ast.ImportFrom, above: str) -> None:
+    """Names the module of an import from the root of the repository.
+
+    Args:
+        node: The import.
+        above: The package that its dots mean, if it has any.
+    """
+    node.module = ".".join(filter(None, [above if node.level else "", node.module]))
+    if node.module.startswith(("pfl.models", "pfl.datamodules")):
+        node.module = node.module.removeprefix("pfl.")
+    node.level = 0
 
 
 def imports(tree: ast.Module, *, typing: bool = True) -> Iterator[tuple[str, str | None]]:
@@ -32,8 +48,7 @@ def imports(tree: ast.Module, *, typing: bool = True) -> Iterator[tuple[str, str
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, "imports are absolute"
-            yield from ((node.module, alias.name) for alias in node.names)
+            yield from ((str(node.module), alias.name) for alias in node.names)
 
 
 def is_typing(test: ast.expr) -> bool:

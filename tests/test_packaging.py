@@ -18,6 +18,7 @@ from packaging.version import Version
 from tests.commands import ROOT
 
 PACKAGES = ["datamodules", "models", "pfl"]
+DOORS = {"models.py", "datamodules.py", "datamodules.pyi"}  # modules overwrite no user's package
 # Packages whose name to import differs from their name to install.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "pyyaml"}
 
@@ -61,10 +62,11 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel):
     names = set(wheel.namelist())
     expected = {str(path.relative_to(ROOT)) for path in sources()}
     expected |= {"datamodules/__init__.pyi", *(f"{package}/py.typed" for package in PACKAGES)}
+    expected = {f"pfl/{name}".replace("pfl/pfl/", "pfl/") for name in expected} | DOORS
     expected |= {f"pfl/{path.relative_to(ROOT)}" for path in (ROOT / "configs").rglob("*.yaml")}
     info = {name for name in names if ".dist-info/" in name}
     assert expected <= names
-    assert {name.split("/")[0] for name in names - info} == set(PACKAGES)
+    assert {name.split("/")[0] for name in names - info} == {"pfl", *DOORS}
     assert any(name.endswith("/licenses/LICENSE") for name in info)
 
 
@@ -95,10 +97,12 @@ def pfl(*args: str, installed: Path, cwd: Path) -> str:
 @pytest.mark.cli
 @pytest.mark.processes
 def test_the_quick_start_of_the_wheel_trains_a_method_of_the_current_folder(installed, tmp_path):
-    """In two processes; `models.py` is the user's, and not what our configuration means."""
-    (tmp_path / "models.py").write_text("raise ImportError")
+    """In two processes, with a network of the user's own `models.py`."""
+    net = "from pfl.models import SmallCNN\nclass Net(SmallCNN): pass"
+    (tmp_path / "models.py").write_text(net)
     (tmp_path / "mine.py").write_text("from pfl.algorithms import FedAvg\nclass Mine(FedAvg): pass")
     options = ["--config", "quickstart", "--model", "mine.Mine", "--trainer.callbacks=[]"]
+    options += ["--model.network", "models.Net"]
     options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2"]
     assert "Mine, 1 rounds" in pfl("fit", *options, installed=installed, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/summary.json").is_file()

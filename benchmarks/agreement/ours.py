@@ -31,10 +31,10 @@ from benchmarks.agreement.problem import (
     arrays,
 )
 from datamodules import Natural, SplitOwn, TensorDataModule
-from models.classifier import Classifier
 from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.method import FederatedAlgorithm
+from pfl.models.classifier import Classifier
 
 PURPOSES = {"train": 4, "personal": EPOCHS, "head": HEAD_EPOCHS}
 

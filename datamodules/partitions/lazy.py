@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.partitions.index_arrays import IndexArrays, clients_per_block
+from .index_arrays import IndexArrays, clients_per_block
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from datamodules.partitions.index_arrays import IndexArrays
-from datamodules.partitions.lazy import Drawn
+from .index_arrays import IndexArrays
+from .lazy import Drawn
 
 
 def label_shares(counts: np.ndarray) -> np.ndarray:

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from datamodules.errors import ConfigError
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
+from ..errors import ConfigError
+from .index_arrays import IndexArrays, Ragged
 
 FORMAT = 1
 SPLITS = ("train", "val", "test")

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datamodules.errors import check_whole, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.partitions.partition import Partition
-from datamodules.protocols.splits import split_off
+from ..errors import check_whole, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from ..partitions.partition import Partition
+from .splits import split_off
 
 
 class Pool(NamedTuple):

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from datamodules.partitions.index_arrays import IndexArrays, Ragged, stable_argsort
-from datamodules.partitions.lazy import Drawn, random_bits
+from ..partitions.index_arrays import IndexArrays, Ragged, stable_argsort
+from ..partitions.lazy import Drawn, random_bits
 
 # Row numbers in a block of clients are below 2^16: their sum with a draw of 36 bits is exact in
 # float64, which has 53 bits.

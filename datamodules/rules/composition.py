@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.rules.label_skew import assign_counts, class_labels
-from datamodules.rules.partitioner import Partitioner, even_owners
+from ..errors import ConfigError, check_whole, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from .label_skew import assign_counts, class_labels
+from .partitioner import Partitioner, even_owners
 
 
 class Within(Partitioner):

@@ -13,11 +13,11 @@ from math import ceil
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.rules.label_skew import assign_counts, class_labels
-from datamodules.rules.partitioner import Partitioner
-from datamodules.rules.sample_values import Natural
+from ..errors import ConfigError, check_whole, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from .label_skew import assign_counts, class_labels
+from .partitioner import Partitioner
+from .sample_values import Natural
 
 
 class FedSLRDirichlet(Partitioner):

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.rules.partitioner import Partitioner
+from ..errors import ConfigError, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from .partitioner import Partitioner
 
 
 class FlowerRule(Partitioner):

@@ -3,10 +3,10 @@
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import check_whole, require
-from datamodules.rules.conventions import draw_classes
-from datamodules.rules.label_skew import assign_counts, class_labels
-from datamodules.rules.partitioner import Partitioner
+from ..errors import check_whole, require
+from .conventions import draw_classes
+from .label_skew import assign_counts, class_labels
+from .partitioner import Partitioner
 
 
 class FlukeDirichlet(Partitioner):

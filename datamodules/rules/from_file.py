@@ -5,11 +5,11 @@ import os
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.partitions.partition import Partition, read, targets_hash
-from datamodules.protocols.protocol import Pool, Protocol
-from datamodules.rules.partitioner import Partitioner
+from ..errors import ConfigError, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from ..partitions.partition import Partition, read, targets_hash
+from ..protocols.protocol import Pool, Protocol
+from .partitioner import Partitioner
 
 
 class Given(Partitioner):

@@ -5,9 +5,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.partitions.index_arrays import stable_argsort
-from datamodules.rules.partitioner import Partitioner, apportion, check_min_size, even_owners
+from ..errors import ConfigError, check_whole, require
+from ..partitions.index_arrays import stable_argsort
+from .partitioner import Partitioner, apportion, check_min_size, even_owners
 
 
 class Dirichlet(Partitioner):

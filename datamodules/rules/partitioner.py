@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import check_whole, require
-from datamodules.partitions.index_arrays import IndexArrays, Ragged
-from datamodules.partitions.lazy import Drawn, Subsets
+from ..errors import check_whole, require
+from ..partitions.index_arrays import IndexArrays, Ragged
+from ..partitions.lazy import Drawn, Subsets
 
 
 class Partitioner(ABC):

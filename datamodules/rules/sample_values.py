@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.random import Generator
 
-from datamodules.errors import ConfigError, require
-from datamodules.partitions.index_arrays import IndexArrays
-from datamodules.rules.partitioner import Partitioner, even_owners
+from ..errors import ConfigError, require
+from ..partitions.index_arrays import IndexArrays
+from .partitioner import Partitioner, even_owners
 
 Values = Sequence[int | float | str] | str | np.ndarray | None
 

@@ -8,8 +8,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from datamodules.errors import ConfigError, require
-from datamodules.samples.samples import Samples, TensorSamples, check_finite
+from ..errors import ConfigError, require
+from .samples import Samples, TensorSamples, check_finite
 
 
 class Loaded(NamedTuple):

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import ConfigError, require
-from datamodules.samples.loaded import Loaded
-from datamodules.samples.samples import TensorSamples
+from ..base import FederatedDataModule
+from ..errors import ConfigError, require
+from ..samples.loaded import Loaded
+from ..samples.samples import TensorSamples
 
 
 class TensorDataModule(FederatedDataModule):

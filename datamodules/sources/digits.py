@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import ConfigError
-from datamodules.protocols.protocol import Protocol
-from datamodules.rules.label_skew import Dirichlet
-from datamodules.rules.partitioner import Partitioner
-from datamodules.rules.sample_values import Natural
-from datamodules.samples.loaded import Loaded
-from datamodules.samples.samples import TensorSamples
+from ..base import FederatedDataModule
+from ..errors import ConfigError
+from ..protocols.protocol import Protocol
+from ..rules.label_skew import Dirichlet
+from ..rules.partitioner import Partitioner
+from ..rules.sample_values import Natural
+from ..samples.loaded import Loaded
+from ..samples.samples import TensorSamples
 
 
 class DigitsDataModule(FederatedDataModule):

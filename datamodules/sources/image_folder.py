@@ -8,11 +8,11 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.samples.images import decode
-from datamodules.samples.loaded import Loaded
-from datamodules.samples.memory_map import train_and_test
+from ..base import FederatedDataModule
+from ..errors import ConfigError, check_whole, require
+from ..samples.images import decode
+from ..samples.loaded import Loaded
+from ..samples.memory_map import train_and_test
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 

@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.protocols.protocol import OfficialSplit, Protocol
-from datamodules.rules.partitioner import Partitioner
-from datamodules.rules.sample_values import Natural
-from datamodules.samples.images import decode
-from datamodules.samples.loaded import Loaded
-from datamodules.samples.memory_map import train_and_test
+from ..base import FederatedDataModule
+from ..errors import ConfigError, check_whole, require
+from ..protocols.protocol import OfficialSplit, Protocol
+from ..rules.partitioner import Partitioner
+from ..rules.sample_values import Natural
+from ..samples.images import decode
+from ..samples.loaded import Loaded
+from ..samples.memory_map import train_and_test
 
 # The folders of LEAF's scripts, of which the first one with files holds the latest result.
 _UNSPLIT = ("rem_user_data", "sampled_data", "all_data")

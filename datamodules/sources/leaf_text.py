@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.sources.leaf import LeafDataModule
+from ..errors import ConfigError, check_whole, require
+from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """The 80 characters of LEAF's Shakespeare, in the order of their numbers."""

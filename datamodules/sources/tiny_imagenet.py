@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from datamodules.samples.images import decode
-from datamodules.sources.vision import ImageDataModule, Pairs
+from ..samples.images import decode
+from .vision import ImageDataModule, Pairs
 
 
 class TinyImageNetDataModule(ImageDataModule):

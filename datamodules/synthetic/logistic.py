@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.errors import check_whole, require
-from datamodules.randomness import generator
-from datamodules.synthetic.newton import coupled_softmax
-from datamodules.synthetic.problem import TheoryProblem
+from ..errors import check_whole, require
+from ..randomness import generator
+from .newton import coupled_softmax
+from .problem import TheoryProblem
 
 
 class HeterogeneousLogistic(TheoryProblem):

@@ -10,16 +10,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules.base import FederatedDataModule
-from datamodules.errors import check_whole, require
-from datamodules.partitions.index_arrays import IndexArrays
-from datamodules.partitions.partition import Partition
-from datamodules.protocols.protocol import Pool, Protocol
-from datamodules.randomness import generator
-from datamodules.rules.sample_values import Natural
-from datamodules.samples.loaded import Loaded
-from datamodules.samples.samples import TensorSamples
-from datamodules.synthetic.newton import coupled_step
+from ..base import FederatedDataModule
+from ..errors import check_whole, require
+from ..partitions.index_arrays import IndexArrays
+from ..partitions.partition import Partition
+from ..protocols.protocol import Pool, Protocol
+from ..randomness import generator
+from ..rules.sample_values import Natural
+from ..samples.loaded import Loaded
+from ..samples.samples import TensorSamples
+from .newton import coupled_step
 
 
 class TheoryProblem(FederatedDataModule):

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.errors import require
-from datamodules.randomness import choice, normal, uniform
-from datamodules.samples.samples import Samples
-from datamodules.transforms.transform import Draws, Transform, check_images
+from ..errors import require
+from ..randomness import choice, normal, uniform
+from ..samples.samples import Samples
+from .transform import Draws, Transform, check_images
 
 
 class ClientRotation(Transform):

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.errors import ConfigError, check_whole, require
-from datamodules.randomness import choice, fold, uniform
-from datamodules.samples.samples import Samples, TensorSamples, check_finite
+from ..errors import ConfigError, check_whole, require
+from ..randomness import choice, fold, uniform
+from ..samples.samples import Samples, TensorSamples, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
 _TRIED = 64  # samples on which transforms are tried when the data are loaded

@@ -13,8 +13,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from datamodules.errors import check_whole, require
-from datamodules.randomness import uniform
+from pfl.datamodules.errors import check_whole, require
+from pfl.datamodules.randomness import uniform
 from pfl.errors import ConfigError
 
 

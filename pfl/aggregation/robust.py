@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from datamodules.errors import check_whole, require
 from pfl.aggregation.attacks import Attack
+from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 
 

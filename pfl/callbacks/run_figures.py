@@ -23,10 +23,12 @@ class RunFigure(Callback):
     results = ("report.png",)  # a resumed run writes it if it is missing
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if trainer.is_global_zero:  # the figure of fewer rounds
+        """Removes the figure of fewer rounds."""
+        if trainer.is_global_zero:
             (RunRecorder.of(trainer).folder / "report.png").unlink(missing_ok=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the figure on the first process."""
         recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
@@ -51,6 +53,7 @@ class CollaborationMap(Callback):
     """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draws the figure on the first process."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
             return

@@ -164,8 +164,8 @@ def reproduce(given: argparse.Namespace) -> None:
 
 def partition(given: argparse.Namespace) -> None:
     """Shows the partition of a configuration."""
-    from datamodules.exports import write_pfllib
     from pfl.configuration.app import DataCLI
+    from pfl.datamodules.exports import write_pfllib
     from pfl.files import run_folder_errors
     from pfl.report.partition import partition_columns, partition_text, write_files
 

@@ -15,13 +15,13 @@ from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
-import datamodules  # noqa: F401 (its classes are known by their short names)
-import models  # noqa: F401
-from datamodules import FederatedDataModule
+import pfl.datamodules
+import pfl.models  # noqa: F401
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
 from pfl.configuration.files import find_run, read
 from pfl.configuration.messages import check_nulls, one_line
+from pfl.datamodules import FederatedDataModule
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
 from pfl.rounds.checkpoint_io import damaged

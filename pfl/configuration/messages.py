@@ -13,10 +13,8 @@ from textwrap import shorten
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-import datamodules
-import models
-from pfl import algorithms, callbacks, method
-from pfl._path import PACKAGES, hidden_by
+from pfl import algorithms, callbacks, datamodules, method, models
+from pfl._path import PACKAGES, users_module
 from pfl.errors import ConfigError
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -155,8 +153,8 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
         if re.match(cause, complaint):
             return shown + advice
     for name in PACKAGES:
-        if f"{name}." in owner + value and (path := hidden_by(name)):
-            return f"{shown}{complaint}; pfl has a package `{name}` of its own: rename {path}"
+        if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
+            return f"{shown}{complaint}; {name} is {found.origin}, pfl's own is pfl.{name}"
     if re.search(r"subclass of|is abstract", complaint):
         return shown + _type(complaint) + closest("", _classes(types))
     return shown + complaint

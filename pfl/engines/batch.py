@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from datamodules.samples.samples import scaled
+from pfl.datamodules.samples.samples import scaled
 
 
 class Origin(Protocol):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.classifier import Classifier
 from pfl._private import has_hooks
 from pfl.engines.chain_kernels import Layers, backward, forward, train
 from pfl.engines.local_step import Step
+from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace
 
 KINDS: dict[type[nn.Module], str] = {

@@ -30,7 +30,7 @@ from pfl.files import read_json, run_folder_errors, write_json
 from pfl.scores.runs import OUTCOME, Run
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
-PACKAGES = ("pfl", "models", "datamodules")
+PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
 DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets

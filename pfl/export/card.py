@@ -83,7 +83,7 @@ def loading_code(content: dict[str, Any]) -> str:
     modules: dict[str, set[str]] = {}
     network = _call(content["network"], modules)
     if "factored" in content:
-        modules.setdefault("models.factored", set()).add("load_factored")
+        modules.setdefault("pfl.models.factored", set()).add("load_factored")
     imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
     dtype = ".double()" if content["dtype"] == "float64" else ""
     code = LOADING + (FACTORED if "factored" in content else "")

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.factored import factored
 from pfl.errors import ConfigError
 from pfl.files import replaced
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_rows
+from pfl.models.factored import factored
 
 BATCH = 20  # samples, as in FedSLR's Table 9
 REPEATS = 30

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from models.classifier import Classifier
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
 from pfl.engines.base import EngineName
@@ -24,6 +23,7 @@ from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
 from pfl.method.sides import current_log
+from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace
 from pfl.proximal import soft_threshold
 
@@ -295,11 +295,6 @@ class LocalTraining(MovableModule):
         start = start.expand(len(clients), self.space.size)
         if steps == 0:
             return start
-        if clients.data.poisson:
-            raise ConfigError(
-                "loop.sample_privacy: the method trains for its evaluation, and these gradients "
-                "are not counted; take another method"
-            )
         learners, rows = replace(clients, round=0).training()
         lr = self.learning_rate(self._rounds) if lr is None else lr
         v = self.local_sgd(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from datamodules import ConfigError, FederatedDataModule
-from datamodules.exports import write_parquet
-from datamodules.partitions.measures import (
+from pfl.datamodules import ConfigError, FederatedDataModule
+from pfl.datamodules.exports import write_parquet
+from pfl.datamodules.partitions.measures import (
     effective_classes,
     label_overlap,
     label_shares,

@@ -13,14 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from datamodules import FederatedDataModule
-from datamodules.errors import require
-from datamodules.randomness import fold, generator
 from pfl.aggregation.accountant import Accountant, most_uses
 from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
 from pfl.clients import Clients
+from pfl.datamodules import FederatedDataModule
+from pfl.datamodules.errors import require
+from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.randomness import key
 

@@ -12,8 +12,8 @@ import torch
 import torchmetrics
 from torch import Tensor
 
-from datamodules.errors import require
 from pfl.clients import Clients
+from pfl.datamodules.errors import require
 from pfl.engines.oracle import Oracle
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.metrics import ClientMetrics

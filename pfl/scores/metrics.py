@@ -19,7 +19,7 @@ from torchmetrics.classification import (
     MultilabelPrecisionRecallCurve,
 )
 
-from datamodules.errors import require
+from pfl.datamodules.errors import require
 from pfl.engines.runner import IGNORED
 from pfl.errors import ConfigError
 from pfl.scores.names import HIGHER_IS_BETTER, MODELS, STATISTICS, parts_of

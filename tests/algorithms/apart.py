@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from datamodules import FederatedDataModule
-from datamodules.samples.samples import TensorSamples
 from models import HalfSquaredError
 from pfl import FederatedLoop
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.datamodules.samples.samples import TensorSamples
 from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party, Task
 from pfl.method.round import Round, received_now

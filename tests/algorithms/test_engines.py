@@ -13,10 +13,10 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
-from models.cnn import SmallCNN
 from pfl import FederatedLoop
 from pfl.algorithms import LPGD, FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients, LocalSchedule
+from pfl.models.cnn import SmallCNN
 from tests.problems import History
 
 METHODS = {

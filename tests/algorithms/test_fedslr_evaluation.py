@@ -9,8 +9,8 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
-from models.cnn import SmallCNN
 from pfl.algorithms import FedSLR
+from pfl.models.cnn import SmallCNN
 from tests.algorithms import reference
 from tests.problems import History, run
 

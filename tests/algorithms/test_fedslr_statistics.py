@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet, SharedTest, TensorDataModule
-from datamodules.rules.partitioner import Partitioner
 from pfl.algorithms import FedSLR
+from pfl.datamodules.rules.partitioner import Partitioner
 from tests.problems import History
 
 LR, PERSONAL_STEPS = 0.1, 3

@@ -1,90 +1,130 @@
 """The command line in a user's folder that has modules called like ours."""
 
 import json
+import sys
 
 import pytest
+import yaml
 
-from tests.commands import call, finish, python
+from tests.commands import call, finish
 
-OURS = "raise ImportError('a package of the user')"
-OWN = """
+NET = """
+import torch
 import utils  # of this folder
+
+class Net(torch.nn.Sequential):
+    def __init__(self, width: int = 4):
+        super().__init__(
+            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.Linear(width, 10)
+        )
+"""
+DATA = """
+from pfl.datamodules import DigitsDataModule
+
+class Data(DigitsDataModule):
+    pass
+"""
+METHOD = """
 from pfl.algorithms import FedAvg
 
 class Mine(FedAvg):
     pass
 """
-TEST = """
-import pfl
-from datamodules import DigitsDataModule
-from models import MLP
-import data
-
-def test_packages():
-    assert MLP(in_features=4) and DigitsDataModule(num_clients=2) and data.SIZE == 3
+OWN = "from models.net import Net; from datamodules.data import Data; import models, datamodules"
+THEIRS = "import pfl; from pfl.models import MLP; from pfl.datamodules import DigitsDataModule"
+CHECK = """
+assert issubclass(Data, DigitsDataModule) and Net()[1].out_features == 4 and MLP(in_features=4)
+assert models.__name__ == "models" and not hasattr(models, "MLP")
+assert not hasattr(datamodules, "DigitsDataModule")
+"""
+# A script of a project without such folders; `{}` is an import of ours, by either name, or nothing.
+ALONE = """
+{}
+import pickle
+import datamodules.rules.label_skew, models.lenet, pfl.datamodules, pfl.models
+from datamodules import rules
+assert models.lenet is pfl.models.lenet and models.LeNet5 is pfl.models.LeNet5
+assert rules is pfl.datamodules.rules and datamodules.Dirichlet is pfl.datamodules.Dirichlet
+assert datamodules.__all__ == pfl.datamodules.__all__
+# What was saved when the modules were called by their short names.
+assert pickle.loads(b"cmodels.lenet\\nLeNet5\\n.") is pfl.models.LeNet5
+try:
+    import models.nothing
+except ModuleNotFoundError as error:
+    assert str(error) == "No module named 'models.nothing'"
 """
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """The folder of a user with `models/`, `datamodules/`, `data.py`, `utils.py` and a method."""
-    for name in ("models", "datamodules"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text(OURS)
-    (tmp_path / "data.py").write_text("SIZE = 3")
+@pytest.fixture(params=["packages", "folders"])
+def folder(tmp_path, request):
+    """A project with its own `models/` and `datamodules/`, packages or mere folders."""
+    for name, text in {"models/net.py": NET, "datamodules/data.py": DATA}.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text)
+        if request.param == "packages":
+            (tmp_path / name).with_name("__init__.py").write_text("")
     (tmp_path / "utils.py").write_text("")
-    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text(METHOD)
     return tmp_path
 
 
 @pytest.mark.slow
 @pytest.mark.cli
 @pytest.mark.processes
-def test_two_processes_train_a_method_of_the_folder(folder):
+@pytest.mark.parametrize(
+    ("folder", "network"),
+    [("packages", "models.net.Net"), ("folders", "models.net.Net"), ("packages", "MLP")],
+    indirect=["folder"],
+)
+def test_two_processes_train_classes_of_the_folder_and_ours(folder, network):
     command = ["-m", "pfl", "fit", "--config", "quickstart", "--model", "mine.Mine"]
+    command += ["--data", "datamodules.data.Data", "--model.network", network]
+    command += ["--model.network.in_features=64"] if "MLP" in network else []
     command += ["--trainer.max_epochs=1", "--trainer.callbacks=[]", "--trainer.devices=2"]
     finish(*command, "--trainer.accelerator=cpu", cwd=folder)
     summary = json.loads((folder / "runs/quickstart/summary.json").read_text())
     assert summary["algorithm"] == "Mine"
+    config = yaml.safe_load((folder / "runs/quickstart/config.yaml").read_text())
+    named = network if "." in network else f"pfl.models.{network}"
+    assert config["model"]["init_args"]["network"]["class_path"] == named
+    assert config["data"]["class_path"] == "datamodules.data.Data"
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_pytest_in_the_folder_finds_our_packages(folder):
-    (folder / "test_own.py").write_text(TEST)
-    assert "1 passed" in finish("-m", "pytest", "-p", "no:cacheprovider", cwd=folder)
+@pytest.mark.parametrize("order", [(OWN, THEIRS), (THEIRS, OWN)], ids=["before", "after"])
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_project_with_such_packages_and_ours_are_imported_together(folder, order, place):
+    """The project's folder is the script's, or one that an editable install puts after ours."""
+    last = f"import sys; sys.path = [p for p in sys.path if p] + [{str(folder)!r}]"
+    code = "\n".join([last if place == "last" else "", *order, CHECK])
+    if (folder / "models/__init__.py").exists():
+        finish("-c", code, cwd=folder)
+    else:  # ours have the names, and what the folders have is found in them
+        finish("-c", code.split("assert models.__name__")[0], cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("statement", ["import models", "import models.cnn"])
-def test_packages_imported_before_pfl_are_named(folder, statement):
-    (folder / "models/__init__.py").write_text("")
-    (folder / "models/cnn.py").write_text("")
-    done = python("-c", f"{statement}\nimport pfl", cwd=folder)
-    line = done.stderr.splitlines()[-1]
-    assert line.startswith("ImportError: models") and "rename" in line
-    assert str(folder / "models") in line
+@pytest.mark.parametrize(
+    "first", ["", "import pfl", "import models", "import datamodules", "import pfl.models"]
+)
+def test_short_names_are_the_same_modules_in_either_order(first, tmp_path):
+    finish("-c", ALONE.format(first), cwd=tmp_path)
 
 
 @pytest.mark.cli
-@pytest.mark.parametrize("name", ["models.py", "models/net.py"])
-def test_a_class_of_a_hidden_module_is_refused_with_the_file_to_rename(name, tmp_path, monkeypatch):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("class Net: pass")
+def test_our_class_by_a_short_name_that_the_folder_has_is_refused_with_both(tmp_path, monkeypatch):
+    """A configuration may have been written where there was no such module."""
+    (tmp_path / "models.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    for network in ("models.Net", "models.net.Net"):
-        status, _, err = call("fit", "--config", "quickstart", "--model.network", network)
-        assert (status, err.count("\n")) == (2, 1), err
-        hidden = tmp_path / name.partition("/")[0]
-        assert "model.network: " in err and network in err and f"rename {hidden}\n" in err
-
-
-def test_our_own_folder_hides_nothing(monkeypatch):
-    from pfl._path import PACKAGES, ROOT, hidden_by
-
-    monkeypatch.chdir(ROOT)
-    assert [hidden_by(name) for name in PACKAGES] == [None, None]
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    options = ["--config", "quickstart", "--model.network", "models.LeNet5"]
+    status, _, err = call("fit", *options)
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert f"; models is {tmp_path / 'models.py'}, pfl's own is pfl.models" in err
 
 
 MISSING = """

@@ -9,7 +9,7 @@ import torch
 from pyarrow import parquet
 
 from datamodules import DigitsDataModule, Dirichlet, Given, SharedTest, SplitOwn
-from datamodules.exports import write_parquet, write_pfllib
+from pfl.datamodules.exports import write_parquet, write_pfllib
 from tests.commands import QUICKSTART, call, table
 
 pytestmark = pytest.mark.cli

@@ -14,8 +14,8 @@ from datamodules import (
     TensorDataModule,
     TensorSamples,
 )
-from datamodules.transforms.transform import Pipeline
 from pfl.clients import ClientData, Clients, LocalSchedule, sample_order
+from pfl.datamodules.transforms.transform import Pipeline
 
 SIZES = [3, 10, 0, 7, 10, 1]  # of clients 0 ... 5, one without samples
 BY_SIZE = [1, 4, 3, 0, 5, 2]

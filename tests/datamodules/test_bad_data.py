@@ -16,7 +16,7 @@ from datamodules import (
     TensorDataModule,
     TensorSamples,
 )
-from datamodules.samples import samples
+from pfl.datamodules.samples import samples
 
 X = torch.arange(24.0).reshape(6, 2, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

@@ -22,9 +22,9 @@ from datamodules import (
     SplitOwn,
     TensorDataModule,
 )
-from datamodules.partitions.lazy import random_bits
-from datamodules.randomness import fold
 from pfl import FederatedLoop
+from pfl.datamodules.partitions.lazy import random_bits
+from pfl.datamodules.randomness import fold
 
 MASK = 2**64 - 1
 

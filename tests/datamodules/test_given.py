@@ -22,7 +22,7 @@ from datamodules import (
     SplitOwn,
     TensorDataModule,
 )
-from datamodules.partitions.partition import targets_hash
+from pfl.datamodules.partitions.partition import targets_hash
 
 PROTOCOLS = [SplitOwn(0.3, 0.2), MatchLabels(20), SharedTest(0.0)]
 

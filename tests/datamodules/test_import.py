@@ -18,7 +18,7 @@ USE = """
 import tempfile
 import numpy as np
 from datamodules import Dirichlet, Given, Natural, Sampled, SplitOwn, Within
-from datamodules.protocols.protocol import Pool
+from pfl.datamodules.protocols.protocol import Pool
 labels, rng = np.arange(60) % 3, np.random.default_rng(0)
 rules = [Within(Natural(labels), Sampled(4)), Dirichlet(1.0, min_size=1)]
 for rule in rules:

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from datamodules import Ragged
-from datamodules.partitions.measures import (
+from pfl.datamodules.partitions.measures import (
     effective_classes,
     label_overlap,
     label_shares,

@@ -16,8 +16,8 @@ from datamodules import (
     Normalize,
     SharedTest,
 )
-from datamodules.sources import digits as module
 from pfl.cli import main
+from pfl.datamodules.sources import digits as module
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import Dataset, TensorDataset
 
 from datamodules import DatasetSamples, MappedSamples, TensorSamples
-from datamodules.samples.samples import concatenate
+from pfl.datamodules.samples.samples import concatenate
 
 X = torch.arange(24.0).reshape(6, 2, 2)
 Y = torch.tensor([0, 1, 2, 0, 1, 2])

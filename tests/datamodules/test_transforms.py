@@ -28,7 +28,7 @@ from datamodules import (
     TensorDataModule,
     Transform,
 )
-from datamodules.randomness import choice, normal, uniform
+from pfl.datamodules.randomness import choice, normal, uniform
 from tests.device import DEVICE, OtherDevice
 from tests.draws import (
     CLIENTS,

@@ -36,8 +36,8 @@ from datamodules import (
     SVHNDataModule,
     TinyImageNetDataModule,
 )
-from datamodules.sources.vision import ImageDataModule
 from pfl.cli import main
+from pfl.datamodules.sources.vision import ImageDataModule
 
 RNG = np.random.default_rng(0)
 TRAIN, TEST = 40, 12

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from datamodules import DigitsDataModule, SharedTest, TensorDataModule
-from datamodules.rules.sample_values import Natural
 from models import MLP
 from pfl.algorithms import FedAvg, FedSLR
+from pfl.datamodules.rules.sample_values import Natural
 from pfl.engines import DebugError
 from pfl.method import LocalSchedule
 from tests.networks import (

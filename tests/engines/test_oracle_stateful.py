@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from datamodules.protocols.protocol import SharedTest
-from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
+from pfl.datamodules.protocols.protocol import SharedTest
+from pfl.datamodules.rules.sample_values import Natural
 from pfl.engines.batch import Batch, UnknownOrigin
 from tests.networks import (
     COUNTS,

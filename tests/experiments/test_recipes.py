@@ -13,8 +13,8 @@ from torchvision.transforms.functional import to_pil_image
 
 import datamodules
 from datamodules import IID, Dirichlet, LeafDataModule
-from datamodules.sources.vision import ImageDataModule
 from pfl.configuration.app import FederatedCLI
+from pfl.datamodules.sources.vision import ImageDataModule
 from pfl.experiments import Reproduction
 from tests.leaf_files import images, write
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import models
-from models.classifier import Classifier
+from pfl.models.classifier import Classifier
 
 CLASSES = {name: getattr(models, name) for name in models.__all__} | {"Classifier": Classifier}
 

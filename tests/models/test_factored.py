@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models import MLP, SmallCNN
-from models.factored import factored, load_factored
+from pfl.models.factored import factored, load_factored
 
 
 def low_rank(rows, columns, rank):

@@ -32,7 +32,7 @@ from models import (
     Timm,
     TorchVision,
 )
-from models.classifier import Classifier
+from pfl.models.classifier import Classifier
 
 # name -> (constructor, shape of a sample, number of classes)
 NETWORKS = {

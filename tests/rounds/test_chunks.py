@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from datamodules import MatchLabels, SharedTest, TensorDataModule
-from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
+from pfl.datamodules.rules.sample_values import Natural
 from pfl.rounds.loop import assign_clients
 
 SIZES = [4, 1, 9, 2, 2, 7, 3, 1, 5, 6]  # of training samples

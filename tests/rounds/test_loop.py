@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from datamodules import Ragged, SharedTest, TensorDataModule
-from datamodules.rules.partitioner import Partitioner
-from datamodules.rules.sample_values import Natural
 from pfl import FederatedLoop
+from pfl.datamodules.rules.partitioner import Partitioner
+from pfl.datamodules.rules.sample_values import Natural
 from pfl.rounds.loop import ChunkLoader
 from tests.refusal import refused
 

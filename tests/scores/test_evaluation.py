@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import DigitsDataModule, MatchLabels, SharedTest, SplitOwn, TensorDataModule
-from datamodules.rules.partitioner import LogNormal
 from models import MLP
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients
+from pfl.datamodules.rules.partitioner import LogNormal
 from pfl.method.scoring import Evaluation, predictions
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.evaluation import ClientScores, summarize

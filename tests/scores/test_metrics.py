@@ -20,11 +20,11 @@ from torchmetrics.classification import (
 )
 
 from datamodules import MatchLabels, Natural, SharedTest, SplitOwn, TensorDataModule
-from datamodules.rules.partitioner import LogNormal
 from models import MLP
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.clients import Clients
+from pfl.datamodules.rules.partitioner import LogNormal
 from pfl.method.scoring import predictions
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.metrics import ClientMetrics

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message
+from pfl.communication import Message, dense
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.local_training import Network
 
@@ -57,7 +57,7 @@ class ModelMixtures(FederatedAlgorithm):
         """Returns nothing: there is no global model."""
         return {}
 
-    def download_for(self, ids: np.ndarray) -> dict[str, Tensor]:  # type: ignore[override]
+    def download_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
         """Returns u_i and its running statistics."""
         weights = self._weights[torch.from_numpy(np.searchsorted(self._ids, ids))]
         client, partner = weights.nonzero(as_tuple=True)
@@ -67,7 +67,7 @@ class ModelMixtures(FederatedAlgorithm):
             partner=self._ids[partner.cpu().numpy()],
             weight=weights[client, partner],
         )
-        return {name: weights.to(rows) @ rows for name, rows in self._models.items()}
+        return {name: dense(weights.to(rows) @ rows) for name, rows in self._models.items()}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Does nothing: there is no global model."""

@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-quick chaos lint format docs bench bench-peers lock clean
+.PHONY: help quickstart test test-quick chaos mutants lint format docs bench bench-peers lock clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,9 @@ test-quick: $(INSTALLED)  ## the tests that are not marked as slow: under two mi
 
 chaos: $(INSTALLED)  ## end runs at random moments and compare, e.g. make chaos ARGS="--minutes 60"
 	$(PY) -m tests.faults.chaos $(ARGS)
+
+mutants: $(INSTALLED)  ## count the planted mistakes that the tests see, e.g. make mutants ARGS=fedamp
+	$(PY) -m tests.mutants $(ARGS)
 
 lint: $(INSTALLED)  ## check format, style and types
 	$(PY) -m ruff format --check .

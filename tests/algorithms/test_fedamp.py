@@ -339,11 +339,18 @@ def test_negative_weights_are_refused_before_any_training(fit, problem):
     fit(FedAMP(problem.network(), alpha=2.0, sigma=2.0, loss=LOSS), problem, 1, clients_per_round=2)
 
 
+def test_a_client_alone_has_no_negative_weight(fit, problem):
+    """Without others any α / σ will do, and α_k may fall after every round."""
+    algorithm = FedAMP(problem.network(), alpha=2.0, sigma=1.0, decay_rounds=1, loss=LOSS)
+    fit(algorithm, problem, 1, clients_per_round=1)
+
+
 @pytest.mark.parametrize("kind", [FedAMP, HeurFedAMP])
-def test_rounds_whose_proximal_term_diverges_are_refused(fit, problem, kind):
-    """A step multiplies v - u by 1 - η λ / α_k. With η = 0.15 and λ = 1, α_k = 0.1 in rounds 5 and
-    6 gives -0.5, and α_k = 0.01 in round 7 gives -14."""
-    settings = dict(alpha=10.0, decay_rounds=2, sigma=100.0, lr=0.15, loss=LOSS)
+@pytest.mark.parametrize("lr", [0.5, 0.3])
+def test_rounds_whose_proximal_term_diverges_are_refused(fit, problem, kind, lr):
+    """A step multiplies v - u by 1 - η λ / α_k. With λ = 1, α_k is 0.25 in rounds 5 and 6 and
+    0.125 in round 7: η = 0.5 gives -1 and -3, and η = 0.3 gives -0.2 and -1.4."""
+    settings = dict(alpha=1.0, alpha_decay=0.5, decay_rounds=2, sigma=100.0, lr=lr, loss=LOSS)
     fit(kind(problem.network(), **settings), problem, 6, trace=[[]] * 6)
     with refused("model.decay_rounds: 2;", "round 7 "):
         fit(kind(problem.network(), **settings), problem, 7, trace=[[]] * 7)

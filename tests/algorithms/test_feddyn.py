@@ -213,6 +213,17 @@ def test_with_exact_solves_it_is_fedpd_and_phase_one_of_fedslr(fit, eta):
     assert np.abs(np.diff(dyn["w"], axis=0)).max() > 0.05
 
 
+def test_states_in_sixteen_bits_leave_what_is_sent(fit, problem):
+    """One full step: θ_i = θ - η ∇f_i(θ), and θ <- mean θ_i - h / α with the h that is kept."""
+    history = History()
+    algorithm = FedDyn(problem.network(START), alpha=ALPHA, local_steps=1, **FULL)
+    fit(algorithm, problem, 1, callbacks=[history], state_dtype="bfloat16")
+    decay = RATES.get("weight_decay", 0.0)
+    sent = [START - RATES["lr"] * (problem.gradient(i, START) + decay * START) for i in ALL]
+    expected = np.mean(sent, axis=0) - history["h"][0] / ALPHA
+    np.testing.assert_allclose(history["w"][0], expected, rtol=0, atol=1e-12)
+
+
 # ---- clients without samples, arguments ---------------------------------------------------------
 
 

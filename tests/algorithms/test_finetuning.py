@@ -217,13 +217,13 @@ def test_a_newcomer_of_partly_personal_models_has_the_initial_head(tmp_path, kin
 @pytest.mark.parametrize(
     ("kind", "weights"),
     [
-        (FedAMP, {"alpha": 0.5, "sigma": 4.0, "penalty": 0.1}),
-        (HeurFedAMP, {"own_weight": 0.4, "sigma": 2.0, "alpha": 0.5, "penalty": 0.1}),
+        (FedAMP, {"alpha": 1.0, "sigma": 4.0, "penalty": 0.1}),
+        (HeurFedAMP, {"own_weight": 0.4, "sigma": 2.0, "alpha": 1.0, "penalty": 0.1}),
     ],
 )
 def test_a_newcomer_of_fedamp_joins_the_last_cohort(tmp_path, kind, weights):
     """xi of its first local model among those of clients 0 and 2, by the formulas of the paper,
-    with the α of the last round: it falls before the coming one."""
+    with the α of the second and last round, 0.5; it was 1 in the first."""
     problem = least_squares((6, 3, 5, 4))
     algorithm = kind(
         problem.network(0.5),
@@ -231,7 +231,7 @@ def test_a_newcomer_of_fedamp_joins_the_last_cohort(tmp_path, kind, weights):
         batch_size=None,
         loss=HalfSquaredError(),
         alpha_decay=0.5,
-        decay_rounds=2,
+        decay_rounds=1,
         **weights,
     )
     begin(tmp_path, algorithm, 2, problem.datamodule, trace=[[0, 1, 2], [0, 2]], unseen=[3])

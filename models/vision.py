@@ -61,7 +61,7 @@ class TorchVision(Classifier):
 
 
 class Timm(Classifier):
-    """A classification network of timm, untrained (`pip install lightning-pfl[timm]`).
+    """A classification network of timm, untrained (`pip install timm`).
 
     Args:
         name: The name of the network, such as "resnet26" (`timm.list_models()`).
@@ -98,9 +98,7 @@ class Timm(Classifier):
         try:
             import timm
         except ImportError as error:
-            raise ValueError(
-                f"Timm.name: {name!r}; timm is missing, pip install lightning-pfl[timm]"
-            ) from error
+            raise ValueError(f"Timm.name: {name!r}; timm is missing, pip install timm") from error
         if not timm.is_model(name):
             raise ValueError(f"Timm.name: {name!r}; timm has no such network")
         network = timm.create_model(

@@ -88,6 +88,14 @@ def test_models_and_datamodules_import_no_other_package_of_ours(package):
     assert used == set()
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_our_modules_do_not_use_the_short_names(package):
+    """A user's project may have `models` and `datamodules` of its own."""
+    short = re.compile(r"^\s*(?:from|import) (?:models|datamodules)\b", re.M)
+    paths = (ROOT / package).rglob("*.py*")
+    assert [p for p in paths if p.suffix != ".pyc" and short.search(p.read_text())] == []
+
+
 # ---- the map of modules -------------------------------------------------------------------------
 
 

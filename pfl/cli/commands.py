@@ -220,10 +220,8 @@ def export(given: argparse.Namespace) -> None:
             factored=given.factored,
         )
     except ImportError as error:
-        extra = "onnx" if given.format == "onnx" else "export"
-        raise ConfigError(
-            f"export: {error.name} is missing; pip install 'lightning-pfl[{extra}]'"
-        ) from error
+        needed = "onnx onnxruntime onnxscript" if given.format == "onnx" else "safetensors"
+        raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
 # ---- options -------------------------------------------------------------------------------------

@@ -146,9 +146,7 @@ def _completion(shell: str) -> str:
     try:
         import shtab
     except ImportError:
-        raise ConfigError(
-            "completion: shtab is missing; pip install 'lightning-pfl[completion]'"
-        ) from None
+        raise ConfigError("completion: shtab is missing; pip install shtab") from None
     from pfl.configuration.messages import option_keys
 
     return shtab.complete(parser(option_keys()), shell)

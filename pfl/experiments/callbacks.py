@@ -154,9 +154,7 @@ def import_optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise ConfigError(
-            "tune: it needs Optuna; install it with: pip install 'lightning-pfl[tune]'"
-        ) from None
+        raise ConfigError("tune: it needs Optuna; install it with: pip install optuna") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

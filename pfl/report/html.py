@@ -45,9 +45,7 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
     try:
         from plotly.offline import get_plotlyjs
     except ImportError:
-        raise ConfigError(
-            "report: it needs Plotly; install it with: pip install 'lightning-pfl[report]'"
-        ) from None
+        raise ConfigError("report: it needs Plotly; install it with: pip install plotly") from None
     from markupsafe import Markup
 
     comparison = Comparison(runs, runs[0].label, metric=metric)

@@ -119,7 +119,7 @@ class CommandLine(LightningCLI):
 
 
 class MovableModule(pl.LightningModule):
-    """A module with a hook behind every change of its parameters' storage (`.to`, `.double`).
+    """A module with a hook after every change of its parameters' storage (`.to`, `.double`).
 
     Why: PyTorch has no public hook for it. Since torch 1.0.
     """

@@ -18,7 +18,7 @@ from pfl.errors import ConfigError
 Tier = Literal["device", "memory", "file"]
 # Bytes of a state's first block and of its largest block; block sizes double.
 SMALLEST, LARGEST = 1 << 20, 1 << 28
-UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not tell
+UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
 DEVICE_SHARE = 0.25  # of a GPU's free memory
 
 
@@ -108,7 +108,10 @@ class Tiers:
             else:
                 break
         else:
-            tier, rows = "file", self._mapped(rows_to_have, width, dtype)
+            limit = sum(self.limit.values()) / 2**30
+            what = f"loop.state_memory: what clients remember beyond {limit:.3g} GiB"
+            rows = mapped(rows_to_have * width, dtype, what, self.directory)
+            tier, rows = "file", rows.view(rows_to_have, width)
         taken = rows.nbytes
         if tier == "memory" and self._pinned:
             taken = 1 << (taken - 1).bit_length()
@@ -123,11 +126,6 @@ class Tiers:
         if tier == "device":
             return torch.empty(rows, width, dtype=dtype, device=self.device)
         return torch.empty(rows, width, dtype=dtype, pin_memory=self._pinned)
-
-    def _mapped(self, rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        limit = sum(self.limit.values()) / 2**30
-        what = f"loop.state_memory: what clients remember beyond {limit:.3g} GiB"
-        return mapped(rows * width, dtype, what, self.directory).view(rows, width)
 
 
 def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = None) -> Tensor:
@@ -164,8 +162,7 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
 def _free_memory(root: Path = Path("/")) -> int:
     """Returns the bytes of host memory that this process may still take, file caches included.
 
-    Args:
-        root: The folder of `proc` and `sys`.
+    The folder `root` has `proc` and `sys`.
     """
     return min([_free_on_machine(root / "proc/meminfo"), *_free_in_cgroups(root)])
 
@@ -194,7 +191,7 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
         else:
             continue
         group /= path.lstrip("/")
-        # A container may be the top group, while its path exists only outside of the container.
+        # The top group may be the container's own, whose path exists only outside of it.
         for folder in (group, *group.parents):
             with suppress(OSError, ValueError):  # no such file, or its content is "max"
                 used = int((folder / usage).read_text()) - _entry(folder / "memory.stat", cache)

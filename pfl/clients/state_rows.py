@@ -139,19 +139,13 @@ class SparseRows:
         self._tiers = tiers
         self._form = _Form(len(initial), dtype)
         self._logs: list[_Log] = []
-        self._rows: dict[
-            int, tuple[_Log, int, int]
-        ] = {}  # log, first byte, number of stored values
+        # By client: the log, the first byte, and the number of stored values.
+        self._rows: dict[int, tuple[_Log, int, int]] = {}
 
     def seen(self) -> np.ndarray:
-        """Returns the ids of the clients with a row of their own, ascending int64."""
         return np.array(sorted(self._rows), np.int64)
 
     def reader(self, ids: np.ndarray, device: torch.device) -> Reader:
-        """Returns a function that copies these clients' rows [C, width] to a device.
-
-        Any thread may call the function.
-        """
         kept = [self._rows.get(client) for client in ids.tolist()]
         unseen = torch.tensor([n for n, row in enumerate(kept) if row is None], dtype=torch.int64)
         stored = [(n, row[0].bytes, *row[1:]) for n, row in enumerate(kept) if row is not None]
@@ -164,7 +158,6 @@ class SparseRows:
         return read
 
     def write(self, ids: np.ndarray, values: Tensor) -> None:
-        """Keeps the rows [C, width] of these clients, whose ids must differ."""
         values = values.to("cpu", self.dtype).contiguous()
         # Values, not bits, are compared with 0: masks and products leave negative zeros.
         filled, bits = values.ne(0).numpy(), values.view(self._form.bits).numpy()
@@ -180,13 +173,11 @@ class SparseRows:
         self._clean()
 
     def clear(self) -> None:
-        """Deletes all rows."""
         for log in self._logs:
             self._tiers.free(log.block)
         self._logs, self._rows = [], {}
 
     def parts(self) -> Iterator[Part]:
-        """Yields all rows, block by block, in the form in which they are stored."""
         for log in self._logs:
             ids = self._clients(log)
             if ids:

@@ -27,7 +27,11 @@ class ClientStore:
 
     Args:
         num_clients: The population, M.
-        device, memory, processes, sharing, directory: As in `pfl.clients.memory_tiers.Tiers`.
+        tiers: The arguments of `pfl.clients.memory_tiers.Tiers`: device, memory, processes,
+            sharing, directory.
+
+    Attributes:
+        names: Names of the declared states of clients.
 
     Example:
         >>> store = ClientStore(num_clients=1000)
@@ -40,21 +44,12 @@ class ClientStore:
         [7]
     """
 
-    def __init__(
-        self,
-        num_clients: int,
-        *,
-        device: torch.device | str = "cpu",
-        memory: int | None = None,
-        processes: int = 1,
-        sharing: int = 1,
-        directory: str | None = None,
-    ) -> None:
+    def __init__(self, num_clients: int, **tiers: Any) -> None:
         self.num_clients = num_clients
-        self.tiers = Tiers(device, memory, processes, sharing, directory)
+        self.tiers = Tiers(**tiers)
         self.reads_ahead = True
+        self.names: list[str] = []
         self._states: dict[str, Rows | SparseRows] = {}
-        self._of_server: set[str] = set()
         self._ahead: dict[tuple[str, bytes, torch.device], tuple[np.ndarray, Future[Tensor]]] = {}
 
     def declare(
@@ -81,13 +76,8 @@ class ClientStore:
         if dtype is None or not initial.is_floating_point():
             dtype = initial.dtype
         self._states[name] = kind(self.num_clients, initial, dtype, self.tiers)
-        if of_server:
-            self._of_server.add(name)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the declared states of clients."""
-        return [name for name in self._states if name not in self._of_server]
+        if not of_server:
+            self.names.append(name)
 
     def seen(self, name: str) -> np.ndarray:
         """Returns the ids of the clients with a row of their own, ascending int64."""
@@ -133,12 +123,13 @@ class ClientStore:
             return
         for key in list(self._ahead)[: -len(self.names)]:  # rows that were not used
             del self._ahead[key]
+        device = self.tiers.device
         if self._on_gpu:
-            self._stream.wait_stream(torch.cuda.current_stream(self.tiers.device))
+            self._stream.wait_stream(torch.cuda.current_stream(device))
         for name in self.names:
-            job = self._states[name].reader(ids, self.tiers.device)
-            key = (name, ids.tobytes(), self.tiers.device)
-            self._ahead[key] = (ids, self._worker.submit(self._read_ahead, job))
+            job = self._states[name].reader(ids, device)
+            future = self._worker.submit(self._read_ahead, job)
+            self._ahead[name, ids.tobytes(), device] = ids, future
 
     def disable_prefetch(self) -> None:
         """Stops reading ahead, and frees the memory that this takes."""

@@ -18,7 +18,7 @@ from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.samples.samples import TensorSamples
-from pfl.engines.batch import Batch, StepBlock, cast
+from pfl.engines.batch import Batch, Origin, StepBlock, cast
 from pfl.randomness import fold, key
 
 if TYPE_CHECKING:
@@ -105,12 +105,10 @@ class ClientData:
         return getattr(self.splits, split).sizes[ids]
 
     def owned(self, split: str, ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
-        """Returns the samples of a split that these clients own.
+        """Returns the indices of a split's samples, and where these clients' begin, int64 [C].
 
-        Returns:
-            The indices of the samples, int64 or int32, on the device: those of all clients if the
-            partition stores its indices, those of these clients only if it draws them on demand.
-            And the position in the indices where each client's own begin, int64 [C].
+        The indices, int64 or int32 on the device, are those of all clients if the partition stores
+        them, and those of these clients only if it draws them on demand.
         """
         arrays = getattr(self.splits, split)
         if not isinstance(arrays, Ragged):
@@ -132,15 +130,12 @@ class ClientData:
     def gather(
         self, index: Tensor, dtype: torch.dtype, owners: np.ndarray
     ) -> tuple[Tensor, Tensor]:
-        """Returns samples as evaluation sees them; floating values are converted to `dtype`.
+        """Returns inputs and targets as evaluation sees them; floating values in `dtype`.
 
         Args:
             index: The indices of the samples, integers of any shape.
             dtype: The models' dtype.
             owners: The client of each sample, int64, of a shape that broadcasts to that of `index`.
-
-        Returns:
-            Inputs and targets.
         """
         inputs, targets = self.samples.gather(index.long())
         if self.transforms:
@@ -321,7 +316,7 @@ class Clients:
 
         Each epoch of a client is a fresh shuffle, a function of (seed, purpose, round, client,
         epoch). A client whose steps are used up leaves; the remaining clients are the first rows.
-        Stragglers take the first ones of their steps.
+        A straggler takes only the first part of its steps.
         """
         sizes, steps = self.sizes, self.steps_of(schedule)
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
@@ -423,8 +418,8 @@ class Clients:
 
 
 @dataclass(frozen=True)
-class StepOrigin:
-    """The clients, the round and the local step of a batch; made in every step, used rarely.
+class StepOrigin(Origin):
+    """The clients, the round and the local step of a batch; created in every step, used rarely.
 
     Attributes:
         base: The key of the draws of this round and purpose.
@@ -442,11 +437,9 @@ class StepOrigin:
     step: int
 
     def seed(self, row: int) -> int:
-        """Returns the seed of what the network draws for a client in this step."""
         return key(self.base, int(self.ids[row]), self.first + self.step)
 
     def describe(self, row: int) -> str:
-        """Returns client, round, epoch and step in words; all but the client's id count from 1."""
         epoch, step = divmod(self.first + self.step, int(self.per_epoch[row]))
         return (
             f"client {self.ids[row]} in round {self.round + 1}, epoch {epoch + 1}, step {step + 1}"

@@ -70,13 +70,9 @@ class Engine(ABC):
     def descend(
         self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
     ) -> tuple[Tensor, list[int]]:
-        """Takes plain steps in place, batch after batch.
+        """Takes plain steps of v [C, P] in place, batch after batch; `buffers` as for `gradient`.
 
-        Args:
-            v: [C, P]; rows that a batch does not have keep their values.
-            blocks: The batches, first those of the first steps.
-            step: The update rule.
-            buffers: As for `gradient`, [C, ...].
+        Rows that a batch does not have keep their values.
 
         Returns:
             The mean losses of all rows of all batches, one after another, and their sample counts.
@@ -127,10 +123,10 @@ class Engine(ABC):
         return max(1, min(share, GROUP_FLOATS // size) if on_cpu else share)
 
     def samples_at_once(self, sample_size: int) -> int:
-        """Returns how many samples of `sample_size` values one forward pass on a CPU should take.
+        """Returns how many samples of `sample_size` values a CPU's cache holds in a forward pass.
 
-        So many that a CPU's cache holds them, with twice the room for an unbatched engine: there,
-        networks have convolutions, whose feature maps are larger than their images.
+        An unbatched engine has half as many: there, networks have convolutions, whose feature maps
+        are larger than their images.
         """
         return GROUP_FLOATS // ((1 if self.batched else 2) * sample_size)
 

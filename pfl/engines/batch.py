@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,25 +13,15 @@ from torch import Tensor, nn
 from pfl.datamodules.samples.samples import scaled
 
 
-class Origin(Protocol):
-    """Where the rows of a batch come from: which client's, and which of its local steps."""
+class Origin:
+    """Where the rows of a batch come from; here from no known client and local step."""
 
     def seed(self, row: int) -> int:
         """Returns the seed of what the network draws for this row (dropout)."""
-
-    def describe(self, row: int) -> str:
-        """Returns the place of this row in words, for error messages."""
-
-
-class UnknownOrigin:
-    """The origin of a batch that belongs to no client and no step."""
-
-    def seed(self, row: int) -> int:
-        """Returns 0."""
         return 0
 
     def describe(self, row: int) -> str:
-        """Returns the row's number."""
+        """Returns the place of this row in words, for error messages."""
         return f"row {row} of a batch"
 
 
@@ -57,7 +46,7 @@ class Batch:
     inputs: Tensor
     targets: Tensor
     counts: list[int]
-    origin: Origin = field(default_factory=UnknownOrigin)
+    origin: Origin = field(default_factory=Origin)
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -105,7 +94,7 @@ class StepBlock:
     picks: Tensor
     counts: np.ndarray
     dtype: torch.dtype
-    origin: Callable[[int], Origin] = lambda step: UnknownOrigin()
+    origin: Callable[[int], Origin] = lambda step: Origin()
 
     @classmethod
     def of(cls, batch: Batch, dtype: torch.dtype) -> StepBlock:
@@ -137,7 +126,7 @@ class StepBlock:
             targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
             inputs, targets = cast(inputs, self.dtype), cast(targets, self.dtype)
             batch = Batch(inputs, targets, counts, self.origin(k))
-            batch.sizes = self.sizes[k]  # made here, each step would wait for a GPU
+            batch.sizes = self.sizes[k]  # a copy to a GPU in each step would wait for it
             yield batch
 
     def sample_weights(self) -> Tensor | None:

@@ -120,10 +120,7 @@ class Models:
             self.layers = chain.layers._replace(first=moves[0])
 
     def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        """Runs the layers.
-
-        Args:
-            inputs: [C, B, ...].
+        """Runs the layers on inputs [C, B, ...].
 
         Returns:
             The input of every layer followed by the output of the last, [C, B, K]; and what the
@@ -137,20 +134,14 @@ class Models:
         return forward(x, chain.layers, self.parameters)
 
     def backward(
-        self,
-        kept: tuple[list[Tensor], list[Tensor]],
-        d: Tensor,
-        into: Models,
-        step: Step,
+        self, kept: tuple[list[Tensor], list[Tensor]], d: Tensor, into: Models, step: Step
     ) -> None:
-        """Moves the models `into` along the gradients at these models.
-
-        This is the part of a step before `Step.apply_after_gradient`.
+        """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
         Args:
             kept: What `forward` returned.
             d: The derivative of the loss by the output, of the output's shape.
-            into: The models to move, in the same memory if the step has no offset.
+            into: The models that move, in the same memory if the step has no offset.
             step: The update rule.
         """
         places = self.parameters, into.parameters
@@ -167,16 +158,8 @@ class Models:
     ) -> Tensor:
         """Takes K steps of the models `into`, along the gradients of cross entropies.
 
-        Args:
-            inputs: Samples as in a `StepBlock`, [N, ...].
-            targets: Classes, int64 [N].
-            picks: Indices of the samples of each batch, int64 [K, C, B].
-            weights: Of the samples, [K, C, B]; None for 1 / B.
-            into: The models to move, in the same memory if the step has no offset.
-            step: The update rule.
-
-        Returns:
-            The batches' weighted mean losses, [K, C].
+        The samples, classes and `picks` are those of a `StepBlock`; `weights` [K, C, B] are the
+        samples' own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
@@ -190,7 +173,7 @@ class Models:
 
 
 def _steps(network: nn.Module) -> list[nn.Module]:
-    """Returns the layers of nested sequences; the network itself where it is no sequence."""
+    """Returns the layers of nested sequences; the network itself if it is not a sequence."""
     if type(network) is nn.Sequential:
         return [step for child in network for step in _steps(child)]
     if isinstance(network, Classifier) and type(network).forward is Classifier.forward:

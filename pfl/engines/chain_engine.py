@@ -42,7 +42,6 @@ class ChainEngine(Engine):
         buffers: Tensor | None = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         g = torch.empty_like(w)
         models, into = self.chain.models(w), self.chain.models(g)
         return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT), g
@@ -50,7 +49,6 @@ class ChainEngine(Engine):
     def descend(
         self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
     ) -> tuple[Tensor, list[int]]:
-        """Takes plain steps in place; gradients go right into the models."""
         active, losses, counts = 0, [v.new_empty(0)], []
         for block in blocks:
             rows, own = v[: block.clients], step.rows(slice(block.clients))
@@ -66,7 +64,6 @@ class ChainEngine(Engine):
         return torch.cat(losses), counts
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
-        """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         if not self.batched:
             return super().outputs(w, batch, buffers)
         outputs = Models(self.chain, w).forward(batch.inputs)[0][-1]
@@ -76,19 +73,15 @@ class ChainEngine(Engine):
         self, models: list[Models], block: StepBlock, into: list[Models], step: Step
     ) -> Tensor:
         """Moves `into` batch by batch along the gradients of `models`; returns the losses [K A]."""
-        return torch.cat([self._train_batch(models, batch, into, step) for batch in block])
-
-    def _train_batch(
-        self, models: list[Models], batch: Batch, into: list[Models], step: Step
-    ) -> Tensor:
-        if len(models) < batch.clients:  # one object holds all clients' models
-            parts = [(models[0], batch, into[0], step)]
-        else:
-            parts = [
-                (model, batch.select(c), into[c], step.rows(slice(c, c + 1)))
-                for c, model in enumerate(models)
-            ]
-        return torch.cat([self._train_part(*part) for part in parts])
+        losses = []
+        for batch in block:
+            if len(models) < batch.clients:  # one object holds all clients' models
+                losses.append(self._train_part(models[0], batch, into[0], step))
+                continue
+            for c, model in enumerate(models):
+                own = step.rows(slice(c, c + 1))
+                losses.append(self._train_part(model, batch.select(c), into[c], own))
+        return torch.cat(losses)
 
     def _train_part(self, model: Models, batch: Batch, into: Models, step: Step) -> Tensor:
         """Takes one step of `into` along the gradient of `model`; returns the losses [A]."""
@@ -125,17 +118,16 @@ class CompiledChainEngine(ChainEngine):
         return runner.loss is default_loss and classes
 
     def releases_gil(self) -> bool:
-        """Whether TorchScript has compiled the kernels."""
         return is_scripted(train)
 
     def train(
         self, models: list[Models], block: StepBlock, into: list[Models], step: Step
     ) -> Tensor:
-        """As in `ChainEngine`; a client of its own call takes its steps of equal size in one go."""
         stored = (block.inputs, block.targets)
         if len(models) == 1:
             weights = block.sample_weights()
             return models[0].train(*stored, block.picks, weights, into[0], step).flatten()
+        # With convolutions, a call takes all consecutive steps of equal size of one client.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
             changes = np.flatnonzero(np.diff(block.counts[:, c])) + 1

@@ -146,7 +146,7 @@ def backward(
                 s[6],
                 [on, moving[0], moving[1]],
             )
-            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (unknown to TorchScript)
+            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (not in TorchScript)
                 if place.numel() == 0:
                     continue
                 if beta == 0.0:
@@ -227,10 +227,12 @@ def train(
             v.add_(shift)
         if step.threshold > 0.0:
             v.copy_(torch.nn.functional.softshrink(v, step.threshold))
-        if part is not None and (step.decay > 0.0 or shift is not None or step.threshold > 0.0):
-            v.copy_(torch.where(part, v, still))
         if mask is not None:
             v.mul_(mask)
+        if part is not None and (
+            step.decay > 0.0 or shift is not None or step.threshold > 0.0 or mask is not None
+        ):
+            v.copy_(torch.where(part, v, still))
     losses = torch.stack(chosen).neg_().squeeze(-2)
     return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
 

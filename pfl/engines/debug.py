@@ -45,22 +45,15 @@ class DebugEngine(SequentialEngine):
     take_step = Engine.take_step  # with the gradient as one vector: nothing is fused
 
     def descend(self, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, list[int]]:
-        """Takes plain steps in place, as every engine does."""
         losses = super().descend(v, *args, **kwargs)
         self._require_finite(v, "the models after the local steps are")
         return losses
 
     def group_size(self, clients: int, threads: int) -> int:
-        """Returns 1: one client at a time, on every device."""
         return 1
 
     @contextmanager
     def guard(self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
-        """Names the client in every error, and refuses changes of what all clients share.
-
-        Raises:
-            DebugError: The code inside failed, or changed a shared tensor or the ids.
-        """
         ids = np.array(clients.ids)
         before = {name: values.clone() for name, values in shared().items()}
         named = f"client {', '.join(map(str, ids.tolist()))}" if len(ids) else "no client"
@@ -90,11 +83,6 @@ class DebugEngine(SequentialEngine):
         moving: list[bool] | None = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
-        """Runs row c of a batch, and checks every value on the way.
-
-        Raises:
-            DebugError: A value is not finite, or the network or its loss failed.
-        """
         self._place = batch.origin.describe(c)
         self._require_finite(w, "the model at which the gradient is taken is")
         self._require_finite(batch.inputs[c], "the samples are")

@@ -61,10 +61,12 @@ class Step(NamedTuple):
 
     def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
         """Applies decay, shift, threshold and mask to v, after the gradient was subtracted."""
-        if self.part is not None and (self.decay > 0 or self.shift is not None or self.threshold):
-            moved = v.clone()
-            self._replace(part=None).apply_after_gradient(moved, u)
-            torch.where(self.part, moved, v, out=v)
+        if self.part is not None:
+            rest = self._replace(part=None)
+            if rest.decay > 0 or rest.threshold or not (rest.shift is rest.mask is None):
+                moved = v.clone()
+                rest.apply_after_gradient(moved, u)
+                torch.where(self.part, moved, v, out=v)
             return
         if self.decay > 0:
             v.sub_(u, alpha=self.lr * self.decay)
@@ -123,39 +125,28 @@ class LocalOptimizer:
 
     def step(self, g: Tensor, active: int) -> None:
         """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
-        if self._optimizer is None:
-            if self.weight_decay:
-                g = torch.add(g, self.w, alpha=self.weight_decay)
-            if self.part is not None:
-                g = torch.where(self.part, g, 0.0)
-            self.w[:active].sub_(g[:active], alpha=self.lr)
-            return
-        if self.part is None:
-            self._step(g, active)
-            return
-        self._moving.copy_(values_in(self.part, self.w))  # others may have changed them
-        self._step(values_in(self.part, g), active)
-        replace_values_in(self.part, self.w[:active], self._moving[:active])
-
-    def _step(self, g: Tensor, active: int) -> None:
-        w = self._moving
+        part, w = self.part, self._moving
+        if self._optimizer is not None and part is not None:
+            w.copy_(values_in(part, self.w))  # others may have changed them
+            g = values_in(part, g)
         if self.weight_decay:
             g = torch.add(g, w, alpha=self.weight_decay)
+        if self._optimizer is None:
+            g = g if part is None else torch.where(part, g, 0.0)
+            w[:active].sub_(g[:active], alpha=self.lr)
+            return
         # Momentum would also move the rows whose client has no data left.
         rest = w[active:].clone()
         self._parameter.grad = g
         with torch.enable_grad():  # some optimizers fail without
-            assert self._optimizer is not None
             self._optimizer.step()
         w[active:] = rest
+        if part is not None:
+            replace_values_in(part, self.w[:active], w[:active])
 
 
 def check_elementwise(optimizer: Optimizer) -> Optimizer:
-    """Returns the optimizer.
-
-    Raises:
-        ConfigError: The optimizer's update mixes the entries of a tensor.
-    """
+    """Returns the optimizer; refuses one that mixes the entries of a tensor with a ConfigError."""
     name = type(optimizer).__name__
     if any(base.__name__ in _NOT_ELEMENTWISE for base in type(optimizer).__mro__):
         raise ConfigError(

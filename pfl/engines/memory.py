@@ -9,7 +9,7 @@ from pfl.engines.oracle import Oracle
 
 
 def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -> int:
-    """Returns how many clients fit into the free memory of the batch's GPU; at least 1.
+    """Returns how many clients fit into a share of the free memory of the batch's GPU; at least 1.
 
     The memory of a gradient of two clients is measured, since what a network's layers keep cannot
     be computed.
@@ -18,7 +18,7 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -
         oracle: Runs the network.
         batch: Of one client, as large as any.
         vectors: How many vectors of P values a client needs besides: models and client states.
-        share: The share of the free memory that clients may take.
+        share: At most 1.
     """
     device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
     inputs, targets = (

@@ -93,11 +93,8 @@ def head_name(network: nn.Module) -> str:
     if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
         return "head"
     modules = network.named_modules(remove_duplicate=False)
-    return [name for name, module in modules if _trains(module)][-1]
-
-
-def _trains(module: nn.Module) -> bool:
-    return any(p.requires_grad for p in module.parameters(recurse=False))
+    own = ((name, module.parameters(recurse=False)) for name, module in modules)
+    return [name for name, parameters in own if any(p.requires_grad for p in parameters)][-1]
 
 
 @contextmanager

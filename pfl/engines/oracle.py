@@ -148,7 +148,6 @@ class Oracle:
         return loss, g
 
     def _engine_of_objectives(self, batch: Batch) -> Engine:
-        """Returns the engine that takes the gradients of objectives, which not every engine can."""
         if self._objective_engine is None:
             with _choosing:
                 self._objective_engine = self._objective_engine or select_objective_engine(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from pfl._private import version_of
 from pfl.engines.batch import Batch, default_loss
-from pfl.engines.runner import ModelRunner, Transform, name_of, private_copy
+from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace
@@ -26,20 +27,12 @@ def probe(
     """Returns a runner that has a new copy of the network, and the facts about how it behaves.
 
     The facts are the buffers that training changes, whether random numbers are drawn, and the
-    faster memory layout. Buffers and random generators are as before afterwards.
-
-    Args:
-        runner: Has the network, its loss and the precision.
-        transform: Replaces layers of the new copy.
-        batch: A few samples of one client.
-        num_classes: Number of classes; None for regression.
-
-    Raises:
-        ConfigError: The network cannot take these inputs, its output does not fit the targets, or
-            the loss is not per sample.
+    faster memory layout. Buffers and random generators are as before afterwards. `Oracle.inspect`
+    explains the errors.
     """
     device = batch.inputs.device
-    network, is_transformed = private_copy(runner.original, transform)
+    network = copy.deepcopy(runner.original)  # never run, so it keeps nothing of an earlier run
+    is_transformed = transform(network)
     plain = ModelRunner(
         runner.original, network, runner.space, runner.loss, runner.precision, transform
     )
@@ -112,11 +105,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
 
 
 def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets: Tensor) -> None:
-    """Refuses a loss that broadcasts [n, 1] against [n]: it compares every sample with every other.
-
-    Raises:
-        ConfigError: It does.
-    """
+    """Refuses a loss that broadcasts [n, 1] against [n], every sample against every other."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch warns of the same
         outputs, targets = (t.repeat_interleave(2, 0) for t in (outputs, targets))
@@ -149,10 +138,8 @@ def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    if device.type == "cuda":
-        states.append(torch.cuda.get_rng_state(device))
-    return states
+    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
+    return [torch.get_rng_state(), *on_gpu]
 
 
 def first_line(error: Exception) -> str:

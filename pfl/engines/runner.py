@@ -127,10 +127,6 @@ class ModelRunner:
             )
         return self._mean_over_targets(losses, targets)
 
-    def mean_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the mean loss of n samples, or of their real targets; see `target_counts`."""
-        return self.mean_of(self.per_sample(outputs, targets), targets)
-
     def mean_of(self, losses: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean of the losses [n] of n samples, weighted by their real targets."""
         counts = self.target_counts(targets)
@@ -155,15 +151,8 @@ class ModelRunner:
 
         A target that equals the loss's `ignore_index`, by default -100 as in PyTorch, is the
         padding of a sequence, and counts neither in losses nor in accuracies. Means go over real
-        targets, so that a longer sequence counts for more.
-
-        Args:
-            targets: Targets whose first `axes` axes are samples.
-            axes: The number of these axes.
-
-        Returns:
-            The counts, of the shape of the first axes; None where every sample has one target, or
-            floating ones, and counts once.
+        targets, so that a longer sequence counts for more. The first `axes` axes of the targets are
+        samples. None where every sample has one target, or floating ones, and counts once.
         """
         if targets.ndim == axes or targets.is_floating_point():
             return None
@@ -195,9 +184,9 @@ class ModelRunner:
 
     @property
     def label_threshold(self) -> float | None:
-        """The output above which a label is predicted, if floating targets are labels of 0 and 1.
+        """The output above which a label is predicted, for losses of labels that are 0 or 1.
 
-        The loss tells whether they are. None: the targets are values, or classes.
+        None: the targets are values, or classes.
         """
         if isinstance(self.loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
             return 0.0
@@ -211,12 +200,7 @@ class ModelRunner:
         return outputs if threshold is None else (outputs > threshold).to(targets.dtype)
 
     def predicted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns outputs and targets in the form that metrics expect.
-
-        Args:
-            outputs: [n, ...], the outputs of the network; those for classes are logits, or
-                logarithms of probabilities.
-            targets: [n, ...].
+        """Returns the network's outputs and the targets in the form that metrics expect.
 
         Returns:
             The probabilities of classes [n, K, ...] and the classes [n, ...], `IGNORED` for the
@@ -246,21 +230,13 @@ class ModelRunner:
         self._of_thread = {threading.get_ident(): self._main}
         self._unused = []
         for _ in range(threads if threads > 1 else 0):
-            network = private_copy(self.original, self.transform)[0].to(self.space.vector)
+            network = copy.deepcopy(self.original).to(self.space.vector)
+            self.transform(network)
             self._unused.append((network, self.space.parameters_of(network)))
 
     def release(self) -> None:
         """Drops the references to the last model, so that its memory can be freed."""
         self.space.point(self._main[1], self.space.vector.data)
-
-
-def private_copy(original: nn.Module, transform: Transform) -> tuple[nn.Module, bool]:
-    """Returns a transformed copy of a network, and whether the transform changed anything.
-
-    The original is never run, so the copy holds nothing that an earlier run computed and kept.
-    """
-    network = copy.deepcopy(original)
-    return network, transform(network)
 
 
 def name_of(thing: object) -> str:

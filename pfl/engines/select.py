@@ -32,13 +32,8 @@ def select_transform(requested: EngineName, device: torch.device) -> Transform:
 def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> Engine:
     """Returns the requested engine, or with "auto" the fastest one that can run the network.
 
-    No engine is trusted: a candidate is used only if its gradient of a padded batch equals that of
+    A candidate is used only if its gradient of a few samples of one client, padded, equals that of
     the sequential engine.
-
-    Args:
-        requested: The user's choice.
-        runner: Of `probe`.
-        batch: A few samples of one client.
 
     Raises:
         ConfigError: "vmap" was requested and cannot run this network.
@@ -67,9 +62,7 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
 def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
     """Returns the engine that takes the gradients of a method's objectives, and reports a change.
 
-    Args:
-        engine: The engine of all other gradients; it is taken if it serves objectives.
-        batch: A few samples of one client.
+    It is the engine of all other gradients if that one serves objectives.
     """
     if engine.serves_objectives:
         return engine
@@ -124,20 +117,14 @@ def _obstacle(runner: ModelRunner) -> str | None:
 def _fault(
     engine: Engine, w: Tensor, batch: Batch, expected: Tensor, *, is_auto: bool
 ) -> str | None:
-    """Returns why an engine does not give the expected gradient; None if it does.
+    """Returns why an engine does not give the gradient `expected` [1, P]; None if it does.
 
     The batch is padded for the trial, by a changed copy of its last sample: the sequential engine
     never sees padding, and a network whose samples influence each other gives another gradient.
-
-    Args:
-        engine: The candidate.
-        w: The model, [1, P].
-        batch: A few samples.
-        expected: The sequential engine's gradient, [1, P].
-        is_auto: Refuse an engine that PyTorch warns is slow for this network.
+    With `is_auto` an engine is refused, too, that PyTorch warns is slow for this network.
     """
     padding = batch.inputs[:, -1:].flip(tuple(range(2, batch.inputs.ndim)))
-    if padding.is_floating_point():  # and no token
+    if padding.is_floating_point():  # tokens stay tokens
         padding = 2 * padding + 1
     inputs = torch.cat([batch.inputs, padding], 1)
     targets = torch.cat([batch.targets, batch.targets[:, -1:]], 1)

@@ -36,7 +36,6 @@ class SequentialEngine(Engine):
         buffers: Tensor | None = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         g = torch.empty_like(w)
 
         def keep(c: int, _: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
@@ -45,7 +44,7 @@ class SequentialEngine(Engine):
         return self._each_client(w, batch, buffers, keep, objective=objective), g
 
     def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
-        """Takes one plain step in place, parameter by parameter: no gradient vector is written."""
+        # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)
 
         def move(c: int, places: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
@@ -105,11 +104,11 @@ class SequentialEngine(Engine):
         parameters = chosen(loaded, moving)
         inputs = runner.laid_out(batch.inputs[c, :count])
         if objective is None:
-            loss = runner.mean_loss(network(inputs), targets)
+            losses = runner.per_sample(network(inputs), targets)
         else:
             result = run_watched(network, runner.head, lambda: network(inputs))
             losses = objective.losses(result, Samples(batch.inputs[c, :count], targets), given)
-            loss = runner.mean_of(losses, targets)
+        loss = runner.mean_of(losses, targets)
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:
             buffers.copy_(runner.buffers.read(network, buffers))

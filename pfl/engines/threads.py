@@ -27,9 +27,7 @@ def _begin() -> None:
 
 
 class ClientThreads:
-    """A pool of single-core threads.
-
-    The layers of small batches scale poorly over cores; independent clients scale well.
+    """A pool of single-core threads: small layers scale poorly over cores, clients scale well.
 
     Args:
         count: Number of threads; with 1 everything runs in the calling thread.

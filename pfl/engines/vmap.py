@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import compress
 from typing import Any
 
@@ -31,7 +32,6 @@ class VmapEngine(Engine):
         buffers: Tensor | None = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns losses [A] and gradients [A, P]; see `Engine.gradient`."""
         runner = self.runner
         given = {} if objective is None else self._given(batch, objective)
         network, _ = runner.replica(training=True)
@@ -39,12 +39,10 @@ class VmapEngine(Engine):
         def weighted(
             w: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, own: dict[str, Any]
         ) -> Tensor:
-            def run() -> Tensor:
-                return functional_call(network, runner.space.split(w), (inputs,))
-
+            call = partial(functional_call, network, runner.space.split(w), (inputs,))
             if objective is None:
-                return (runner.per_sample(run(), targets) * weights).sum()
-            result = run_watched(network, runner.head, run)
+                return (runner.per_sample(call(), targets) * weights).sum()
+            result = run_watched(network, runner.head, call)
             return (objective.losses(result, Samples(inputs, targets), own) * weights).sum()
 
         weights = runner.weights(batch, w.dtype)
@@ -61,10 +59,8 @@ class VmapEngine(Engine):
         network, _ = runner.replica(training=False)
 
         def run(w: Tensor, inputs: Tensor) -> Outputs:
-            def outputs() -> Tensor:
-                return functional_call(network, runner.space.split(w), (inputs,))
-
-            return run_watched(network, runner.head, outputs)
+            call = partial(functional_call, network, runner.space.split(w), (inputs,))
+            return run_watched(network, runner.head, call)
 
         with torch.no_grad(), runner.precision():
             for name, models in objective.older.items():
@@ -73,9 +69,9 @@ class VmapEngine(Engine):
         return given
 
     def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
-        """Takes one plain step in place; where only a part moves, only its gradient is computed."""
         if step.moving is None:
             return super().take_step(v, batch, step, buffers)
+        # Only the gradient of the parameters that move is computed.
         runner, u = self.runner, step.gradient_point(v)
         network, _ = runner.replica(training=True)
         places, at = runner.space.split(v), runner.space.split(u.detach())
@@ -99,7 +95,6 @@ class VmapEngine(Engine):
         return loss.detach()
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
-        """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         network, _ = self.runner.replica(training=False)
 
         def run(w: Tensor, inputs: Tensor) -> Tensor:

@@ -208,7 +208,8 @@ class LocalTraining(MovableModule):
             if moved is not rows:
                 rows.copy_(moved if part is None else torch.where(part, moved, rows))
             if mask is not None:
-                rows.mul_(mask[: batch.clients])
+                masked = rows * mask[: batch.clients]
+                rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
 

@@ -84,7 +84,7 @@ def verify(path: Path) -> None:
     PyTorch writes the checksums but does not compare them when it reads a file.
 
     Raises:
-        ConfigError: The file is damaged, or is no checkpoint; the message offers the checkpoint
+        ConfigError: The file is damaged, or is not a checkpoint; the message offers the checkpoint
             before it, if there is one.
     """
     try:
@@ -102,7 +102,7 @@ def verify(path: Path) -> None:
 def damaged(path: Path, reason: str) -> ConfigError:
     """Returns the error about a checkpoint that cannot be used."""
     return ConfigError(
-        f"ckpt_path: {path} is damaged, or is no checkpoint ({reason}){_offer(path)}"
+        f"ckpt_path: {path} is damaged, or is not a checkpoint ({reason}){_offer(path)}"
     )
 
 

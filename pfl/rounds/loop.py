@@ -161,7 +161,6 @@ class FederatedLoop(LightningDataModule):
     # ---- set-up -------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
-        """Downloads the data set, if it needs a download."""
         self.datamodule.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
@@ -222,13 +221,8 @@ class FederatedLoop(LightningDataModule):
         """Returns a new store for client states, with this loop's share of the memory."""
         memory = None if self.state_memory is None else int(self.state_memory * 2**30)
         processes = self.trainer.num_devices if self.trainer else 1
-        return ClientStore(
-            self.num_clients,
-            device=device,
-            memory=memory,
-            processes=processes,
-            sharing=self.sharing,
-        )
+        share = {"memory": memory, "processes": processes, "sharing": self.sharing}
+        return ClientStore(self.num_clients, device=device, **share)
 
     @property
     def sharing(self) -> int:
@@ -237,7 +231,7 @@ class FederatedLoop(LightningDataModule):
         return getattr(strategy, "processes_per_device", 1)
 
     def __str__(self) -> str:
-        # Lightning's own goes through the loaders, which have chunks only during a run.
+        # Lightning's own text goes through the loaders, which have chunks only during a run.
         data, count = type(self.datamodule).__name__, self.participation.clients_per_round
         return f"{type(self).__name__}({data}, clients_per_round={count})"
 
@@ -322,8 +316,7 @@ class FederatedLoop(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
-        """Returns the chunk itself, which reads its samples on the device."""
-        return batch
+        return batch  # which reads its samples on the device
 
 
 class ChunkLoader:

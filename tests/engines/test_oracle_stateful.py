@@ -13,7 +13,7 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.datamodules.protocols.protocol import SharedTest
 from pfl.datamodules.rules.sample_values import Natural
-from pfl.engines.batch import Batch, UnknownOrigin
+from pfl.engines.batch import Batch, Origin
 from tests.networks import (
     COUNTS,
     Functional,
@@ -212,7 +212,7 @@ def test_a_double_algorithm_with_batch_norm_can_be_set_up(tmp_path):
 DROPOUT = {"module": lambda: mlp(nn.Dropout()), "functional": Functional}
 
 
-class Seeds(UnknownOrigin):
+class Seeds(Origin):
     """The origin of a batch with one seed for each row."""
 
     def __init__(self, seeds):

@@ -33,11 +33,13 @@ STEPS = {
     "sparse": lambda rows: Step(0.1, threshold=0.02),
     "scaled": lambda rows: Step(0.1, offset=rows(), scale=rows()[:, :1]),
     "everything": lambda rows: Step(0.1, 0.9, rows(), rows(), 0.01, rows()[:, :1], 0.3),
+    "masked": lambda rows: Step(0.1, mask=(rows() > 0).double()),
 }
 PARTS = {"last": slice(-2, None), "first": slice(2), "biases": slice(1, None, 2)}
 TAKEN = [
     *((step, None) for step in STEPS),
-    *((step, part) for step in ("descent", "weight decay", "everything") for part in PARTS),
+    *((step, "last") for step in ("descent", "weight decay")),
+    *((step, part) for step in ("everything", "masked") for part in PARTS),
 ]
 
 
@@ -101,7 +103,8 @@ def test_engines_take_the_step_of_the_formula(network, loss, step, part):
             (g,) = torch.autograd.grad(losses[-1], at)
             v = taken.shrink * expected[c] - taken.lr * (g + taken.decay * at.detach())
             v += 0 if taken.shift is None else taken.shift[c]
-            expected[c] = torch.where(moves, soft(v, taken.threshold), expected[c])
+            v = soft(v, taken.threshold) * (1 if taken.mask is None else taken.mask[c])
+            expected[c] = torch.where(moves, v, expected[c])
     for engine in ("sequential", "vmap", "auto", "debug", "own"):
         if engine == "vmap" and network == "LeNet5":
             continue  # convolutions: `auto` is the chain

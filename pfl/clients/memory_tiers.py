@@ -108,8 +108,8 @@ class Tiers:
             else:
                 break
         else:
-            limit = sum(self.limit.values()) / 2**30
-            what = f"loop.state_memory: what clients remember beyond {limit:.3g} GiB"
+            gib = sum(self.limit.values()) / 2**30
+            what = f"loop.state_memory: what clients remember beyond {gib:.3g} GiB"
             rows = mapped(rows_to_have * width, dtype, what, self.directory)
             tier, rows = "file", rows.view(rows_to_have, width)
         taken = rows.nbytes

@@ -125,18 +125,16 @@ class _Log:
         self.bytes = self.block.rows.view(-1).numpy()
 
 
-class SparseRows:
+class SparseRows(Rows):
     """Sparse rows in host memory: the values that are not zero, and their columns (int32).
 
     A row that would take more memory in this form is stored whole. A row that is written again is
     appended anew, and a block of which less than half is in use is emptied into the last block. All
-    blocks together take at most about twice the bytes of the rows. Arguments and methods are those
-    of `Rows`.
+    blocks together take at most about twice the bytes of the rows.
     """
 
     def __init__(self, num_clients: int, initial: Tensor, dtype: torch.dtype, tiers: Tiers) -> None:
-        self.initial, self.dtype = initial, dtype
-        self._tiers = tiers
+        super().__init__(num_clients, initial, dtype, tiers)
         self._form = _Form(len(initial), dtype)
         self._logs: list[_Log] = []
         # By client: the log, the first byte, and the number of stored values.

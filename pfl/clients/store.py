@@ -49,7 +49,7 @@ class ClientStore:
         self.tiers = Tiers(**tiers)
         self.reads_ahead = True
         self.names: list[str] = []
-        self._states: dict[str, Rows | SparseRows] = {}
+        self._states: dict[str, Rows] = {}
         self._ahead: dict[tuple[str, bytes, torch.device], tuple[np.ndarray, Future[Tensor]]] = {}
 
     def declare(

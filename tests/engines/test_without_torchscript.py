@@ -9,18 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = [f"tests/engines/test_{name}.py" for name in ("oracle", "chain", "threads")]
-# ResNet18 takes most of the time, and never runs in TorchScript.
-PYTEST = [
-    sys.executable,
-    "-m",
-    "pytest",
-    "-q",
-    "-x",
-    "-p",
-    "no:cacheprovider",
-    "-k",
-    "not ResNet18",
-]
+PYTEST = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not slow"]
 
 
 @pytest.mark.slow

@@ -133,8 +133,8 @@ def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
     stores = []
 
     class Small(Tiers):
-        def __init__(self, device, *others):
-            super().__init__(device, *others)
+        def __init__(self, **arguments):
+            super().__init__(**arguments)
             if self.device == DEVICE:
                 self.limit.update(device=26 * 8, memory=2 * 26 * 8)
                 stores.append(self)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,6 +89,54 @@ class Privacy:
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
         if z is None and epsilon is None:
             raise ConfigError(f"{name}: give noise_multiplier, or epsilon, from which it follows")
+
+
+@dataclass(frozen=True)
+class SamplePrivacy:
+    """Sample-level differential privacy of everything that a client sends or keeps (DP-SGD).
+
+    Every gradient of a local step is that of a Poisson sample of the client's own samples, whose
+    gradients are clipped one by one, with noise. A client whose samples are people, such as a
+    hospital, protects each of them, also against the server. ε is each client's own: it follows
+    from its number of samples and of local steps.
+
+    Args:
+        clip: C, the largest norm of the gradient of one sample.
+        noise_multiplier: z; the noise on the sum over a mini-batch has the standard deviation z C.
+        delta: δ; None: n^-1.1 for a client with n samples.
+
+    Raises:
+        ConfigError: A value is impossible.
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        name, z, delta = "loop.sample_privacy", self.noise_multiplier, self.delta
+        require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
+        require(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
+        require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
+
+    def epsilons(
+        self, sizes: np.ndarray, gradients: np.ndarray, batch_size: int | None
+    ) -> np.ndarray:
+        """Returns the ε of each client, [C]; 0 before its first gradient.
+
+        Args:
+            sizes: Number of training samples of each client, int64 [C].
+            gradients: Number of gradients that each client has taken, [C].
+            batch_size: The expected size of a mini-batch; None: all samples.
+        """
+        pairs, places = np.unique(np.stack([sizes, gradients]), axis=1, return_inverse=True)
+        found = []
+        for size, count in pairs.T.astype(int).tolist():
+            delta = self.delta or max(size, 2) ** -1.1
+            batch = size if batch_size is None else min(batch_size, size)
+            accountant = Accountant(self.noise_multiplier, delta, "bernoulli", batch, max(size, 1))
+            found.append(accountant.epsilon(count if size else 0))
+        return np.array(found)[places.reshape(-1)]
 
 
 class PrivateMean:

@@ -44,12 +44,14 @@ class ClientTable:
         scores: Scores of the last evaluation and of the local baseline, [M] by name.
         ledger: The bytes that the clients sent and received.
         unseen: The ids of the clients that never train.
+        epsilons: The ε of each client's samples, [M]; None without `loop.sample_privacy`.
     """
 
     data: FederatedDataModule
     scores: dict[ScoreName, np.ndarray]
     ledger: Ledger
     unseen: np.ndarray
+    epsilons: np.ndarray | None = None
 
     @classmethod
     def of(
@@ -67,7 +69,9 @@ class ClientTable:
         """
         evaluation = getattr(algorithm, "evaluation", None)
         scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
-        return cls(loop.datamodule, scores, algorithm.client_bytes(), loop.unseen_clients)
+        epsilons = algorithm.sample_epsilons() if hasattr(algorithm, "store") else None
+        ledger, unseen = algorithm.client_bytes(), loop.unseen_clients
+        return cls(loop.datamodule, scores, ledger, unseen, epsilons)
 
     def columns(self, clients: slice = slice(None)) -> dict[str, np.ndarray]:
         """Returns id, name, sample and label counts, scores and bytes of a range of clients."""
@@ -76,6 +80,8 @@ class ClientTable:
         if len(self.unseen):
             columns["unseen"] = np.isin(ids, self.unseen).astype(int)
         columns |= {str(name): values[clients] for name, values in self.scores.items()}
+        if self.epsilons is not None:
+            columns["sample_epsilon"] = self.epsilons[clients]
         received, sent = self.ledger.of(ids)
         return columns | {"uplink_bytes": sent, "downlink_bytes": received}
 

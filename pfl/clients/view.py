@@ -17,8 +17,10 @@ from torch import Tensor
 from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
+from pfl.datamodules.randomness import uniform
 from pfl.datamodules.samples.samples import TensorSamples
 from pfl.engines.batch import Batch, Origin, StepBlock, cast
+from pfl.errors import ConfigError
 from pfl.randomness import fold, key
 
 if TYPE_CHECKING:
@@ -63,6 +65,7 @@ class ClientData:
         self._stored: dict[str, Tensor] = {}
         self._pooled: ClientData | None = None
         self._owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
+        self.poisson = False  # whether mini-batches are Poisson samples
         self._with_backdoor: ClientData | None = None
         self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
 
@@ -324,6 +327,9 @@ class Clients:
             return
         base = key(self.data.seed, schedule.purpose, self.round)
         indices, starts = self.data.owned(self.split, self.ids)
+        if self.data.poisson:
+            yield from self._poisson_blocks(schedule, base, indices, starts)
+            return
         owned = np.stack([self.ids, starts, sizes])
         per_epoch = schedule.steps_per_epoch(sizes)
         size = int(sizes[0]) if schedule.batch_size is None else schedule.batch_size
@@ -343,6 +349,43 @@ class Clients:
                     StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
                 )
                 yield StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
+
+    def _poisson_blocks(
+        self, schedule: LocalSchedule, base: int, indices: Tensor, starts: np.ndarray
+    ) -> Iterator[StepBlock]:
+        """Yields mini-batches to which each sample belongs on its own, with an expected size.
+
+        Args:
+            schedule: The local steps; the batch size is the expected one.
+            base: The key of the draws of the round and the purpose.
+            indices: The indices of samples.
+            starts: The position in `indices` where each client's own begin, int64 [C].
+        """
+        sizes, steps = self.sizes, self.steps_of(schedule)
+        expected = np.minimum(sizes if schedule.batch_size is None else schedule.batch_size, sizes)
+        per_epoch = schedule.steps_per_epoch(sizes)
+        for step in range(int(steps[0])):
+            A = int((steps > step).sum())
+            owner, nth = sample_order.ragged_arange(sizes[:A])
+            keys = fold(
+                torch.full((len(owner),), key(base, "poisson", step)), _long(self.ids[owner])
+            )
+            rates = torch.from_numpy(expected[owner] / sizes[owner])
+            chosen = (uniform(fold(keys, _long(nth))) < rates).numpy()
+            counts = np.bincount(owner[chosen], minlength=A)
+            picks = indices[_long(starts[:A]).to(indices.device)][:, None]
+            picks = picks.repeat(1, max(1, int(counts.max())))  # padding: a client's first sample
+            rows, places = sample_order.ragged_arange(counts)
+            taken = _long((starts[owner] + nth)[chosen]).to(indices.device)
+            picks[_long(rows).to(picks.device), _long(places).to(picks.device)] = indices[taken]
+            epoch = (step // per_epoch[:A])[None]
+            stored = self.data.stored(picks[None], self.ids[:A], epoch, base, self.round)
+            for part, inputs, targets, positions in stored:
+                origin = partial(
+                    PoissonOrigin, base, self.ids, self.round, per_epoch, step + part.start
+                )
+                sampled = partial(origin, expected=expected, batch_size=schedule.batch_size)
+                yield StepBlock(inputs, targets, positions, counts[None], self.dtype, sampled)
 
     def batches(self, schedule: LocalSchedule) -> Iterator[Batch]:
         """Yields the mini-batches of a schedule, one local step of all clients at a time.
@@ -384,6 +427,11 @@ class Clients:
             The rows that still have samples, and their batch.
         """
         sizes = self.sizes
+        if self.data.poisson and self.split == "train":
+            raise ConfigError(
+                "loop.sample_privacy: the method looks at its training samples beside their "
+                "gradients; take another method"
+            )
         if not len(self) or not sizes.any():
             return
         indices, begins = self.data.owned(self.split, self.ids)
@@ -444,3 +492,20 @@ class StepOrigin(Origin):
         return (
             f"client {self.ids[row]} in round {self.round + 1}, epoch {epoch + 1}, step {step + 1}"
         )
+
+
+@dataclass(frozen=True)
+class PoissonOrigin(StepOrigin):
+    """The origin of a mini-batch whose samples were drawn on their own.
+
+    Attributes:
+        expected: The expected number of samples of each client's row, int64 [C].
+        batch_size: That of the schedule.
+    """
+
+    expected: np.ndarray | None = None
+    batch_size: int | None = None
+
+
+def _long(values: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values, np.int64))

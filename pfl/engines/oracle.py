@@ -18,6 +18,7 @@ from pfl.engines.base import Engine, EngineName
 from pfl.engines.batch import Batch, StepBlock
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, ObjectiveLoss
+from pfl.engines.private import PrivateEngine
 from pfl.engines.probe import probe
 from pfl.engines.runner import Loss, ModelRunner, Precision
 from pfl.engines.select import select_engine, select_objective_engine, select_transform
@@ -115,6 +116,13 @@ class Oracle:
         with torch.no_grad():
             self._use(select_engine(self._requested, runner, batch))
 
+    def make_private(
+        self, clip: float, noise_multiplier: float, batch_size: int | None, seed: int
+    ) -> PrivateEngine:
+        """Gives all gradients sample-level privacy; see `PrivateEngine`, which is returned."""
+        self.engine = engine = PrivateEngine(self.engine, clip, noise_multiplier, batch_size, seed)
+        return engine
+
     # ---- training -----------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -141,6 +149,11 @@ class Oracle:
         if objective is None:
             loss, g = self.engine.gradient(w[:A], batch, buffers)
         else:
+            if isinstance(self.engine, PrivateEngine):
+                raise ConfigError(
+                    "loop.sample_privacy: the method has a loss of its own, whose gradients of "
+                    "single samples are not known; take another method"
+                )
             f = objective if isinstance(objective, Objective) else Objective(objective)
             loss, g = self._engine_of_objectives(batch).gradient(w[:A], batch, buffers, f)
         if len(w) > A:

@@ -64,7 +64,13 @@ from pfl.method.groups import ONE_THREAD
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.round import Round, first_uploads, received_now
 from pfl.method.scoring import Evaluation, predictions
-from pfl.method.set_up import allocate, check_precision, inspect_network, plan_chunks
+from pfl.method.set_up import (
+    allocate,
+    check_precision,
+    inspect_network,
+    make_private,
+    plan_chunks,
+)
 from pfl.method.sides import (
     current_log,
     on_side,
@@ -73,7 +79,7 @@ from pfl.method.sides import (
     refuse_on_server,
     refuse_private,
 )
-from pfl.method.states import KEPT, States
+from pfl.method.states import GRADIENTS, KEPT, States
 
 R = TypeVar("R")
 
@@ -668,6 +674,15 @@ class FederatedAlgorithm(LocalTraining):
         """
         return self.groups.run(clients, work, size, doing, self.store.disable_prefetch)
 
+    def sample_epsilons(self) -> np.ndarray | None:
+        """Returns the ε of each client's samples, [M], in all processes; None without it."""
+        privacy = self.run.loop.sample_privacy
+        if privacy is None:
+            return None
+        everyone = np.arange(self.run.loop.num_clients)
+        gradients = self.states.rows(GRADIENTS, everyone)[:, 0].cpu().numpy()
+        return privacy.epsilons(self.client_sizes, gradients, self.batch_size)
+
     def client_bytes(self) -> Ledger:
         """Returns every client's bytes over all processes. Every process must call it."""
         if self.trainer.world_size == 1:
@@ -698,6 +713,7 @@ class FederatedAlgorithm(LocalTraining):
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
         checks.check_aggregation(self)
+        make_private(self, loop)
         if self.run.private is not None:
             self._end_within_budget(self.run.private)
         if self.oracle.engine.strict:

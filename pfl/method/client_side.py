@@ -12,9 +12,11 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.communication import Message
+from pfl.engines.private import PrivateEngine
 from pfl.errors import ConfigError
 from pfl.method import checks, statistics
 from pfl.method.sides import on_side
+from pfl.method.states import GRADIENTS
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
@@ -36,6 +38,9 @@ def train_clients(method: FederatedAlgorithm, clients: Clients) -> dict[str, Mes
     with on_side("client", "client_update"), guarded(method, clients):
         sent = method.client_update(clients, w)
     messages = checks.messages(method, sent, clients)
+    if isinstance(method.oracle.engine, PrivateEngine):
+        taken = method.oracle.engine.take_counts(clients.ids)
+        clients.state[GRADIENTS] = clients.state[GRADIENTS] + taken.to(clients.state[GRADIENTS])
     checks.check_declared(method, clients.state)
     messages = statistics.keep_and_send(method, clients, messages)
     for name in method.states.store.names:

@@ -296,6 +296,11 @@ class LocalTraining(MovableModule):
         start = start.expand(len(clients), self.space.size)
         if steps == 0:
             return start
+        if clients.data.poisson:
+            raise ConfigError(
+                "loop.sample_privacy: the method trains for its evaluation, and these gradients "
+                "are not counted; take another method"
+            )
         learners, rows = replace(clients, round=0).training()
         lr = self.learning_rate(self._rounds) if lr is None else lr
         v = self.local_sgd(

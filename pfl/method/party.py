@@ -17,7 +17,7 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.client_side import first_messages, train_clients
 from pfl.method.facts import RunFacts
 from pfl.method.scoring import Evaluation
-from pfl.method.set_up import allocate, inspect_network
+from pfl.method.set_up import allocate, inspect_network, make_private
 from pfl.method.sides import Log, logging_to
 from pfl.rounds.loop import FederatedLoop
 
@@ -75,6 +75,7 @@ class Party:
         method.run = RunFacts(loop, max_rounds=max_rounds)
         inspect_network(method, loop, method.device, nullcontext, client)
         method.check_setup()
+        make_private(method, loop)
         allocate(method, loop)
         self._pending: Clients | None = None
 

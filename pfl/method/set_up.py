@@ -18,6 +18,7 @@ from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
 from pfl.method.groups import ONE_THREAD
+from pfl.method.states import GRADIENTS
 from pfl.rounds.loop import FederatedLoop
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ def inspect_network(
         This client.
     """
     data, space, oracle = loop.client_data(device), method.space, method.oracle
+    data.poisson = False
+    if loop.sample_privacy is not None:
+        method.states.declare(GRADIENTS, lambda: torch.zeros(1), False)
     client = int(loop.datamodule.client_sizes.argmax()) if client is None else client
     probe = Clients(np.array([client]), 0, data, dtype=space.vector.dtype)
     batch = next(probe.batches(LocalSchedule(_probe_size(method, loop))))
@@ -84,6 +88,33 @@ def inspect_network(
         outputs = oracle.predict(method.global_model, inputs).cpu()
         loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))
     return probe
+
+
+def make_private(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+    """Gives the gradients of a method sample-level privacy, if the loop asks for it.
+
+    Raises:
+        ConfigError: The method or its network cannot have it.
+    """
+    privacy = loop.sample_privacy
+    if privacy is None:
+        return
+    if method.pooled:
+        raise ConfigError(
+            f"loop.sample_privacy: {type(method).__name__} trains on the samples of all clients in "
+            f"one place; take another method"
+        )
+    if method.oracle.buffers.size:
+        raise ConfigError(
+            "loop.sample_privacy: the network's running statistics mix samples; take GroupNorm"
+        )
+    if loop.state_dtype is not None and loop.state_dtype.itemsize < 4:
+        raise ConfigError(
+            f"loop.state_dtype: {str(loop.state_dtype).removeprefix('torch.')}; gradients are "
+            f"counted in a client state for loop.sample_privacy, give null"
+        )
+    loop.client_data(method.device).poisson = True
+    method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, loop.seed)
 
 
 def _probe_size(method: FederatedAlgorithm, loop: FederatedLoop) -> int:

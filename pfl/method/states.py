@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Initial = Callable[[], Tensor]
 KEPT = "message "  # before the name of a kept message, beside the client states in the store
+GRADIENTS = "private gradients"  # a client state: how many gradients have been taken
 
 
 class States:

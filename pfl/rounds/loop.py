@@ -17,7 +17,7 @@ from lightning.pytorch import LightningDataModule
 from torchmetrics import Metric
 
 from pfl.aggregation.attacks import Attackers
-from pfl.aggregation.privacy import Privacy
+from pfl.aggregation.privacy import Privacy, SamplePrivacy
 from pfl.aggregation.robust import Rule
 from pfl.clients import ClientData, Clients
 from pfl.clients.store import ClientStore
@@ -54,6 +54,8 @@ class FederatedLoop(LightningDataModule):
         straggler_work: The share of their local steps that stragglers take, rounded up.
         privacy: Client-level differential privacy of all that the server and other clients receive;
             None: none (docs/privacy.md).
+        sample_privacy: Sample-level differential privacy of all that clients send or keep; None:
+            none (docs/privacy.md).
         aggregation: What replaces the mean of the clients' messages, such as `Median`, against
             attackers; None: the mean (docs/robustness.md).
         attackers: Clients that send, or train on, something else than they should; None: nobody.
@@ -102,6 +104,7 @@ class FederatedLoop(LightningDataModule):
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: float = 0.5,
         privacy: Privacy | None = None,
+        sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
         clients_at_once: int | None = None,
@@ -137,6 +140,12 @@ class FederatedLoop(LightningDataModule):
             aggregation,
             attackers,
         )
+        self.sample_privacy = sample_privacy
+        if sample_privacy is not None and finetune:
+            raise ConfigError(
+                f"loop.finetune: {finetune}; loop.sample_privacy does not count the steps of "
+                f"evaluations; give null"
+            )
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
         self.state_dtype: torch.dtype | None = getattr(torch, state_dtype or "", None)

@@ -1,0 +1,144 @@
+"""An engine whose gradients have sample-level differential privacy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.engines.base import Engine
+from pfl.engines.batch import Batch, Origin
+from pfl.engines.objective import Objective
+from pfl.engines.threads import GROUP_FLOATS
+from pfl.errors import ConfigError
+from pfl.randomness import generator, key
+
+
+class SampleOrigin(NamedTuple):
+    """The origin of single samples that were taken out of the rows of a batch."""
+
+    batch: Origin
+    owners: list[int]
+
+    def seed(self, row: int) -> int:
+        """Returns a seed of what the network draws for a sample."""
+        return key(self.batch.seed(self.owners[row]), row)
+
+    def describe(self, row: int) -> str:
+        """Returns the place of the sample's client in words."""
+        return self.batch.describe(self.owners[row])
+
+
+class PrivateEngine(Engine):
+    """DP-SGD's gradients (Abadi et al., CCS 2016, Algorithm 1), computed by another engine.
+
+        for each sample of a mini-batch:  g <- g min(1, C / |g|)
+        gradient = (sum g + z C N(0, I)) / expected size of the mini-batch
+
+    Every gradient must be that of a mini-batch of its own (`Clients.step_blocks`, with Poisson
+    sampling), since the noise is a function of (seed, purpose, round, client, step).
+
+    Args:
+        inner: The engine that runs the network.
+        clip: C.
+        noise_multiplier: z.
+        batch_size: The expected size of mini-batches; None: all samples.
+        seed: A seed of the noise.
+    """
+
+    def __init__(
+        self, inner: Engine, clip: float, noise_multiplier: float, batch_size: int | None, seed: int
+    ) -> None:
+        super().__init__(inner.runner)
+        self.inner, self.name, self.batched = inner, inner.name, inner.batched
+        self.max_threads = inner.max_threads
+        self.clip, self.noise_multiplier = clip, noise_multiplier
+        self.batch_size, self.seed = batch_size, seed
+        self._used: dict[int, tuple[int, set[int]]] = {}  # by client: the round, and its steps
+
+    def gradient(
+        self,
+        w: Tensor,
+        batch: Batch,
+        buffers: Tensor | None = None,
+        objective: Objective | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the mean loss of each row of a batch, without noise, and its private gradient."""
+        expected = self._register(batch)
+        owner = torch.arange(batch.clients, device=w.device).repeat_interleave(batch.sizes)
+        columns = torch.arange(batch.inputs.shape[1], device=w.device)
+        real = columns < batch.sizes[:, None]  # a mini-batch may be empty
+        inputs, targets = batch.inputs[real][:, None], batch.targets[real][:, None]
+        total, loss = torch.zeros_like(w), w.new_zeros(len(w))
+        size = max(1, GROUP_FLOATS // w.shape[1])
+        for begin in range(0, len(owner), size):
+            part = slice(begin, begin + size)
+            own = owner[part]
+            origin = SampleOrigin(batch.origin, own.tolist())
+            one = Batch(inputs[part], targets[part], [1] * len(own), origin)
+            losses, g = self.inner.gradient(w[own], one, None)
+            g *= (self.clip / g.norm(dim=1).clamp_min(self.clip))[:, None]
+            total.index_add_(0, own, g)
+            loss.index_add_(0, own, losses.to(loss))
+        if self.noise_multiplier:
+            deviation = self.noise_multiplier * self.clip
+            for row in range(batch.clients):
+                rng = generator(self.seed, "sample noise", batch.origin.seed(row) % 2**63)
+                noise = torch.from_numpy(rng.standard_normal(w.shape[1]))
+                total[row] += (deviation * noise).to(total)
+        return loss / batch.sizes.clamp_min(1), total / expected.to(total)[:, None]
+
+    def _register(self, batch: Batch) -> Tensor:
+        """Counts the use of a mini-batch; returns the expected sizes [A].
+
+        Raises:
+            ConfigError: It is no Poisson sample of the method's batch size, or was used before.
+        """
+        origin = batch.origin
+        expected = getattr(origin, "expected", None)
+        if expected is None or origin.batch_size != self.batch_size:  # type: ignore[attr-defined]
+            raise ConfigError(
+                "loop.sample_privacy: the method takes gradients of other samples than "
+                "mini-batches of model.batch_size, which are not counted; take another method"
+            )
+        for row in range(batch.clients):
+            client, step = int(origin.ids[row]), origin.seed(row)  # type: ignore[attr-defined]
+            number, steps = self._used.get(client, (-1, set()))
+            if number != origin.round:  # type: ignore[attr-defined]
+                number, steps = origin.round, set()  # type: ignore[attr-defined]
+            if step in steps:
+                raise ConfigError(
+                    "loop.sample_privacy: the method takes two gradients of one mini-batch, and "
+                    "their noise would be the same; take another method"
+                )
+            steps.add(step)
+            self._used[client] = number, steps
+        return torch.from_numpy(expected[: batch.clients])
+
+    def take_counts(self, ids: np.ndarray) -> Tensor:
+        """Returns how many gradients some clients took since the last call, [C, 1]."""
+        counts = [len(self._used.pop(client, (0, set()))[1]) for client in ids.tolist()]
+        return torch.tensor(counts, dtype=torch.float64)[:, None]
+
+    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+        """Returns the inner engine's outputs; of training samples none.
+
+        Raises:
+            ConfigError: The samples are those of a local step.
+        """
+        if hasattr(batch.origin, "expected"):
+            raise ConfigError(
+                "loop.sample_privacy: the method looks at its training samples beside their "
+                "gradients; take another method"
+            )
+        return self.inner.outputs(w, batch, buffers)
+
+    def group_size(self, clients: int, threads: int) -> int:
+        """Returns the inner engine's."""
+        return self.inner.group_size(clients, threads)
+
+    def samples_at_once(self, sample_size: int) -> int:
+        """Returns the inner engine's."""
+        return self.inner.samples_at_once(sample_size)

@@ -34,48 +34,42 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
         written to it does not reach the file.
 
     Raises:
-        ConfigError: A file is no image, the images differ in size, or the cache's disk is full.
+        ConfigError: A file is not an image, the images differ in size, or the cache's disk is full.
     """
     file = None if cache is None else cache / f"{_fingerprint(paths, size)}.npy"
-
-    def differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
-        sizes = ["x".join(map(str, s[1:])) for s in (first, shape)]
-        return ConfigError(
-            f"image_size: None, but {paths[0]} has {sizes[0]} pixels and {paths[number]} has "
-            f"{sizes[1]}; it must be given"
-        )
-
-    return read_items(functools.partial(_image, paths, size), len(paths), differ, file)
+    differ = "image_size: None, but {} and {} have the shapes {} and {}; it must be given"
+    return read_items(functools.partial(_image, paths, size), paths, differ, file)
 
 
 def read_items(
     read: Callable[[int], np.ndarray],
-    number: int,
-    differ: Callable[[tuple[int, ...], int, tuple[int, ...]], ConfigError],
+    names: Sequence[object],
+    differ: str,
     file: Path | None = None,
 ) -> np.ndarray:
-    """Reads items of one shape and type in worker processes, as many as PyTorch has threads.
+    """Reads N items of one shape and type in worker processes, as many as PyTorch has threads.
 
     Args:
-        read: Reads an item, from 0 to `number` - 1; it may raise a ConfigError. Where processes are
-            not forked it has to be picklable.
-        number: The number of items, at least 1.
-        differ: Returns the error where the shape of the item 0 and that of a later item differ.
+        read: Reads an item, from 0 to N - 1; it may raise a ConfigError. Where processes are not
+            forked it has to be picklable.
+        names: The names of the items, at least one, for messages.
+        differ: The message where two items differ in shape, with places for their names and their
+            shapes.
         file: An `.npy` file that is read instead if it exists, and else written; None keeps the
             items in memory.
 
     Returns:
-        The items [number, ...], in memory, or mapped from the file into memory. What is written to
+        The items [N, ...], in memory, or mapped from the file into memory. What is written to
         mapped items does not reach the file.
     """
     if file is None:
-        return _stacked(read, number, differ, None)
+        return _stacked(read, names, differ, None)
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         # A file of the final name is always complete, also where several processes write it.
         partial = file.with_suffix(f".{os.getpid()}.partial")
         try:
-            _stacked(read, number, differ, partial)
+            _stacked(read, names, differ, partial)
             os.replace(partial, file)
         finally:
             partial.unlink(missing_ok=True)
@@ -83,14 +77,11 @@ def read_items(
 
 
 def _stacked(
-    read: Callable[[int], np.ndarray],
-    number: int,
-    differ: Callable[[tuple[int, ...], int, tuple[int, ...]], ConfigError],
-    file: Path | None,
+    read: Callable[[int], np.ndarray], names: Sequence[object], differ: str, file: Path | None
 ) -> np.ndarray:
     """Reads items into memory, or into a file that is mapped into memory; see `read_items`."""
     items: np.ndarray | None = None
-    place, blocks = 0, _Blocks(read, number)
+    place, blocks = 0, _Blocks(read, len(names))
     workers = min(torch.get_num_threads(), len(blocks))
     # With a generator of its own the loader does not draw from the global random state.
     loader = DataLoader(
@@ -105,9 +96,10 @@ def _stacked(
             raise block
         for item in block:
             if items is None:
-                items = _allocated((number, *item.shape), item.dtype, file)
+                items = _allocated((len(names), *item.shape), item.dtype, file)
             if items.shape[1:] != item.shape:
-                raise differ(items.shape[1:], place, item.shape)
+                shapes = ["x".join(map(str, shape)) for shape in (items.shape[1:], item.shape)]
+                raise ConfigError(differ.format(names[0], names[place], *shapes))
             items[place] = item
             place += 1
     assert items is not None
@@ -152,17 +144,12 @@ class _Blocks(Dataset):
 
 def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
     """Reads an image of a list, uint8 [3, H, W]."""
-    return _pixels(paths[number], size)
-
-
-def _pixels(path: Path, size: int | None) -> np.ndarray:
-    """Reads an image, uint8 [3, H, W]."""
     from torchvision.datasets.folder import default_loader
 
     try:
-        image = default_loader(str(path))
+        image = default_loader(str(paths[number]))
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read as an image: {error}") from error
+        raise ConfigError(f"{paths[number]}: cannot be read as an image: {error}") from error
     pixels = np.asarray(image if size is None else image.resize((size, size)))
     return pixels.transpose(2, 0, 1)
 

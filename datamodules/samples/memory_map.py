@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import ConfigError, require
+from ..errors import require
 from .images import read_items
-from .samples import ITEMS, DatasetSamples, TensorSamples, scaled, stack_items
+from .samples import ITEMS, DatasetSamples, TensorSamples, stack_items
 
 
 class MappedSamples(TensorSamples):
@@ -45,15 +45,6 @@ class MappedSamples(TensorSamples):
     ) -> None:
         super().__init__(inputs, targets)
         self.device = torch.device(device)
-
-    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        flat = index.reshape(-1).to("cpu")
-        inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
-        targets = self.targets.index_select(0, flat).to(self.device)
-        return (
-            inputs.reshape(index.shape + self.inputs.shape[1:]),
-            targets.reshape(index.shape + self.targets.shape[1:]),
-        )
 
     def to(self, device: torch.device | str) -> "MappedSamples":
         return MappedSamples(self.inputs, self.targets, device)
@@ -91,7 +82,11 @@ class MappedSamples(TensorSamples):
         require("DatasetSamples.targets", None, targets is not None, expected)
         assert targets is not None
         read = functools.partial(_input, samples.dataset)
-        return cls(read_items(read, len(samples), _differ, Path(file).expanduser()), targets)
+        differ = (
+            "DatasetSamples.dataset: the inputs of the items {} and {} have the shapes {} and {}"
+        )
+        file = Path(file).expanduser()
+        return cls(read_items(read, range(len(samples)), f"{differ}; {ITEMS}", file), targets)
 
 
 def train_and_test(
@@ -117,11 +112,3 @@ def _input(dataset: Dataset, number: int) -> np.ndarray:
     """Returns the input of an item."""
     inputs, _ = stack_items([dataset[number]])
     return inputs[0].numpy()
-
-
-def _differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
-    """Returns the error where the inputs of the items 0 and `number` differ in shape."""
-    return ConfigError(
-        f"DatasetSamples.dataset: the inputs of the items 0 and {number} have the shapes {first} "
-        f"and {shape}; {ITEMS}"
-    )

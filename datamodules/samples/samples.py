@@ -100,14 +100,15 @@ class TensorSamples(Samples):
         require("TensorSamples.targets.shape", shape, shape[:1] == (number,), expected)
         self.inputs = inputs
         self.targets = _as_targets(targets)
+        self.device = inputs.device
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         flat = index.reshape(-1).to(self.inputs.device)
-        inputs = scaled(self.inputs.index_select(0, flat))
-        targets = self.targets.index_select(0, flat)
+        inputs = scaled(self.inputs.index_select(0, flat).to(self.device))
+        targets = self.targets.index_select(0, flat).to(self.device)
         return (
             inputs.reshape(index.shape + self.inputs.shape[1:]),
             targets.reshape(index.shape + self.targets.shape[1:]),

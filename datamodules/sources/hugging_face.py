@@ -1,9 +1,11 @@
 """Data sets of the Hugging Face hub, and files that its package `datasets` reads."""
 
+import contextlib
 import functools
 import hashlib
+import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,9 +129,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
         targets, names = self._classes(splits, self.target_column)
-        ids = None
-        if self.client_column is not None:
-            ids = _client_ids(splits, self.client_column)
+        ids = None if self.client_column is None else _client_ids(splits, self.client_column)
         train, test = train_and_test(inputs, targets, len(splits[0]))
         return Loaded(train, test, ids, class_names=names)
 
@@ -142,17 +142,20 @@ class HuggingFaceDataModule(FederatedDataModule):
             raise ConfigError(
                 f"{key}; the package datasets must be installed, by: pip install datasets"
             ) from error
+        folder = Path(self.path).expanduser()
+        is_folder = folder.is_dir() and self.data_files is None
         try:
-            if Path(self.path).expanduser().is_dir() and self.data_files is None:
-                found = datasets.load_from_disk(str(Path(self.path).expanduser()))
-            else:
-                found = datasets.load_dataset(
-                    self.path,
-                    self.configuration,
-                    data_files=self.data_files,
-                    revision=self.revision,
-                    cache_dir=str(self.root / "huggingface"),
-                )
+            with _quiet(datasets, is_local=is_folder or self.data_files is not None):
+                if is_folder:
+                    found = datasets.load_from_disk(str(folder))
+                else:
+                    found = datasets.load_dataset(
+                        self.path,
+                        self.configuration,
+                        data_files=self.data_files,
+                        revision=self.revision,
+                        cache_dir=str(self.root / "huggingface"),
+                    )
         except Exception as error:  # `datasets`, the hub's client and the readers raise many types
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(
@@ -202,7 +205,9 @@ class HuggingFaceDataModule(FederatedDataModule):
             key = f"{table._fingerprint} {self.image_size} {mode}"
             file = self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
         read = functools.partial(_image, table, mode, strict, self.image_size)
-        return read_items(read, len(table), _differ, file)
+        differ = "image_size: None, but the images {} and {} have the shapes {} and {}"
+        differ = f"HuggingFaceDataModule.{differ}; it must be given"
+        return read_items(read, range(len(table)), differ, file)
 
     def _classes(self, splits: Sequence[Any], column: str) -> tuple[np.ndarray, list[str] | None]:
         """Returns the targets, classes int64 [N] or floating numbers, and the classes' names."""
@@ -218,11 +223,7 @@ class HuggingFaceDataModule(FederatedDataModule):
 
 
 def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a table with one column, uint8 [C, H, W].
-
-    Raises:
-        ConfigError: `strict`, and the image is in colour though `mode` is "L".
-    """
+    """Reads an image of a table with one column, uint8 [C, H, W]; if `strict`, a gray one."""
     (image,) = table[number].values()
     if strict and image.mode not in _GRAY:
         raise ConfigError(
@@ -235,21 +236,23 @@ def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -
     return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
 
 
-def _differ(first: tuple[int, ...], number: int, shape: tuple[int, ...]) -> ConfigError:
-    """Returns the error where the images 0 and `number` differ in size."""
-    sizes = ["x".join(map(str, s[1:])) for s in (first, shape)]
-    return ConfigError(
-        f"HuggingFaceDataModule.image_size: None, but there are images of {sizes[0]} and of "
-        f"{sizes[1]} pixels; it must be given"
-    )
+@contextlib.contextmanager
+def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
+    """Keeps `datasets` from logging errors, which are raised as well, and local progress bars."""
+    level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    datasets.logging.set_verbosity(logging.CRITICAL)
+    if is_local:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        datasets.logging.set_verbosity(level)
+        if shown:
+            datasets.enable_progress_bars()
 
 
 def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callable[[str], list[int]]:
-    """Returns a function from a text to `length` whole numbers.
-
-    Args:
-        tokenizer: See `HuggingFaceDataModule`.
-        length: The number of tokens.
+    """Returns a function from a text to `length` whole numbers; see `HuggingFaceDataModule`.
 
     Example:
         >>> encoder("bytes", 4)("Hé")  # é has two bytes
@@ -257,21 +260,17 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
     """
     if isinstance(tokenizer, str) and tokenizer != "bytes":
         return _hub_encoder(tokenizer, length)
-    tokens = tokenizer if callable(tokenizer) else _bytes
 
     def encode(text: str) -> list[int]:
-        found = list(tokens(text))[:length]
+        found = tokenizer(text) if callable(tokenizer) else [byte + 1 for byte in text.encode()]
+        found = list(found)[:length]
         return found + [0] * (length - len(found))
 
     return encode
 
 
 def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
-    """Returns a function from a text to `length` tokens of a tokenizer of the package `tokenizers`.
-
-    Raises:
-        ConfigError: The tokenizer cannot be loaded.
-    """
+    """Returns a function from a text to `length` tokens of the package `tokenizers`."""
     try:
         from tokenizers import Tokenizer
 
@@ -290,27 +289,18 @@ def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
     return lambda text: known.encode(text).ids
 
 
-def _bytes(text: str) -> list[int]:
-    """Numbers the bytes of a text from 1 to 256."""
-    return [byte + 1 for byte in text.encode()]
-
-
 def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
-    """Returns a column, [N, ...].
+    """Returns a column without missing values, [N, ...].
 
     Args:
         split: The table.
         column: The name of the column.
         may_be_empty: Whether an empty text is a value, as it is for an input.
-
-    Raises:
-        ConfigError: Values are missing.
     """
     values = split.select_columns([column]).with_format("numpy")[:][column]
     texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
-    no_empty = not may_be_empty
-    text_missing = any(text is None or (no_empty and str(text) == "") for text in texts)
-    if text_missing or (values.dtype.kind == "f" and np.isnan(values).any()):
+    missing = any(x is None or (not may_be_empty and str(x) == "") for x in texts)
+    if missing or (values.dtype.kind == "f" and np.isnan(values).any()):
         raise ConfigError(
             f"HuggingFaceDataModule: the column {column!r} has rows without a value; it must have "
             "one in each row"
@@ -319,11 +309,7 @@ def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
 
 
 def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
-    """Returns a column of numbers, float32 or int64 [N, ...], inputs with a feature axis at least.
-
-    Raises:
-        ConfigError: The column holds no numbers, or lists of different lengths.
-    """
+    """Returns a column of numbers, float32 or int64 [N, ...]; inputs have a feature axis."""
     values = np.asarray(_values(split, column))
     if values.dtype.kind not in "biuf":
         feature = " ".join(str(split.features[column]).split())

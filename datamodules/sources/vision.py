@@ -5,10 +5,9 @@ torchvision downloads and reads most data sets. It is imported only when data ar
 
 import os
 import textwrap
-from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -24,6 +23,13 @@ from ..samples.samples import TensorSamples
 
 Pairs = tuple[Tensor, Tensor]
 """Images uint8 [N, C, H, W] and labels int64 [N]."""
+EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
+
+
+def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
+    """Returns the paths of the files with the images and the labels of each part."""
+    kinds = ("images-idx3", "labels-idx1")
+    return tuple(f"{folder}/raw/{part}-{kind}-ubyte" for part in parts for kind in kinds)
 
 
 class ImageDataModule(FederatedDataModule):
@@ -51,6 +57,10 @@ class ImageDataModule(FederatedDataModule):
     """The name of the data set."""
     source: ClassVar[str]
     """The address of the folder with the archives."""
+    archives: Sequence[str]
+    """The archives, as paths below `root`, that a user can put there instead of a download."""
+    files: Sequence[str]
+    """The files, as paths below `root`, that `read` requires."""
 
     def __init__(
         self,
@@ -67,23 +77,22 @@ class ImageDataModule(FederatedDataModule):
         if train_samples is not None:
             self.train_samples = check_whole(f"{type(self).__name__}.train_samples", train_samples)
 
-    @property
-    @abstractmethod
-    def archives(self) -> Sequence[str]:
-        """The archives, as paths below `root`, that a user can put there instead of a download."""
-
-    @property
-    @abstractmethod
-    def files(self) -> Sequence[str]:
-        """The files, as paths below `root`, that `read` requires."""
-
-    @abstractmethod
     def download(self) -> None:
-        """Downloads and unpacks `files`, or those of them that are missing."""
+        """Downloads and unpacks the files that are missing."""
+        for train in (True, False):
+            self._open(train, download=True)
 
-    @abstractmethod
     def read(self, train: bool) -> Pairs:
         """Reads the images and labels of the official training or test set."""
+        stored = self._open(train)
+        labels = stored.labels if hasattr(stored, "labels") else stored.targets
+        return torch.as_tensor(stored.data), torch.as_tensor(labels, dtype=torch.int64)
+
+    def _open(self, train: bool, **arguments: Any) -> Any:
+        """Opens a data set of torchvision, which verifies the checksums of its files."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.title)(self.root, train=train, **arguments)
 
     def prepare_data(self) -> None:
         """Downloads the data; has no effect if the files exist."""
@@ -127,7 +136,7 @@ class ImageDataModule(FederatedDataModule):
         return f"{type(self).__name__}.root: {str(self.root)!r}"
 
     def _missing(self) -> list[str]:
-        """Returns those of `files` that do not exist."""
+        """Returns the `files` that do not exist."""
         return [file for file in self.files if not (self.root / file).is_file()]
 
     def _choose(self, available: int, number: int) -> Tensor:
@@ -153,24 +162,12 @@ class MNISTDataModule(ImageDataModule):
 
     title = "MNIST"
     source = "https://ossci-datasets.s3.amazonaws.com/mnist"
-
-    @property
-    def archives(self) -> Sequence[str]:
-        """The paths of the four compressed files."""
-        return [f"{file}.gz" for file in self.files]
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of the four files."""
-        kinds = ("images-idx3", "labels-idx1")
-        return [f"{self.title}/raw/{s}-{k}-ubyte" for s in ("train", "t10k") for k in kinds]
-
-    def download(self) -> None:
-        _torchvision(self.title, self.root, train=False, download=True)
+    files = _idx_files("MNIST", "train", "t10k")
+    archives = tuple(f"{file}.gz" for file in files)
 
     def read(self, train: bool) -> Pairs:
-        stored = _torchvision(self.title, self.root, train=train)
-        return stored.data.unsqueeze(1), stored.targets
+        images, labels = super().read(train)
+        return images.unsqueeze(1), labels
 
 
 class FashionMNISTDataModule(MNISTDataModule):
@@ -187,12 +184,11 @@ class FashionMNISTDataModule(MNISTDataModule):
 
     title = "FashionMNIST"
     source = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+    files = _idx_files("FashionMNIST", "train", "t10k")
+    archives = tuple(f"{file}.gz" for file in files)
 
 
-EMNISTSplit = Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
-
-
-class EMNISTDataModule(ImageDataModule):
+class EMNISTDataModule(MNISTDataModule):
     """EMNIST: handwritten letters and digits [1, 28, 28], in one of six selections.
 
     Cohen, Afshar, Tapson, van Schaik, "EMNIST: Extending MNIST to Handwritten Letters", IJCNN 2017.
@@ -213,30 +209,21 @@ class EMNISTDataModule(ImageDataModule):
 
     title = "EMNIST"
     source = "https://biometrics.nist.gov/cs_links/EMNIST"
+    archives = ("EMNIST/raw/gzip.zip",)
 
     def __init__(self, split: EMNISTSplit = "balanced", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        known = EMNISTSplit.__args__  # type: ignore[attr-defined]
+        known = get_args(EMNISTSplit)
         require("EMNISTDataModule.split", split, split in known, f"one of {', '.join(known)}")
         self.split = split
+        self.files = _idx_files("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
 
-    archives = ("EMNIST/raw/gzip.zip",)
-
-    @property
-    def files(self) -> Sequence[str]:
-        """The paths of the four files of the split."""
-        kinds = ("images-idx3", "labels-idx1")
-        splits = [f"EMNIST/raw/emnist-{self.split}-{part}" for part in ("train", "test")]
-        return [f"{split}-{kind}-ubyte" for split in splits for kind in kinds]
-
-    def download(self) -> None:
-        for train in (True, False):
-            _torchvision(self.title, self.root, split=self.split, train=train, download=True)
+    def _open(self, train: bool, **arguments: Any) -> Any:
+        return super()._open(train, split=self.split, **arguments)
 
     def read(self, train: bool) -> Pairs:
-        stored = _torchvision(self.title, self.root, split=self.split, train=train)
-        images = stored.data.transpose(1, 2).unsqueeze(1).contiguous()
-        return images, stored.targets - int(self.split == "letters")
+        images, labels = super().read(train)
+        return images.transpose(2, 3).contiguous(), labels - int(self.split == "letters")
 
 
 class CIFAR10DataModule(ImageDataModule):
@@ -259,13 +246,9 @@ class CIFAR10DataModule(ImageDataModule):
         *(f"cifar-10-batches-py/{name}" for name in ("test_batch", "batches.meta")),
     )
 
-    def download(self) -> None:
-        _torchvision(self.title, self.root, train=False, download=True)
-
     def read(self, train: bool) -> Pairs:
-        stored = _torchvision(self.title, self.root, train=train)
-        images = torch.from_numpy(stored.data).permute(0, 3, 1, 2).contiguous()
-        return images, torch.tensor(stored.targets, dtype=torch.int64)
+        images, labels = super().read(train)
+        return images.permute(0, 3, 1, 2).contiguous(), labels
 
 
 class CIFAR100DataModule(CIFAR10DataModule):
@@ -302,21 +285,10 @@ class SVHNDataModule(ImageDataModule):
     source = "http://ufldl.stanford.edu/housenumbers"
     archives = files = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
 
-    def download(self) -> None:
-        for split in ("train", "test"):
-            _torchvision(self.title, self.root / self.title, split=split, download=True)
+    def _open(self, train: bool, **arguments: Any) -> Any:
+        from torchvision.datasets import SVHN
 
-    def read(self, train: bool) -> Pairs:
-        split = "train" if train else "test"
-        stored = _torchvision(self.title, self.root / self.title, split=split)
-        return torch.from_numpy(stored.data), torch.from_numpy(stored.labels.astype(np.int64))
-
-
-def _torchvision(name: str, root: Path, **arguments: Any) -> Any:
-    """Opens a data set of torchvision, which verifies the checksums of its files."""
-    from torchvision import datasets
-
-    return getattr(datasets, name)(root, **arguments)
+        return SVHN(self.root / self.title, split="train" if train else "test", **arguments)
 
 
 def _shorten(error: Exception) -> str:

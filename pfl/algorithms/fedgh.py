@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from pfl.method import (
-    Batch,
     Clients,
     ConfigError,
     FederatedAlgorithm,
     Message,
     Network,
+    class_sums,
     features,
     generator,
     head_name,
@@ -127,7 +127,8 @@ class FedGH(FederatedAlgorithm):
         start = self.personalized(clients)
         if clients.round == 0:  # an unsuitable network must show before it is trained
             for rows, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
-                self._features(clients, start, rows, batch)
+                buffers = None if clients.buffers is None else clients.buffers[rows]
+                features(self.oracle, start[rows], batch, self.head_name, buffers)
         v = self.local_sgd(clients, start)
         if "body" in clients.state:
             clients.state["body"] = values_in(self.personal_part, v)
@@ -151,28 +152,20 @@ class FedGH(FederatedAlgorithm):
             replace_values_in(self.personal_part, v, clients.state["body"])
         return v
 
-    def _features(self, clients: Clients, v: Tensor, rows: slice, batch: Batch) -> Tensor:
-        buffers = None if clients.buffers is None else clients.buffers[rows]
-        return features(self.oracle, v[rows], batch, self.head_name, buffers)
-
     def _prototypes(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns, for each class, whether the client has it and the mean of its features.
 
         Their shape is [C, classes, 1 + K]; for regression [C, 1, 1 + K + T], as the one pair has
         the mean of the T values of the target as well.
         """
-        features = self.head.in_features
-        width = 1 + features + (0 if self.classes else self.head.out_features)
-        sums = v.new_zeros(len(clients), self.classes or 1, width)
-        for rows, batch in clients.samples():
-            z = self._features(clients, v, rows, batch)
-            member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
-            if self.classes:
-                member = member * nn.functional.one_hot(batch.targets, self.classes)
-            else:
-                sums[rows, :, 1 + features :] += member.mT @ batch.targets.flatten(2)
-            sums[rows, :, 0] += member.sum(1)
-            sums[rows, :, 1 : 1 + features] += member.mT @ z
+        classes, labelled = self.classes or 1, self.classes is not None
+        sums, _ = class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)
+        if not labelled:
+            targets = v.new_zeros(len(clients), 1, self.head.out_features)
+            for rows, batch in clients.samples():
+                member = (batch.sample_weights(v.dtype) > 0).to(v)[..., None]  # 0 for padding
+                targets[rows] += member.mT @ batch.targets.flatten(2)
+            sums = torch.cat([sums, targets], 2)
         return sums / sums[..., :1].clamp_min(1)
 
     @torch.enable_grad()

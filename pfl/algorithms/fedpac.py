@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl.method import (
     Clients,
@@ -23,7 +23,9 @@ from pfl.method import (
     Samples,
     class_sums,
     dense,
+    distance_to_means,
     head_name,
+    linear_head,
     masked,
     replace_values_in,
     require,
@@ -93,12 +95,7 @@ class FedPAC(PartlyPersonal):
         require("head_lr", head_lr, head_lr > 0, "positive")
         self.penalty, self.head_epochs, self.head_lr = penalty, head_epochs, head_lr
         self.head_name = head_name(network)
-        layer = network.get_submodule(self.head_name)
-        if not isinstance(layer, nn.Linear):
-            raise ConfigError(
-                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
-                f"{type(layer).__name__}; FedPAC needs a linear layer"
-            )
+        layer = linear_head(network, self.head_name, "FedPAC")
         # For each class whether C_c is known, and its values.
         self.shape = layer.out_features, 1 + layer.in_features
         self.add_server_state("centroids", self.global_model.new_zeros(self.shape))
@@ -174,11 +171,9 @@ class FedPAC(PartlyPersonal):
         self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
-        centroids = own["centroids"]
-        centroids = centroids[samples.targets] if self.has_classes else centroids[:1]
-        known, center = centroids[:, 0], centroids[:, 1:]
-        away = (features - center).square().mean(1)
-        return self.oracle.losses(outputs, samples.targets) + self.penalty * known * away
+        classes = samples.targets if self.has_classes else None
+        away = distance_to_means(own["centroids"], features, classes)
+        return self.oracle.losses(outputs, samples.targets) + self.penalty * away
 
     def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pfl.method import (
     Clients,
@@ -21,7 +21,9 @@ from pfl.method import (
     Objective,
     Samples,
     class_sums,
+    distance_to_means,
     head_name,
+    linear_head,
     require,
 )
 
@@ -73,12 +75,7 @@ class FedProto(FederatedAlgorithm):
         )
         require("penalty", penalty, penalty >= 0, "at least 0")
         self.penalty, self.head_name = penalty, head_name(network)
-        head = network.get_submodule(self.head_name)
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
-                f"{type(head).__name__}; FedProto needs a linear layer"
-            )
+        head = linear_head(network, self.head_name, "FedProto")
         self.add_client_state("w", lambda: self.global_model)
         # For each class whether the prototype is known, and its values.
         self.shape = head.out_features, 1 + head.in_features
@@ -126,11 +123,9 @@ class FedProto(FederatedAlgorithm):
         self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
-        prototypes = own["prototypes"]
-        prototypes = prototypes[samples.targets] if self.has_classes else prototypes[:1]
-        known, center = prototypes[:, 0], prototypes[:, 1:]
-        away = (features - center).square().mean(1)
-        return self.oracle.losses(outputs, samples.targets) + self.penalty * known * away
+        classes = samples.targets if self.has_classes else None
+        away = distance_to_means(own["prototypes"], features, classes)
+        return self.oracle.losses(outputs, samples.targets) + self.penalty * away
 
     def _class_sums(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns n_i,c and the sum of its features for each class, [C, classes, 1 + K]."""

@@ -23,7 +23,6 @@ from pfl.method.statistics import of_model
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing
-PERPLEXITY = 30.0
 
 
 class EmbeddingFigure(Callback):
@@ -41,6 +40,9 @@ class EmbeddingFigure(Callback):
     Args:
         client: The id of the client.
 
+    Raises:
+        ConfigError: There is no such client, or the data have no classes.
+
     Example:
         >>> from pfl import Trainer
         >>> trainer = Trainer(callbacks=[EmbeddingFigure(client=3)], enable_progress_bar=False)
@@ -54,11 +56,6 @@ class EmbeddingFigure(Callback):
         self.client = client
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks that there is such a client, with classes.
-
-        Raises:
-            ConfigError: There is none.
-        """
         loop = _loop(trainer)
         if self.client >= loop.num_clients:
             raise ConfigError(
@@ -69,14 +66,6 @@ class EmbeddingFigure(Callback):
             raise ConfigError("EmbeddingFigure: it needs classes, and the targets are numbers")
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the figure."""
-        self._draw(trainer, pl_module)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the figure."""
-        self._draw(trainer, pl_module)
-
-    def _draw(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         if self.client % trainer.world_size != trainer.global_rank:
             return  # another process keeps the client's states
@@ -94,16 +83,13 @@ class EmbeddingFigure(Callback):
         figure = embedding_figure(panels, targets, self.client)
         files.write_figure(RunRecorder.of(trainer).folder / "embedding.png", figure)
 
+    on_test_end = on_train_end
+
 
 def embeddings(
     algorithm: FederatedAlgorithm, loop: FederatedLoop, client: int
 ) -> tuple[dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], np.ndarray]:
     """Returns the places and predicted classes of a client's test samples, and their classes.
-
-    Args:
-        algorithm: The method, after training.
-        loop: The loop around the data.
-        client: The id of the client.
 
     Returns:
         For each (extractor, classifier), of "personalized" and "global", the places [n, 2] and the
@@ -116,23 +102,20 @@ def embeddings(
     algorithm.load_state(one)
     models = _models(algorithm, one)
     batches = [batch for _, batch in one.samples()]
-    count = int(one.sizes.sum())
     classes = [b.targets[0, : b.counts[0]].cpu().numpy() for b in batches]
     targets = np.concatenate([np.empty(0, np.int64), *classes])
     panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
-    if count < FEWEST:
+    if len(targets) < FEWEST:
         return panels, targets
     head = head_name(algorithm.network)
     mask = select_part(algorithm.network, algorithm.space, "head", "EmbeddingFigure")
     for extractor, (body, buffers) in models.items():
-        places = None
+        parts = [features(algorithm.oracle, body, b, head, buffers) for b in batches]
+        known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
+        places = _in_the_plane(torch.cat(known).flatten(1).cpu().numpy())
+        own = None if buffers is None else buffers[0]
         for classifier, (last, _) in models.items():
             w = torch.where(mask, last, body)
-            if places is None:
-                parts = [features(algorithm.oracle, w, b, head, buffers) for b in batches]
-                known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
-                places = _in_the_plane(torch.cat(known).flatten(1).cpu().numpy())
-            own = None if buffers is None else buffers[0]
             outputs = [
                 algorithm.oracle.predict(w[0], b.inputs[0, : b.counts[0]], own) for b in batches
             ]
@@ -157,7 +140,7 @@ def _in_the_plane(values: np.ndarray) -> np.ndarray:
     """Returns the places [n, 2] of values [n, K] by t-SNE, with a fixed seed."""
     from sklearn.manifold import TSNE
 
-    perplexity = min(PERPLEXITY, (len(values) - 1) / 3)
+    perplexity = min(30.0, (len(values) - 1) / 3)
     start = "pca" if values.shape[1] >= 2 else "random"
     return TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(values)
 

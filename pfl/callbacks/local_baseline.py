@@ -60,14 +60,13 @@ class LocalBaseline(Callback):
         self._initial: dict[str, Tensor] | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Forgets the initial model of another run; a checkpoint restores its own later."""
         assert isinstance(pl_module, FederatedAlgorithm)
+        # The initial model of another run is forgotten; a checkpoint restores its own later.
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None
             self.by_round = {}
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Copies the initial model."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if self._initial is None:
             w = pl_module.global_model.clone()
@@ -75,15 +74,9 @@ class LocalBaseline(Callback):
             self._initial = {"w": w, "buffers": buffers}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the initial model, so that a resumed run has the same baseline."""
         return {"initial": self._initial}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores the initial model.
-
-        Raises:
-            Malformed: The checkpoint does not have it.
-        """
         vector = torch.zeros(0)
         own = {"initial": {"w": vector, "buffers": vector}}
         check_parts(state_dict, own, "LocalBaseline")
@@ -92,7 +85,6 @@ class LocalBaseline(Callback):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuses the checkpoint of a run that had no baseline: its initial model is gone."""
         saved = checkpoint.get("callbacks")
         missing = isinstance(saved, dict) and self.state_key not in saved
         if trainer.state.fn == "fit" and missing:
@@ -102,7 +94,6 @@ class LocalBaseline(Callback):
             )
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Trains and scores the baseline."""
         assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
         rows = RunRecorder.of(trainer).rows
@@ -115,7 +106,7 @@ class LocalBaseline(Callback):
         self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Removes the baseline's checkpoint, since the run has written its result."""
+        # The run has written its result, so the baseline's own checkpoint is not needed any more.
         if stage == "fit" and trainer.is_global_zero:
             BaselineCheckpoint.path(trainer).unlink(missing_ok=True)
 

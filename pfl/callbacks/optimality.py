@@ -57,7 +57,6 @@ class Optimality(Callback):
         self._solution: Solution | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Checks that the true models have as many parameters as the network."""
         assert isinstance(pl_module, FederatedAlgorithm)
         data, size = _data(trainer), pl_module.space.size
         truth = getattr(data, "true_models", None)
@@ -82,7 +81,6 @@ class Optimality(Callback):
         self._solved_penalty = self._solution = None
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Measures, and adds the numbers to the round's row."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if pl_module.rounds % self.every and not is_last(trainer):
             return

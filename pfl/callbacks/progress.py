@@ -34,15 +34,12 @@ class RoundProgress(ProgressBar):
         self._shown: dict[str, str] = {}
 
     def disable(self) -> None:
-        """Hides the bar; Lightning calls this method on all processes but the first."""
         self._enabled = False
 
     def enable(self) -> None:
-        """Shows the bar, even if the output is not a terminal."""
         self._enabled = True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Opens the bar at the first round that this run trains."""
         if self._enabled:
             self._bar = tqdm(
                 total=None if trainer.max_epochs == -1 else trainer.max_epochs,
@@ -56,7 +53,6 @@ class RoundProgress(ProgressBar):
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Advances the bar by one round."""
         if self._bar is None:
             return
         row: dict[str, Any] = getattr(pl_module, "row", {})
@@ -71,7 +67,6 @@ class RoundProgress(ProgressBar):
         self._bar.update()
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Closes the bar."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -79,9 +74,7 @@ class RoundProgress(ProgressBar):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Closes the bar, so that the error starts on a line of its own."""
-        self.on_train_end(trainer, pl_module)
+        self.on_train_end(trainer, pl_module)  # so that the error starts on a line of its own
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Prints above the bar."""
         tqdm.write(" ".join(map(str, args)), file=sys.stdout)

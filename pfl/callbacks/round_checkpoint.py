@@ -74,7 +74,6 @@ class RoundCheckpoint(ModelCheckpoint):
         self.clock = SavingClock(every_seconds)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Saves if enough time has passed, or if the run ends with this round."""
         # Saving gathers the client states: all processes must take part, or none.
         if trainer.strategy.broadcast(is_last(trainer) or self.clock.is_due()):
             with self.clock.saving():

@@ -23,12 +23,10 @@ class RunFigure(Callback):
     results = ("report.png",)  # a resumed run writes it if it is missing
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Removes the figure of fewer rounds."""
-        if trainer.is_global_zero:
+        if trainer.is_global_zero:  # the figure of fewer rounds
             (RunRecorder.of(trainer).folder / "report.png").unlink(missing_ok=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the figure on the first process."""
         recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
@@ -53,7 +51,6 @@ class CollaborationMap(Callback):
     """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draws the figure on the first process."""
         assert isinstance(pl_module, FederatedAlgorithm)
         if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
             return

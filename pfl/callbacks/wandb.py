@@ -70,7 +70,6 @@ class WandbRecord(Callback):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sends the config, the axes of the curves and the partition."""
         loop = trainer.datamodule  # type: ignore[attr-defined]
         assert isinstance(loop, FederatedLoop) and isinstance(pl_module, FederatedAlgorithm)
         self._by_bytes.clear()
@@ -88,7 +87,6 @@ class WandbRecord(Callback):
                 _send_partition(run, loop)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sends the round's scores against bytes, and their histograms over clients."""
         assert isinstance(pl_module, FederatedAlgorithm)
         loggers, row = _loggers(trainer), pl_module.row
         if not loggers or pl_module.evaluation is None or not _means(row):
@@ -108,7 +106,6 @@ class WandbRecord(Callback):
         self._by_bytes |= _means(row).keys()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Sends the tables, the summary and the models."""
         recorder = RunRecorder.of(trainer)
         for logger in _loggers(trainer) if recorder.summary else []:
             assert recorder.table is not None

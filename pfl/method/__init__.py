@@ -8,7 +8,7 @@ from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.engines.objective import Objective, Outputs, Samples, head_name
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import class_sums, features
+from pfl.method.features import class_sums, distance_to_means, features, linear_head
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
@@ -34,11 +34,13 @@ __all__ = [
     "Step",
     "class_sums",
     "dense",
+    "distance_to_means",
     "features",
     "generator",
     "head_name",
     "header",
     "inner_products",
+    "linear_head",
     "low_rank",
     "low_rank_size",
     "masked",

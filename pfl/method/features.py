@@ -95,6 +95,33 @@ def class_sums(
     return sums, squares
 
 
+def distance_to_means(means: Tensor, features: Tensor, classes: Tensor | None) -> Tensor:
+    """Returns 1/K |z - C_c|^2 of each sample, [n]; 0 where C_c is not known.
+
+    Args:
+        means: For each class whether C_c is known, 0 or 1, and its K values, [classes, 1 + K].
+        features: z, [n, K].
+        classes: c, int64 [n]; None: all samples count as the first class.
+    """
+    means = means[:1] if classes is None else means[classes]
+    return means[:, 0] * (features - means[:, 1:]).square().mean(1)
+
+
+def linear_head(network: nn.Module, name: str, method: str) -> nn.Linear:
+    """Returns a network's head by its name.
+
+    Raises:
+        ConfigError: It is not a linear layer, which the method of that name needs.
+    """
+    layer = network.get_submodule(name)
+    if not isinstance(layer, nn.Linear):
+        raise ConfigError(
+            f"model.network: the head {name!r} of {type(network).__name__} is a "
+            f"{type(layer).__name__}; {method} needs a linear layer"
+        )
+    return layer
+
+
 def _watched(
     network: nn.Module, head: str, run: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -49,10 +49,10 @@ def workers(monkeypatch):
 def no_reading(monkeypatch):
     """A function after whose call an image can be decoded in this process no more."""
 
-    def forbid(path, size):
-        raise AssertionError(f"{path} is decoded")
+    def forbid(paths, size, number):
+        raise AssertionError(f"{paths[number]} is decoded")
 
-    return lambda: monkeypatch.setattr(module, "_pixels", forbid)
+    return lambda: monkeypatch.setattr(module, "_image", forbid)
 
 
 def pixels(paths):
@@ -64,11 +64,11 @@ def pixels(paths):
 def test_worker_processes_keep_the_order_of_the_files(paths, workers, tmp_path, monkeypatch):
     (tmp_path / "readers").mkdir()
 
-    def noted(path, size, read=module._pixels):
+    def noted(*arguments, read=module._image):
         (tmp_path / "readers" / str(os.getpid())).touch()
-        return read(path, size)
+        return read(*arguments)
 
-    monkeypatch.setattr(module, "_pixels", noted)
+    monkeypatch.setattr(module, "_image", noted)
     expected, before = pixels(paths[::-1]), torch.get_rng_state()
     in_memory = decode(paths[::-1])
     mapped = decode(paths[::-1], cache=tmp_path / "cache")
@@ -103,7 +103,7 @@ def test_a_failure_leaves_no_file(paths, tmp_path, one_line, monkeypatch, worker
             decode(paths, cache=cache)
     assert list((tmp_path / "cache").iterdir()) == []
     Image.new("RGB", (4, 6)).save(paths[7])
-    with one_line(f"{paths[0]} has 5x4 pixels and {paths[7]} has 6x4"):
+    with one_line(f"but {paths[0]} and {paths[7]} have the shapes 3x5x4 and 3x6x4"):
         decode(paths, cache=tmp_path / "cache")
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: usage(free=2**20))
@@ -194,7 +194,7 @@ def test_a_data_set_is_read_once_in_worker_processes(tmp_path, workers, one_line
     for one, other in zip(mapped.gather(index), streamed.gather(index), strict=True):
         assert one.dtype == other.dtype and torch.equal(one, other)
     ragged = DatasetSamples(Noted(tmp_path / "readers", (2, 3)), [0, 1, 0, 1, 0, 1])
-    with one_line("inputs of the items 0 and 5 have the shapes (2,) and (3,)", "of one shape"):
+    with one_line("inputs of the items 0 and 5 have the shapes 2 and 3", "of one shape"):
         MappedSamples.read(ragged, tmp_path / "ragged.npy")
     with one_line("DatasetSamples.targets: None; it must be given"):
         MappedSamples.read(DatasetSamples(Noted(tmp_path)), file)

@@ -103,7 +103,9 @@ def test_images_take_the_size_and_the_mode_asked_for(tmp_path, one_line):
     assert torch.equal(data.samples.inputs, expected[:, :, None, None].expand(2, 3, 3, 3))
     with one_line("image_mode: None", "gray images and images in colour; it must be L or RGB"):
         HuggingFaceDataModule(path, "picture", "label", image_size=3, **arguments).setup()
-    with one_line("image_size: None", "4x5 and of 6x6 pixels; it must be given"):
+    with one_line(
+        "image_size: None", "the images 0 and 1 have the shapes 1x4x5 and 1x6x6; it must be"
+    ):
         HuggingFaceDataModule(path, "picture", "label", image_mode="L", **arguments).setup()
 
 
@@ -206,6 +208,18 @@ def test_mistakes_are_named(tmp_path, one_line, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with one_line("the package datasets must be installed, by: pip install datasets"):
         load(path, "picture", "label")
+
+
+def test_nothing_is_printed_before_an_error(tmp_path, one_line, capfd):
+    datasets.enable_progress_bars()
+    (tmp_path / "t.csv").write_text("a,y\n1,0\n2,1\n")
+    files = {"data_files": str(tmp_path / "t.csv"), "root": tmp_path, "num_clients": 1}
+    with one_line("HuggingFaceDataModule.target_column: 'label'"):
+        HuggingFaceDataModule("csv", "a", "label", **files).setup()
+    with one_line("HuggingFaceDataModule.path: 'parquet' cannot be loaded"):
+        HuggingFaceDataModule("parquet", "a", "y", **files).setup()
+    assert capfd.readouterr() == ("", "")
+    assert datasets.is_progress_bar_enabled()
 
 
 def test_an_empty_text_is_an_input_but_neither_a_class_nor_a_client(tmp_path, one_line):

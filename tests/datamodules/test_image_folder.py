@@ -136,7 +136,7 @@ def test_mistakes_are_named(tmp_path, one_line):
     with one_line("holds test images only"):
         load(tmp_path / "tests", "split/class")
     write(tmp_path / "sizes", {"a/1.png": 3, "a/2.png": np.zeros((5, 7, 3), np.uint8)})
-    with one_line("image_size: None", "1.png has 6x4 pixels", "2.png has 5x7"):
+    with one_line("image_size: None", "2.png have the shapes 3x6x4 and 3x5x7"):
         load(tmp_path / "sizes")
     (tmp_path / "set" / "photo" / "cat" / "a.bmp").write_bytes(b"BM")
     with one_line("a.bmp: cannot be read as an image"):

@@ -171,6 +171,12 @@ SETS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def nothing_installed(tmp_path, monkeypatch):
+    """Debian's files of Fashion-MNIST, if this machine has them, are not used."""
+    monkeypatch.setattr(FashionMNISTDataModule, "installed", tmp_path / "nothing")
+
+
 # ---- the server ---------------------------------------------------------------------------------
 
 
@@ -409,3 +415,17 @@ def test_classes_per_client_uses_the_labels_of_images(tmp_path, internet):
     write_cifar10(internet[0])
     dm = CIFAR10DataModule(4, ClassesPerClient(5), SharedTest(validation=0), root=tmp_path)
     assert (dm.label_counts("train") > 0).sum(1).tolist() == [5] * 4
+
+
+def test_the_files_of_debians_package_are_used_without_a_download(tmp_path, monkeypatch):
+    installed = tmp_path / "installed"
+    installed.mkdir()
+    (images, labels), (test, _) = write_mnist(installed)
+    monkeypatch.setattr(FashionMNISTDataModule, "installed", installed)
+    data = FashionMNISTDataModule(num_clients=2, root=tmp_path / "root")
+    data.prepare_data()
+    data.setup()
+    inputs, targets = data.samples.gather(torch.arange(len(images)))
+    assert np.array_equal((255 * inputs).round().numpy(), images)
+    assert targets.tolist() == labels.tolist()
+    assert len(data.samples) == len(images) + len(test)

@@ -19,6 +19,7 @@ from pfl.algorithms.fedper import FedPer
 from pfl.algorithms.fedproto import FedProto
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
+from pfl.algorithms.fedrod import FedRoD
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.fedspa import FedSpa
 from pfl.algorithms.global_train import GlobalTrain
@@ -63,6 +64,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "FedSLR",
     "FedSpa",
     "FedYogi",

@@ -62,6 +62,17 @@ def mixture(q: Quadratics, *, lr: float, local_steps: int, alpha: float, **_: An
     return w, alpha * (q.optima + x) + (1 - alpha) * w
 
 
+def heads_added(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """FedRoD with one layer, which is the head. w is FedAvg's. In a round w_i,k - A_i = r^k y with
+    r = 1 - η h_i and y = w - A_i, and p_i <- r p_i - η h_i r^k y. A whole round gives p_i again:
+    p_i (1 - r^K) = -η h_i K r^(K-1) y."""
+    w = averaging(q, lr=lr, local_steps=local_steps)[0]
+    assert w is not None
+    r = 1 - lr * q.curvatures
+    moved = lr * q.curvatures * local_steps * r ** (local_steps - 1) * (w - q.optima)
+    return w, w - moved / (1 - r**local_steps)
+
+
 def common_minimum(q: Quadratics, **_: Any) -> Models:
     """APFL with α_i that adapt, whose last values depend on all rounds. Where all clients have the
     same minimum, they do not matter: w and the v_i go there."""

@@ -30,6 +30,7 @@ from pfl.algorithms import (
     FedProto,
     FedProx,
     FedRep,
+    FedRoD,
     FedSpa,
     FedYogi,
     GlobalTrain,
@@ -299,6 +300,13 @@ ENTRIES = [
         private=("w",),
         trained_with_private=True,
         arguments={"penalty": 0.5},
+    ),
+    Method(
+        name="FedRoD",
+        kind=FedRoD,
+        limit=more.heads_added,
+        cost=forms.dense,
+        private=("head",),
     ),
     Method(
         name="MOON",

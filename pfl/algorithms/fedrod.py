@@ -1,0 +1,144 @@
+"""FedRoD.
+
+Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification",
+ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from pfl.method import (
+    Clients,
+    ConfigError,
+    FederatedAlgorithm,
+    LocalOptimizer,
+    Network,
+    Objective,
+    Samples,
+    head_name,
+    linear_head,
+    replace_values_in,
+    select_part,
+    values_in,
+)
+
+
+class FedRoD(FederatedAlgorithm):
+    """A generic model for balanced classes, and a personal head whose outputs are added to its own.
+
+    Let z(x; θ) be the features of the body, h z the outputs of a head h, and n_i,c the number of
+    the client's samples of class c. Each local step, with one mini-batch for both lines and all
+    values from before the step, takes
+    (θ_i, h_i) <- (θ_i, h_i) - η g of mean loss(h_i z + log n_i, c), from the received (θ, h);
+    p_i <- p_i - η g_p of mean loss((h_i + p_i) z, c), from the client's own last p_i.
+    (θ, h) <- sum_S n_i (θ_i, h_i) / sum_S n_i.
+    With the cross entropy the first line has the balanced softmax: class c has the probability
+    n_i,c exp(h_i z)_c / sum_k n_i,k exp(h_i z)_k.
+
+    Evaluated: the global model (θ, h), and (θ, h + p_i) with the newest (θ, h). Shared: (θ, h);
+    personal: p_i. Cost: P values down, P up; 2 gradients in a local step, and one pass over the
+    labels. Client state: p_i. A newcomer receives (θ, h).
+
+    Note:
+        The head is a linear layer, so that h and p_i are one head whose values are their sum.
+        p_i begins at 0, which makes a client that never trained predict as the generic model does;
+        in public implementations it begins at a copy of the network's first head.
+        A class that the client has not has the probability 0 (in numbers: the log of the smallest
+        positive number is added to its output). For regression, which the paper does not have,
+        nothing is added to the outputs.
+        The print was not at hand: the method is written from what its abstract and public
+        implementations agree on. The personal head that a hypernetwork computes from the class
+        shares, and the powers of n_i,c that some implementations offer, are left out. In PFLlib the
+        personal step uses outputs of h_i and θ_i from before their step, as here.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedRoD(MLP(64, (8,)))
+        >>> method.client_state_names
+        ['head']
+    """
+
+    has_personalized = True
+    personal_part: Tensor
+
+    def __init__(self, network: Network, **kwargs: Any) -> None:
+        super().__init__(network, **kwargs)
+        self.classes = linear_head(network, head_name(network), "FedRoD").out_features
+        part = select_part(network, self.space, "head", "model.network")
+        if not part.any():
+            raise ConfigError("model.network: the head is frozen; FedRoD trains it")
+        self.add_constant("personal_part", part)
+        self.add_client_state(
+            "head", lambda: torch.zeros_like(self.global_model[self.personal_part])
+        )
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the heads."""
+        return None
+
+    def check_setup(self) -> None:
+        """Finds whether the samples have classes, and refuses samples with several labels."""
+        self.has_classes = self.problem_constant("num_classes") is not None
+        if self.has_classes and not self.problem_constant("has_labels"):
+            raise ConfigError("data: the targets are several labels per sample; FedRoD needs one")
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
+        return 2 * super().cost(sizes)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Trains (θ_i, h_i) and p_i side by side; keeps p_i and sends (θ_i, h_i)."""
+        part, lr = self.personal_part, self.learning_rate(clients.round)
+        v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
+        train, train_personal = (
+            LocalOptimizer(x, lr, self.weight_decay, self.optimizer_factory) for x in (v, p)
+        )
+        balanced = Objective(
+            self._balanced_losses, own={"log_counts": self._log_counts(clients, w)}
+        )
+        for batch in clients.batches(self.local_schedule):
+            buffers = None if clients.buffers is None else clients.buffers.clone()
+            personal_loss, g_personal = self.oracle.gradient(self._added(v, p), batch, buffers)
+            loss, g = self.oracle.gradient(v, batch, clients.buffers, objective=balanced)
+            train.step(g, batch.clients)
+            train_personal.step(values_in(part, g_personal), batch.clients)
+            self.log_loss("train", loss, batch.counts)
+            self.log_loss("personal", personal_loss, batch.counts)
+        clients.state["head"] = p
+        return v
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns (θ, h + p_i)."""
+        w = clients.received["w"].expand(len(clients), -1)
+        return self._added(w, clients.state["head"])
+
+    def _added(self, v: Tensor, p: Tensor) -> Tensor:
+        """Returns models v [C, P] with p [C, H] added to their heads."""
+        v = v.clone()
+        replace_values_in(self.personal_part, v, values_in(self.personal_part, v) + p)
+        return v
+
+    def _balanced_losses(
+        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+    ) -> Tensor:
+        """Returns the losses of outputs to which log n_i is added, [n]."""
+        if not self.has_classes:
+            return self.oracle.losses(outputs, samples.targets)
+        return self.oracle.losses(outputs + own["log_counts"], samples.targets)
+
+    def _log_counts(self, clients: Clients, w: Tensor) -> Tensor:
+        """Returns log n_i,c, [C, classes], in which 0 counts as the smallest positive number."""
+        counts = w.new_zeros(len(clients), self.classes)
+        if self.has_classes:
+            for rows, batch in clients.samples():
+                real = batch.sample_weights(counts.dtype) > 0
+                counts[rows] += (one_hot(batch.targets, self.classes) * real[..., None]).sum(1)
+        return counts.clamp_min(torch.finfo(counts.dtype).tiny).log()

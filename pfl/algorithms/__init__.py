@@ -11,6 +11,7 @@ from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
+from pfl.algorithms.fedlc import FedLC
 from pfl.algorithms.fednova import FedNova
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from pfl.algorithms.fedpac import FedPAC
@@ -57,6 +58,7 @@ __all__ = [
     "FedCLUP",
     "FedDyn",
     "FedGH",
+    "FedLC",
     "FedNova",
     "FedPAC",
     "FedPD",

@@ -23,6 +23,7 @@ from pfl.method import (
     generator,
     head_name,
     masked,
+    number_of_classes,
     replace_values_in,
     require,
     select_part,
@@ -113,10 +114,7 @@ class FedGH(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         """Finds the number of classes, and refuses samples with several labels."""
-        classes = self.problem_constant("num_classes")
-        if classes is not None and not self.problem_constant("has_labels"):
-            raise ConfigError("data: the targets are several labels per sample; FedGH needs one")
-        self.classes = None if classes is None else int(classes)
+        self.classes = number_of_classes(self)
 
     def download(self) -> Message:
         """Returns a message of h."""

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
-    ConfigError,
     Message,
     Network,
     Objective,
@@ -27,6 +26,7 @@ from pfl.method import (
     head_name,
     linear_head,
     masked,
+    number_of_classes,
     replace_values_in,
     require,
     values_in,
@@ -105,9 +105,7 @@ class FedPAC(PartlyPersonal):
 
     def check_setup(self) -> None:
         """Finds whether the samples have classes, and refuses samples with several labels."""
-        self.has_classes = self.problem_constant("num_classes") is not None
-        if self.has_classes and not self.problem_constant("has_labels"):
-            raise ConfigError("data: the targets are several labels per sample; FedPAC needs one")
+        self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
-    ConfigError,
     FederatedAlgorithm,
     Message,
     Network,
@@ -24,6 +23,7 @@ from pfl.method import (
     distance_to_means,
     head_name,
     linear_head,
+    number_of_classes,
     require,
 )
 
@@ -88,9 +88,7 @@ class FedProto(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         """Finds whether the samples have classes, and refuses samples with several labels."""
-        self.has_classes = self.problem_constant("num_classes") is not None
-        if self.has_classes and not self.problem_constant("has_labels"):
-            raise ConfigError("data: the targets are several labels per sample; FedProto needs one")
+        self.has_classes = number_of_classes(self) is not None
 
     def download(self) -> dict[str, Message]:
         """Returns the known prototypes."""

@@ -8,7 +8,13 @@ from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.engines.objective import Objective, Outputs, Samples, head_name
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.features import class_sums, distance_to_means, features, linear_head
+from pfl.method.features import (
+    class_sums,
+    distance_to_means,
+    features,
+    linear_head,
+    number_of_classes,
+)
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
@@ -45,6 +51,7 @@ __all__ = [
     "low_rank_size",
     "masked",
     "nuclear_norm_prox",
+    "number_of_classes",
     "replace_values_in",
     "require",
     "require_one_of",

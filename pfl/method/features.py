@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from pfl.engines.batch import Batch
 from pfl.engines.objective import watched_head
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pfl.method.algorithm import FederatedAlgorithm
 
 
 @torch.no_grad()
@@ -120,6 +123,21 @@ def linear_head(network: nn.Module, name: str, method: str) -> nn.Linear:
             f"{type(layer).__name__}; {method} needs a linear layer"
         )
     return layer
+
+
+def number_of_classes(method: FederatedAlgorithm) -> int | None:
+    """Returns the number of classes, or None for regression; for `check_setup`.
+
+    Raises:
+        ConfigError: A sample has several labels.
+    """
+    classes = method.problem_constant("num_classes")
+    if classes is None:
+        return None
+    if not method.problem_constant("has_labels"):
+        name = type(method).__name__
+        raise ConfigError(f"data: the targets are several labels per sample; {name} needs one")
+    return int(classes)
 
 
 def _watched(

@@ -24,6 +24,7 @@ from pfl.algorithms import (
     FedBN,
     FedDyn,
     FedGH,
+    FedLC,
     FedNova,
     FedPAC,
     FedPer,
@@ -314,6 +315,13 @@ ENTRIES = [
         limit=forms.averaging,  # one layer has its inputs as features, which nothing moves
         cost=forms.dense,
         arguments={"contrast": 2.0},
+    ),
+    Method(
+        name="FedLC",
+        kind=FedLC,
+        limit=forms.averaging,  # regression has no classes to calibrate
+        cost=forms.dense,
+        arguments={"calibration": 0.5},
     ),
     Method(
         name="FedAMP",

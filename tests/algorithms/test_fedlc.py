@@ -1,0 +1,138 @@
+"""FedLC against plain PyTorch, FedAvg where nothing is calibrated, and what would show a slip."""
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.algorithms import FedAvg, FedLC
+from pfl.method import Objective
+from tests.algorithms.class_world import (
+    CLASSES,
+    LABELS,
+    LOCAL,
+    SIZE,
+    TRACE,
+    descend,
+    network,
+    rate,
+    samples,
+    several_labels,
+    start,
+    world,
+    z_of,
+)
+from tests.problems import History
+from tests.refusal import refused
+
+CALIBRATION = 0.6
+
+
+def calibrated_loss(v, x, y, labels, tau):
+    """The mean of log sum_c exp((s_c - s_y) - (m_c - m_y)), with the margins of the labels."""
+    a, c = v[-CLASSES * 4 : -CLASSES].view(CLASSES, 3), v[-CLASSES:]
+    total = 0.0
+    for z, label in zip(z_of(v, x), y.tolist(), strict=True):
+        terms = 0.0
+        for other in range(CLASSES):
+            ahead = (a[other] - a[label]) @ z + c[other] - c[label]
+            margin = [tau / max(labels.count(k), 1e-8) ** 0.25 for k in (other, label)]
+            terms = terms + torch.exp(ahead - margin[0] + margin[1])
+        total = total + torch.log(terms)
+    return total / len(y)
+
+
+def slow():
+    """w after each round."""
+    w, history = start(), []
+    for t, cohort in enumerate(TRACE):
+        models = []
+        for i in cohort:
+            x, y = samples()[i]
+
+            def loss(v, x=x, y=y, i=i):
+                return calibrated_loss(v, x, y, LABELS[i], CALIBRATION)
+
+            models.append(descend(w, loss, rate(t), LOCAL["local_steps"]))
+        if cohort:
+            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+            w = (sizes / sizes.sum()) @ torch.stack(models)
+        history.append(w.numpy())
+    return history
+
+
+def assert_equal(fit, kind, **settings):
+    history = History()
+    method = kind(network(), calibration=CALIBRATION, batch_size=None, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    np.testing.assert_allclose(history["w"], slow(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedLC, engine=engine)
+
+
+class Raised(FedLC):
+    """The scores of rare classes are raised."""
+
+    def _losses(self, outputs, features, samples, own):
+        return super()._losses(outputs, features, samples, {"margins": -own["margins"]})
+
+
+class OwnOnly(FedLC):
+    """The score of the sample's own class alone is lowered."""
+
+    def _losses(self, outputs, features, samples, own):
+        own_class = torch.arange(CLASSES) == samples.targets[:, None]
+        return super()._losses(outputs, features, samples, {"margins": own["margins"] * own_class})
+
+
+class Swaps(FedLC):
+    """The margins of two clients are exchanged."""
+
+    def local_sgd(self, clients, start, *, objective):
+        margins = objective.own["margins"].flip(0)
+        objective = Objective(self._losses, {"margins": margins})
+        return super().local_sgd(clients, start, objective=objective)
+
+
+class Root(FedLC):
+    """The square root of the numbers in place of the fourth root."""
+
+    def _losses(self, outputs, features, samples, own):
+        margins = own["margins"].square() / self.calibration
+        return super()._losses(outputs, features, samples, {"margins": margins})
+
+
+@pytest.mark.parametrize("kind", [Raised, OwnOnly, Swaps, Root])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_without_calibration_it_is_fedavg(fit):
+    """Bit for bit, with mini-batches."""
+    settings = LOCAL | dict(batch_size=2)
+    methods = FedLC(network(), calibration=0.0, **settings), FedAvg(network(), **settings)
+    for method in methods:
+        fit(method, world(), 5, trace=TRACE[:5])
+    assert torch.equal(methods[0].global_model, methods[1].global_model)
+
+
+def test_scores_of_absent_classes_are_left_alone(fit):
+    """The client of class 1 alone: its loss is log(1 + exp(-100 τ) ...), and nothing moves."""
+    method = FedLC(network(), calibration=1.0, batch_size=None, **LOCAL | dict(weight_decay=0.0))
+    fit(method, world(), 1, trace=[[2]])
+    torch.testing.assert_close(method.global_model, start(), rtol=0, atol=1e-13)
+    assert len(method.global_model) == SIZE
+
+
+def test_several_labels_per_sample_are_refused(fit):
+    net, data = several_labels()
+    with refused("data: the targets are several labels per sample; FedLC needs one"):
+        fit(FedLC(net), data, 1)
+
+
+def test_a_negative_calibration_is_refused():
+    with refused("model.calibration: -1.0; it must be at least 0"):
+        FedLC(network(), calibration=-1.0)

@@ -13,6 +13,7 @@ from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fedlc import FedLC
 from pfl.algorithms.fednova import FedNova
+from pfl.algorithms.fedntd import FedNTD
 from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
 from pfl.algorithms.fedpac import FedPAC
 from pfl.algorithms.fedpd import FedPD
@@ -59,6 +60,7 @@ __all__ = [
     "FedDyn",
     "FedGH",
     "FedLC",
+    "FedNTD",
     "FedNova",
     "FedPAC",
     "FedPD",

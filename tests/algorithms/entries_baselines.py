@@ -26,6 +26,7 @@ from pfl.algorithms import (
     FedGH,
     FedLC,
     FedNova,
+    FedNTD,
     FedPAC,
     FedPer,
     FedProto,
@@ -322,6 +323,13 @@ ENTRIES = [
         limit=forms.averaging,  # regression has no classes to calibrate
         cost=forms.dense,
         arguments={"calibration": 0.5},
+    ),
+    Method(
+        name="FedNTD",
+        kind=FedNTD,
+        limit=forms.averaging,  # regression has no classes to distil
+        cost=forms.dense,
+        arguments={"distillation": 0.5},
     ),
     Method(
         name="FedAMP",

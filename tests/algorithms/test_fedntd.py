@@ -1,0 +1,148 @@
+"""FedNTD against plain PyTorch, FedAvg where nothing is distilled, and what would show a slip."""
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.algorithms import FedAvg, FedNTD
+from pfl.method import Outputs
+from tests.algorithms.class_world import (
+    BODY,
+    CLASSES,
+    FEATURES,
+    LABELS,
+    LOCAL,
+    TRACE,
+    descend,
+    entropy,
+    network,
+    rate,
+    samples,
+    several_labels,
+    start,
+    world,
+    z_of,
+)
+from tests.problems import History
+from tests.refusal import refused
+
+DISTILLATION, TEMPERATURE = 3.0, 0.4
+
+
+def not_true(w, x, label):
+    """q of one sample by a model w: a softmax of the scores of the other classes."""
+    a, c = w[BODY:-CLASSES].view(CLASSES, FEATURES), w[-CLASSES:]
+    scores = (a @ z_of(w, x[None])[0] + c) / TEMPERATURE
+    others = [scores[k] for k in range(CLASSES) if k != label]
+    return torch.softmax(torch.stack(others), 0)
+
+
+def slow():
+    """w after each round."""
+    w, history = start(), []
+    for t, cohort in enumerate(TRACE):
+        models = []
+        for i in cohort:
+            x, y = samples()[i]
+
+            def loss(v, x=x, y=y, w=w):
+                away = 0.0
+                for sample, label in zip(x, y.tolist(), strict=True):
+                    p, q = not_true(w, sample, label), not_true(v, sample, label)
+                    away = away + (p * torch.log(p / q)).sum()
+                return entropy(v, x, y) + DISTILLATION * away / len(x)
+
+            models.append(descend(w, loss, rate(t), LOCAL["local_steps"]))
+        if cohort:
+            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+            w = (sizes / sizes.sum()) @ torch.stack(models)
+        history.append(w.numpy())
+    return history
+
+
+def assert_equal(fit, kind, **settings):
+    history = History()
+    arguments = dict(distillation=DISTILLATION, temperature=TEMPERATURE, batch_size=None)
+    method = kind(network(), **arguments, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    np.testing.assert_allclose(history["w"], slow(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedNTD, engine=engine)
+
+
+class Reverse(FedNTD):
+    """KL(q(w_i) || q(w))."""
+
+    def _losses(self, outputs, features, samples, own):
+        other, exchanged = own["received"].outputs, {"received": Outputs(outputs, features)}
+        losses = self.oracle.losses
+        away = super()._losses(other, features, samples, exchanged) - losses(other, samples.targets)
+        return losses(outputs, samples.targets) + away
+
+
+class WithTrue(FedNTD):
+    """All classes are distilled."""
+
+    def _losses(self, outputs, features, samples, own):
+        old = (own["received"].outputs / TEMPERATURE).log_softmax(1)
+        new = (outputs / TEMPERATURE).log_softmax(1)
+        away = (old.exp() * (old - new)).sum(1)
+        return self.oracle.losses(outputs, samples.targets) + self.distillation * away
+
+
+class Squared(FedNTD):
+    """The divergence has the factor τ^2 of other distillations."""
+
+    def __init__(self, network, *, distillation, temperature, **kwargs):
+        scaled = distillation * temperature**2
+        super().__init__(network, distillation=scaled, temperature=temperature, **kwargs)
+
+
+class Plain(FedNTD):
+    """The temperature is 1."""
+
+    def __init__(self, network, *, distillation, temperature, **kwargs):
+        super().__init__(network, distillation=distillation, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [Reverse, WithTrue, Squared, Plain])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_without_distillation_it_is_fedavg(fit):
+    """Bit for bit, with mini-batches."""
+    settings = LOCAL | dict(batch_size=2)
+    methods = FedNTD(network(), distillation=0.0, **settings), FedAvg(network(), **settings)
+    for method in methods:
+        fit(method, world(), 5, trace=TRACE[:5])
+    assert torch.equal(methods[0].global_model, methods[1].global_model)
+
+
+def test_the_first_step_is_that_of_fedavg(fit):
+    """At w_i = w the divergence has its minimum, 0, and no slope."""
+    settings = LOCAL | dict(local_steps=1, batch_size=None)
+    methods = FedNTD(network(), distillation=9.0, **settings), FedAvg(network(), **settings)
+    for method in methods:
+        fit(method, world(), 1, trace=[[0, 1, 2]])
+    both = [method.global_model for method in methods]
+    torch.testing.assert_close(*both, rtol=0, atol=1e-14)
+
+
+def test_several_labels_per_sample_are_refused(fit):
+    net, data = several_labels()
+    with refused("data: the targets are several labels per sample; FedNTD needs one"):
+        fit(FedNTD(net), data, 1)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [("distillation", -1.0, "at least 0"), ("temperature", 0.0, "positive")],
+)
+def test_arguments_out_of_range_are_refused(argument, value, expected):
+    with refused(f"model.{argument}: {value}; it must be {expected}"):
+        FedNTD(network(), **{argument: value})

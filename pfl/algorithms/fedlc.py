@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pfl.method import (
     Clients,
@@ -18,6 +17,7 @@ from pfl.method import (
     Network,
     Objective,
     Samples,
+    label_counts,
     number_of_classes,
     require,
 )
@@ -69,11 +69,8 @@ class FedLC(FederatedAlgorithm):
         """Trains on calibrated scores, and sends the model."""
         if self.classes is None or self.calibration == 0:
             return self.local_sgd(clients, w)
-        counts = w.new_zeros(len(clients), self.classes)
-        for rows, batch in clients.samples():
-            member = (batch.sample_weights(w.dtype) > 0).to(w)[..., None]  # 0 for padding
-            counts[rows] += (member * one_hot(batch.targets, self.classes)).sum(1)
-        margins = self.calibration * counts.clamp_min(ABSENT) ** -0.25
+        counts = label_counts(clients, self.classes, w).clamp_min(ABSENT)
+        margins = self.calibration * counts**-0.25
         return self.local_sgd(clients, w, objective=Objective(self._losses, {"margins": margins}))
 
     def _losses(

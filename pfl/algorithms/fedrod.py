@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from pfl.method import (
     Clients,
@@ -23,7 +22,9 @@ from pfl.method import (
     Objective,
     Samples,
     head_name,
+    label_counts,
     linear_head,
+    number_of_classes,
     replace_values_in,
     select_part,
     values_in,
@@ -86,9 +87,7 @@ class FedRoD(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         """Finds whether the samples have classes, and refuses samples with several labels."""
-        self.has_classes = self.problem_constant("num_classes") is not None
-        if self.has_classes and not self.problem_constant("has_labels"):
-            raise ConfigError("data: the targets are several labels per sample; FedRoD needs one")
+        self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
@@ -136,9 +135,7 @@ class FedRoD(FederatedAlgorithm):
 
     def _log_counts(self, clients: Clients, w: Tensor) -> Tensor:
         """Returns log n_i,c, [C, classes], in which 0 counts as the smallest positive number."""
-        counts = w.new_zeros(len(clients), self.classes)
-        if self.has_classes:
-            for rows, batch in clients.samples():
-                real = batch.sample_weights(counts.dtype) > 0
-                counts[rows] += (one_hot(batch.targets, self.classes) * real[..., None]).sum(1)
+        if not self.has_classes:
+            return w.new_zeros(len(clients), self.classes)
+        counts = label_counts(clients, self.classes, w)
         return counts.clamp_min(torch.finfo(counts.dtype).tiny).log()

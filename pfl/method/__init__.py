@@ -12,6 +12,7 @@ from pfl.method.features import (
     class_sums,
     distance_to_means,
     features,
+    label_counts,
     linear_head,
     number_of_classes,
 )
@@ -46,6 +47,7 @@ __all__ = [
     "head_name",
     "header",
     "inner_products",
+    "label_counts",
     "linear_head",
     "low_rank",
     "low_rank_size",

@@ -1,5 +1,6 @@
 """Tables in CSV or Parquet files."""
 
+import csv
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +15,15 @@ from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
 
 _UTF8 = "a CSV file must be saved as UTF-8"
+_MISSING = {"", "#N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"}
 
 
 class TableDataModule(FederatedDataModule):
     r"""A table in a CSV or Parquet file: a row for each sample, inputs float32 [N, F].
 
     A target column of whole numbers, text or booleans holds classes, which are numbered in
-    ascending order; a column of floating numbers means regression. The package `pyarrow` reads the
-    file (`pip install pyarrow`).
+    ascending order; a column of floating numbers means regression. Cells such as NA among numbers
+    are missing values. Parquet files need the package `pyarrow` (`pip install pyarrow`).
 
     In a configuration file, with a client for each hospital:
 
@@ -144,38 +146,84 @@ class TableDataModule(FederatedDataModule):
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Reads a file; columns with text, dates or missing whole numbers are arrays of objects."""
-    try:
-        from pyarrow import ArrowException, csv, parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"TableDataModule.file: {str(path)!r}; the package pyarrow must be installed to read "
-            "it, by: pip install pyarrow"
-        ) from error
+    """Reads a file; columns with text, dates or missing values are arrays of objects."""
+    names, columns = (_read_csv if path.suffix == ".csv" else _read_parquet)(path)
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        key = f"TableDataModule.file: {str(path)!r}"
+        raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
+    rows = len(columns[0]) if columns else 0
+    require("TableDataModule.file", str(path), rows > 0, "a file with at least one row")
+    return dict(zip(names, columns, strict=True))
+
+
+def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
+    """Returns the names and the columns of a CSV file."""
     key = f"TableDataModule.file: {str(path)!r}"
     try:
-        table = (csv.read_csv if path.suffix == ".csv" else parquet.read_table)(path)
-        names = table.column_names
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{key} has a name of a column in another code; {_UTF8}") from error
+        with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+            names, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
+    except (OSError, csv.Error) as error:
+        raise ConfigError(f"{key} cannot be read: {error}") from error
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(names):
+            raise ConfigError(
+                f"{key} cannot be read: row {number} after the names has {len(row)} cells instead "
+                f"of {len(names)}"
+            )
+    cells = list(zip(*rows, strict=True))
+    for name, column in zip(names, cells, strict=False):
+        try:
+            name.encode(), "".join(column).encode()
+        except UnicodeEncodeError as error:
+            shown = name.encode(errors="replace").decode()
+            raise ConfigError(f"{key} has a column {shown!r} in another code; {_UTF8}") from error
+    return names, [_column_of_csv(column) for column in cells]
+
+
+def _column_of_csv(cells: Sequence[str]) -> np.ndarray:
+    """Returns whole numbers, else floating ones, else booleans, else text."""
+    gaps = not _MISSING.isdisjoint(cells)
+    known = [cell for cell in cells if cell not in _MISSING] if gaps else cells
+    kinds: tuple[type, ...] = () if "_" in "".join(known) else (int, float)  # see _is_number
+    values: np.ndarray
+    for kind in kinds:
+        try:
+            values = np.fromiter(map(kind, known), kind, len(known))
+            break
+        except (ValueError, OverflowError):
+            pass
+    else:
+        if not {cell.lower() for cell in known} <= {"true", "false"}:
+            return np.array(cells, object)
+        values = np.array([cell.lower() == "true" for cell in known])
+    if not gaps:
+        return values
+    column = np.full(len(cells), None, object)
+    column[[cell not in _MISSING for cell in cells]] = values
+    return column
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
+    """Returns the names and the columns of a Parquet file."""
+    key = f"TableDataModule.file: {str(path)!r}"
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ConfigError(
+            f"{key}; the package pyarrow must be installed to read it, by: pip install pyarrow"
+        ) from error
+    try:
+        table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
         raise ConfigError(f"{key} cannot be read: {' '.join(str(error).split())}") from error
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{key} has two columns {twice[0]!r}; names of columns must differ")
-    for name in names:
-        if path.suffix == ".csv" and "binary" in str(table[name].type):
-            raise ConfigError(f"{key} has a column {name!r} in another code; {_UTF8}")
-    require("TableDataModule.file", str(path), table.num_rows > 0, "a file with at least one row")
-    columns, numbers = {}, ("int", "uint", "halffloat", "float", "double")
-    for name in names:
-        values = table[name]
+    columns, numbers = [], ("int", "uint", "halffloat", "float", "double")
+    for values in table.columns:
         if values.null_count or not str(values.type).startswith(numbers):
-            listed = values.to_pylist()
             is_bool = str(values.type) == "bool" and not values.null_count
-            columns[name] = np.array(listed, bool if is_bool else object)
+            columns.append(np.array(values.to_pylist(), bool if is_bool else object))
         else:
-            columns[name] = values.to_numpy()
-    return columns
+            columns.append(values.to_numpy())
+    return table.column_names, columns
 
 
 def _is_number(value: object) -> bool:
@@ -184,7 +232,7 @@ def _is_number(value: object) -> bool:
         float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return False
-    return True
+    return "_" not in str(value)  # Python reads 1_0 as the number 10
 
 
 def _classes(targets: Sequence[np.ndarray]) -> tuple[list[torch.Tensor], list[str] | None]:

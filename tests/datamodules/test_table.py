@@ -124,6 +124,9 @@ def test_mistakes_are_named(file, tmp_path, one_line, monkeypatch):
     with one_line("TableDataModule.file: ", "cannot be read: "):
         load(path, "a")
 
+
+def test_only_parquet_needs_pyarrow(file, tmp_path, one_line, monkeypatch):
+    path = file(COLUMNS)
     plain = builtins.__import__
 
     def without_pyarrow(name, *args, **kwargs):
@@ -132,8 +135,12 @@ def test_mistakes_are_named(file, tmp_path, one_line, monkeypatch):
         return plain(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_pyarrow)
-    with one_line("TableDataModule.file: ", "pyarrow must be installed", "pip install pyarrow"):
-        load(path, "a")
+    data = TableDataModule(path, "outcome", ["age", "dose", "smoker"], num_clients=2)
+    if path.suffix == ".csv":
+        assert np.array_equal(data.load().train.inputs, INPUTS)
+    else:
+        with one_line("TableDataModule.file: ", "pyarrow must be installed", "pip install pyarrow"):
+            data.load()
 
 
 def test_names_of_classes_and_hospitals_are_kept(file):
@@ -151,6 +158,12 @@ def test_names_of_classes_and_hospitals_are_kept(file):
         (b"\xe4lter,y\n1,a\n2,b\n", ["table.csv'", "saved as UTF-8"]),
         (b"age,y,age\n1,a,3\n2,b,4\n", ["table.csv' has two columns 'age'"]),
         (b"age,y\n1,a\n2,b\nn/k,a\n", ["the column 'age' holds 'n/k'", "row 3"]),
+        (b"age,y\n1,a\n1_0,b\n", ["the column 'age' holds '1_0'", "row 2"]),
+        (b"age,y\n1,a\nNA,b\n", ["the column 'age' has no value in 1 of 2 rows"]),
+        (b"age,y\n1,a\n2\n", ["row 2 after the names has 1 cells instead of 2"]),
+        (b'age,y\n1,"a\n2,b\n', ["cannot be read: unexpected end of data"]),
+        (b"age,y\n", ["a file with at least one row"]),
+        (b"", ["a file with at least one row"]),
     ],
 )
 def test_damaged_csv_files_are_refused(content, parts, tmp_path, one_line):
@@ -158,3 +171,15 @@ def test_damaged_csv_files_are_refused(content, parts, tmp_path, one_line):
     path.write_bytes(content)
     with one_line("TableDataModule.", *parts):
         TableDataModule(path, "y", num_clients=1, partition=IID()).setup()
+
+
+def test_csv_cells_have_the_kind_of_their_column(tmp_path):
+    """Quoted commas and line ends, an empty line, a byte order mark, NA as a word and as a gap."""
+    text = 'who,big,gap,truth,"a, b"\r\nNA,9999999999999999999,1,TRUE,"x\ny"\r\n'
+    text += '\r\n7,1e3,NA,false,"z"\r\n'
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    data = TableDataModule(tmp_path / "a.csv", "a, b", ["big", "truth"], num_clients=1)
+    loaded = data.load()
+    assert loaded.train.inputs.tolist() == [[float(np.float32(1e19)), 1.0], [1000.0, 0.0]]
+    assert data.class_names == ["x\ny", "z"]
+    assert loaded.columns["gap"].tolist() == [1, None]

@@ -58,7 +58,7 @@ def lock(folder: Path) -> FileLock:
             f"ckpt_path: another process is writing to {folder}; wait until it has ended, or end it"
         ) from error
     except OSError as error:
-        raise unwritten(file.lock_file, error) from error
+        raise write_error(file.lock_file, error) from error
     return file
 
 
@@ -88,7 +88,7 @@ def replaced(path: Path) -> Iterator[io.BufferedWriter]:
         with suppress(OSError):
             part.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            raise unwritten(path, error) from error
+            raise write_error(path, error) from error
         raise
 
 
@@ -107,7 +107,7 @@ def append(path: Path, content: bytes) -> None:
                 file.truncate(size)
                 raise
     except OSError as error:
-        raise unwritten(path, error) from error
+        raise write_error(path, error) from error
 
 
 def write_all(file: io.FileIO, content: bytes) -> None:
@@ -117,7 +117,7 @@ def write_all(file: io.FileIO, content: bytes) -> None:
         view = view[file.write(view) :]
 
 
-def unwritten(path: Path | str, error: OSError) -> ConfigError:
+def write_error(path: Path | str, error: OSError) -> ConfigError:
     """Returns the error about a file of a run that cannot be written."""
     return ConfigError(f"{path}: the file cannot be written ({error.strerror or error})")
 

@@ -42,7 +42,7 @@ from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.method.set_up import SCALED, refused_precision
-from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, unrestored
+from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, restore_error
 
 STAGES = ("train", "val", "test", "predict")
 SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -300,7 +300,7 @@ class Trainer(RunTrainer):
             unfit = isinstance(error, Malformed) or was_restoring(error)
             if ckpt_path is None or told or is_lost_contact(error) or not unfit:
                 raise
-            raise unrestored(Path(ckpt_path), error) from error
+            raise restore_error(Path(ckpt_path), error) from error
         finally:
             self.recorder.unlock()
             self._remove_empty_folders()

@@ -63,20 +63,20 @@ def read_items(
         mapped items does not reach the file.
     """
     if file is None:
-        return _stacked(read, names, differ, None)
+        return _stack(read, names, differ, None)
     if not file.is_file():
         file.parent.mkdir(parents=True, exist_ok=True)
         # A file of the final name is always complete, also where several processes write it.
         partial = file.with_suffix(f".{os.getpid()}.partial")
         try:
-            _stacked(read, names, differ, partial)
+            _stack(read, names, differ, partial)
             os.replace(partial, file)
         finally:
             partial.unlink(missing_ok=True)
     return np.load(file, mmap_mode="c")  # PyTorch warns about read-only arrays
 
 
-def _stacked(
+def _stack(
     read: Callable[[int], np.ndarray], names: Sequence[object], differ: str, file: Path | None
 ) -> np.ndarray:
     """Reads items into memory, or into a file that is mapped into memory; see `read_items`."""
@@ -96,7 +96,7 @@ def _stacked(
             raise block
         for item in block:
             if items is None:
-                items = _allocated((len(names), *item.shape), item.dtype, file)
+                items = _allocate((len(names), *item.shape), item.dtype, file)
             if items.shape[1:] != item.shape:
                 shapes = ["x".join(map(str, shape)) for shape in (items.shape[1:], item.shape)]
                 raise ConfigError(differ.format(names[0], names[place], *shapes))
@@ -108,7 +108,7 @@ def _stacked(
     return items
 
 
-def _allocated(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
+def _allocate(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
     """Returns an array in memory, or in a file."""
     if file is None:
         return np.empty(shape, dtype)

@@ -118,7 +118,7 @@ class _Softmax:
 
     def models(self, z: np.ndarray) -> np.ndarray:
         """Returns W, row by row [M, classes d], from coordinates `z` [M, (classes - 1) d]."""
-        return np.einsum("ck,mkd->mcd", self.basis, self._shaped(z)).reshape(len(z), -1)
+        return np.einsum("ck,mkd->mcd", self.basis, self._as_matrices(z)).reshape(len(z), -1)
 
     def values(self, z: np.ndarray) -> np.ndarray:
         """Returns the values of all f_i, [M]."""
@@ -139,10 +139,10 @@ class _Softmax:
 
     def _scores(self, z: np.ndarray) -> np.ndarray:
         """Returns the scores W_i x [M, n, classes], minus the largest score of each sample."""
-        scores = np.einsum("mnd,mkd->mnk", self.x, self._shaped(z)) @ self.basis.T
+        scores = np.einsum("mnd,mkd->mnk", self.x, self._as_matrices(z)) @ self.basis.T
         return scores - scores.max(-1, keepdims=True)
 
-    def _shaped(self, z: np.ndarray) -> np.ndarray:
+    def _as_matrices(self, z: np.ndarray) -> np.ndarray:
         """Returns coordinates as matrices, [M, classes - 1, d]."""
         return z.reshape(len(z), -1, self.x.shape[2])
 

@@ -200,7 +200,7 @@ class Backdoor(Attack):
         """Returns factor times the message."""
         return self.factor * message
 
-    def triggered(self, inputs: Tensor) -> Tensor:
+    def add_trigger(self, inputs: Tensor) -> Tensor:
         """Returns images [n, C, H, W] with the corner."""
         if inputs.dim() != 4:
             raise ConfigError(
@@ -215,7 +215,7 @@ class Backdoor(Attack):
         """Returns the samples, some of them with the corner and the class `target`."""
         chosen = uniform(keys) < self.share
         shape = (-1, *[1] * (inputs.dim() - 1))
-        inputs = torch.where(chosen.view(shape), self.triggered(inputs), inputs)
+        inputs = torch.where(chosen.view(shape), self.add_trigger(inputs), inputs)
         return inputs, torch.where(chosen, self.target, targets)
 
 

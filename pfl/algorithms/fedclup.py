@@ -117,7 +117,7 @@ class FedCLUP(FederatedAlgorithm):
         given = (smoothness, strong_convexity, heterogeneity, noise)
         for name, value in zip((*CONSTANTS, "noise"), given, strict=True):
             if value is not None:
-                _checked(name, value)
+                _check_positive(name, value)
         require("growth", growth, growth > 1, "above 1")
         require("patience", patience, patience >= 1, "at least 1")
         require("tolerance", tolerance, tolerance >= 0, "at least 0")
@@ -226,7 +226,7 @@ class FedCLUP(FederatedAlgorithm):
             raise ConfigError(
                 f"model.{name}: null, but {reason} needs a number, and the data module has none"
             )
-        return _checked(name, value)
+        return _check_positive(name, value)
 
     def _corollary1(self) -> float:
         """Returns λ of Corollary 1: the lower bound for similar clients, else the upper bound."""
@@ -261,7 +261,7 @@ class FedCLUP(FederatedAlgorithm):
         self.plateau.copy_(torch.tensor([loss, self.rounds], dtype=torch.float64))
 
 
-def _checked(name: str, value: float) -> float:
+def _check_positive(name: str, value: float) -> float:
     alike = name == "heterogeneity" and value == 0
     require(name, value, value > 0 or alike, "positive")
     return float(value)

@@ -29,7 +29,7 @@ from pfl.scores.names import (
     candidates,
     direction,
     parts_of,
-    signed,
+    signed_score,
 )
 
 PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
@@ -141,7 +141,7 @@ def gains(
         for name in candidates(map(str, scores), "test", wanted)[:1]:
             local = scores.get(name._replace(model="local"))
             if local is not None and not np.isnan(local).all():
-                return signed(name, 1, metrics) * (scores[name] - local)
+                return signed_score(name, 1, metrics) * (scores[name] - local)
     return None
 
 
@@ -181,7 +181,7 @@ def named_clients(
     """
     result: dict[str, Any] = {}
     for name in candidates(map(str, scores), "test", by)[:1]:
-        order = np.argsort(signed(name, 1, metrics) * scores[name])  # NaN comes last
+        order = np.argsort(signed_score(name, 1, metrics) * scores[name])  # NaN comes last
         worst = [int(c) for c in order[:3] if not np.isnan(scores[name][c])]
         result["lowest_clients"] = {names[c]: float(scores[name][c]) for c in worst}
     if (gain := gains(scores, metrics, by)) is not None:

@@ -144,10 +144,10 @@ def reproduce(given: argparse.Namespace) -> None:
     """Reproduces figures, or lists them."""
     from pfl.experiments import Reproduction
     from pfl.experiments.grid import parse_changes
-    from pfl.experiments.reproduction import figure_title, known
+    from pfl.experiments.reproduction import figure_files, figure_title
 
     if given.list or not given.figure:
-        for name in known():
+        for name in figure_files():
             print(f"{name:<18} {figure_title(name)}")
         return
     changes = parse_changes("reproduce", given.change)

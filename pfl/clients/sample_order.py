@@ -89,11 +89,11 @@ def shuffled_indices(
     at = np.cumsum(lengths) - lengths + (epoch - first) * owned[2] + place
     cuts = torch.from_numpy(np.stack([at, counts - 1])).to(indices.device, non_blocking=True)
     drawn = torch.from_numpy(shuffles).to(indices.device, non_blocking=True)
-    return _shuffled(indices, drawn, cuts, base, int(lengths.sum()), size)
+    return _shuffle(indices, drawn, cuts, base, int(lengths.sum()), size)
 
 
 @scripted
-def _shuffled(
+def _shuffle(
     indices: Tensor, shuffles: Tensor, cuts: Tensor, base: int, total: int, size: int
 ) -> Tensor:
     ids, begins, sizes, epochs = shuffles.unbind()

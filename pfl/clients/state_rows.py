@@ -90,7 +90,7 @@ class Rows:
         for block, end in zip(self._blocks, self._ends.tolist(), strict=True):
             own = ids[end - len(block.rows) : end]
             if len(own):
-                yield {"ids": torch.from_numpy(own), "rows": _used(block.rows, len(own))}
+                yield {"ids": torch.from_numpy(own), "rows": _first_rows(block.rows, len(own))}
 
     @property
     def _capacity(self) -> int:
@@ -183,7 +183,7 @@ class SparseRows(Rows):
                     "ids": torch.tensor(ids),
                     "starts": torch.tensor([self._rows[client][1] for client in ids]),
                     "counts": torch.tensor([self._rows[client][2] for client in ids]),
-                    "bytes": _used(log.block.rows, log.used),
+                    "bytes": _first_rows(log.block.rows, log.used),
                     "dtype": str(self.dtype).removeprefix("torch."),
                 }
 
@@ -239,12 +239,12 @@ class _Form:
 
     def size(self, count: int) -> int:
         """Returns the bytes of a row with `count` stored values."""
-        columns = _aligned(4 * count) if count < self.width else 0
-        return _aligned(count * self.dtype.itemsize) + columns
+        columns = _align(4 * count) if count < self.width else 0
+        return _align(count * self.dtype.itemsize) + columns
 
     def view(self, raw: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the stored values and their columns of the row that begins at byte `start`."""
-        middle = start + _aligned(count * self.dtype.itemsize)
+        middle = start + _align(count * self.dtype.itemsize)
         values = raw[start : start + count * self.dtype.itemsize].view(self._bits)
         if count == self.width:
             return values, np.arange(self.width)
@@ -301,7 +301,7 @@ def _take(stored: Tensor, places: Index, device: torch.device) -> Tensor:
     return torch.index_select(stored, 0, places, out=rows).to(device, non_blocking=True)
 
 
-def _used(rows: Tensor, count: int) -> Tensor:
+def _first_rows(rows: Tensor, count: int) -> Tensor:
     """Returns the first rows of a block in host memory.
 
     A part of a block is copied, because PyTorch saves the whole memory behind a tensor.
@@ -310,5 +310,5 @@ def _used(rows: Tensor, count: int) -> Tensor:
     return rows if rows.nbytes == rows.untyped_storage().nbytes() else rows.clone()
 
 
-def _aligned(size: int) -> int:
+def _align(size: int) -> int:
     return -(-size // 8) * 8

@@ -151,7 +151,7 @@ class ClientData:
             targets = torch.full_like(targets, target)
         return cast(inputs, dtype), cast(targets, dtype)
 
-    def poisoned(
+    def add_poison(
         self, inputs: Tensor, targets: Tensor, index: Tensor, ids: np.ndarray, round_index: int
     ) -> tuple[Tensor, Tensor]:
         """Returns training samples with what attackers train on in place of theirs.
@@ -210,7 +210,7 @@ class ClientData:
             if self.transforms:
                 seen_by = owners[:, None] if self._owners is None else self._owners[part.long()]
                 inputs = self.transforms(inputs, seen_by, part, visits[steps, :, None])
-            inputs, targets = self.poisoned(inputs, targets, part, ids[:, None], round_index)
+            inputs, targets = self.add_poison(inputs, targets, part, ids[:, None], round_index)
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
             yield steps, inputs, targets, places
 
@@ -446,7 +446,7 @@ class Clients:
             if self.split == "train":
                 flat = [values.flatten(0, 1) for values in samples]
                 owners = self.ids[:active, None]
-                changed = self.data.poisoned(flat[0], flat[1], index, owners, self.round)
+                changed = self.data.add_poison(flat[0], flat[1], index, owners, self.round)
                 inputs, targets = (values.unflatten(0, index.shape) for values in changed)
                 samples = (inputs, targets)
             yield slice(0, active), Batch(*samples, counts.tolist())

@@ -24,7 +24,7 @@ from pfl.configuration.messages import check_nulls, one_line
 from pfl.datamodules import FederatedDataModule
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
-from pfl.rounds.checkpoint_io import damaged
+from pfl.rounds.checkpoint_io import damage_error
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
@@ -142,7 +142,7 @@ class FederatedCLI(CommandLine):
         try:
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:  # whatever a damaged file leads to
-            raise damaged(Path(path), str(error).partition("\n")[0]) from error
+            raise damage_error(Path(path), str(error).partition("\n")[0]) from error
         if not isinstance(content, dict) or "federated" not in content:
             raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 

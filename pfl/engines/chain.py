@@ -57,7 +57,7 @@ class Chain:
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
         """Returns the chain that a network is, for inputs [n, ...]; None for any other network."""
         steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
-        if not all(_known(step) for step in steps) or _hooked(network):
+        if not all(_has_kernel(step) for step in steps) or _has_hooks(network):
             return None
         names = {parameter: name for name, parameter in network.named_parameters()}
         layers = {layer.name: layer.span for layer in space.layers}
@@ -190,7 +190,7 @@ def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
     return steps
 
 
-def _known(step: nn.Module) -> bool:
+def _has_kernel(step: nn.Module) -> bool:
     """Whether the kernels can run a layer with its settings."""
     if type(step) is nn.Conv2d:
         return step.padding_mode == "zeros" and not isinstance(step.padding, str)
@@ -220,6 +220,6 @@ def _settings(step: nn.Module) -> list[int]:
     return [*itertools.chain.from_iterable(pairs), *last]
 
 
-def _hooked(network: nn.Module) -> bool:
+def _has_hooks(network: nn.Module) -> bool:
     """Whether hooks or a replaced `forward` run besides the layers."""
     return any("forward" in vars(module) or has_hooks(module) for module in network.modules())

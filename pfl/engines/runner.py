@@ -177,9 +177,9 @@ class ModelRunner:
         if targets.is_floating_point():
             if self.label_threshold is None:
                 return losses, torch.full_like(losses, torch.nan)
-            hits = self.decided(outputs, targets) == (targets > 0.5)
+            hits = self.decisions(outputs, targets) == (targets > 0.5)
         else:
-            hits = self.decided(outputs, targets) == targets
+            hits = self.decisions(outputs, targets) == targets
         return losses, self._mean_over_targets(hits.to(losses.dtype), targets)
 
     @property
@@ -192,7 +192,7 @@ class ModelRunner:
             return 0.0
         return 0.5 if isinstance(self.loss, nn.BCELoss) else None
 
-    def decided(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def decisions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the predicted classes, labels of 0 and 1, or values, of the targets' shape."""
         if not targets.is_floating_point():
             return outputs.argmax(1)

@@ -97,7 +97,7 @@ class SequentialEngine(Engine):
         """
         runner, count = self.runner, batch.counts[c]
         targets = batch.targets[c, :count]
-        given = {} if objective is None else self._given(c, batch, buffers, objective)
+        given = {} if objective is None else self._batch_arguments(c, batch, buffers, objective)
         if runner.is_stochastic:
             torch.manual_seed(batch.origin.seed(c))
         network, loaded = runner.load(w, buffers, training=True)
@@ -114,7 +114,7 @@ class SequentialEngine(Engine):
             buffers.copy_(runner.buffers.read(network, buffers))
         return loss.detach(), parameters, pieces
 
-    def _given(
+    def _batch_arguments(
         self, c: int, batch: Batch, buffers: Tensor | None, objective: Objective
     ) -> dict[str, Any]:
         """Returns the tensors of the objective's client c, and what its older models give."""

@@ -33,7 +33,7 @@ class VmapEngine(Engine):
         objective: Objective | None = None,
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
-        given = {} if objective is None else self._given(batch, objective)
+        given = {} if objective is None else self._batch_arguments(batch, objective)
         network, _ = runner.replica(training=True)
 
         def weighted(
@@ -52,7 +52,7 @@ class VmapEngine(Engine):
             )
         return loss.detach(), g.detach()
 
-    def _given(self, batch: Batch, objective: Objective) -> dict[str, Any]:
+    def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
         """Returns the tensors of the batch's clients, and what their older models give."""
         A, runner = batch.clients, self.runner
         given: dict[str, Any] = {name: rows[:A] for name, rows in objective.own.items()}

@@ -12,8 +12,8 @@ from typing_extensions import override
 
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.scores.names import candidates, scores_among, signed
-from pfl.scores.runs import best_round, spent
+from pfl.scores.names import candidates, scores_among, signed_score
+from pfl.scores.runs import best_round, cost_of
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -95,7 +95,7 @@ class Pruning(Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         row = {"round": pl_module.rounds, **pl_module.row}
-        if self.budget is not None and spent(row, self.budget[0]) > self.budget[1]:
+        if self.budget is not None and cost_of(row, self.budget[0]) > self.budget[1]:
             trainer.should_stop = True
             return
         score = _score(trainer, pl_module, self.metric)
@@ -123,7 +123,9 @@ def _score(trainer: pl.Trainer, algorithm: Any, metric: str | None) -> float | N
     """Returns a round's validation score, larger for better; None if the round has none."""
     metrics = trainer.datamodule.metrics.higher_is_better  # type: ignore[attr-defined]
     best = best_round([{"round": algorithm.rounds, **algorithm.row}], metric, metrics)
-    return None if best is None else signed(best["selected_by"], best[best["selected_by"]], metrics)
+    if best is None:
+        return None
+    return signed_score(best["selected_by"], best[best["selected_by"]], metrics)
 
 
 def check_validated(row: dict, metric: str | None) -> None:

@@ -68,7 +68,7 @@ class Job:
         """The folder of the run, relative to that of the experiment."""
         return Path(*map(_folder_name, self._place()), f"seed{self.seed}")
 
-    def changed(self, changes: Sequence[Config]) -> Job:
+    def with_changes(self, changes: Sequence[Config]) -> Job:
         """Returns the job with further changes of its configuration."""
         return replace(self, config=functools.reduce(merge, changes, self.config))
 
@@ -154,7 +154,7 @@ class Grid:
             config = merge(config, change["runs"].get(run, {}))
         axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
         job = Job(run, axes, seed, {**config, "seed_everything": seed})
-        return job.changed(self.changes)
+        return job.with_changes(self.changes)
 
     @classmethod
     def from_file(cls: type[G], name: str | Path, changes: Sequence[Config] = ()) -> G:

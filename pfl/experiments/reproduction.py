@@ -118,7 +118,7 @@ class Reproduction(Comparison):
             base = (files.read(path) or {}).get("base")
             if base is None:
                 break
-            path = known().get(base) or Path(base)
+            path = figure_files().get(base) or Path(base)
         rows: dict[Path, list[Cell]] = {}
         for job in self.jobs():
             model, data = job.config["model"], job.config["data"]
@@ -196,7 +196,7 @@ def rows_of(job: Job, root: Path, outcome: Config) -> Iterator[Config]:
         yield {**place, "diverged": 1, "round": int(last) + 1}
 
 
-def known() -> dict[str, Path]:
+def figure_files() -> dict[str, Path]:
     """Returns the files of all figures and tables, by name.
 
     Those of `configs/papers/` in the current folder come before those that come with pfl.
@@ -218,7 +218,7 @@ def comparison_of(name: str | Path, changes: Sequence[Config] = ()) -> Compariso
         ConfigError: There is no such file, or it has a mistake.
     """
     path = files.find(str(name))
-    is_figure = path is not None and any(path.samefile(figure) for figure in known().values())
+    is_figure = path is not None and any(map(path.samefile, figure_files().values()))
     return (Reproduction if is_figure else Comparison).from_file(name, changes)
 
 
@@ -235,12 +235,12 @@ def _resolve(name: str) -> tuple[Path, str, str, Config]:
 
     The content has no dotted keys.
     """
-    figures = known()
+    figures = figure_files()
     path = figures.get(name) or files.find(name)
     if path is None:
         raise ConfigError(f"reproduce: there is no figure {name!r}; known are {', '.join(figures)}")
     name = next((key for key, file in figures.items() if file.samefile(path)), path.stem)
-    content = _nested(path, read(path, Reproduction))
+    content = _nest_content(path, read(path, Reproduction))
     base_name = content.get("base")
     if base_name is None:
         return path, name, name, content
@@ -253,7 +253,7 @@ def _resolve(name: str) -> tuple[Path, str, str, Config]:
     return path, name, folder, whole
 
 
-def _nested(path: Path, content: Config) -> Config:
+def _nest_content(path: Path, content: Config) -> Config:
     """Returns the content with dotted keys taken apart, ready for `merge`."""
     result = dict(content)
     if not isinstance(content.get("full") or {}, dict):
@@ -262,7 +262,7 @@ def _nested(path: Path, content: Config) -> Config:
         if key == "common" and isinstance(value, dict):
             result[key] = nest(value)
         elif key == "full" and value:
-            result[key] = _nested(path, value)
+            result[key] = _nest_content(path, value)
         elif key == "runs" and isinstance(value, dict):
             result[key] = {
                 str(run): nest(change) if isinstance(change, dict) else change

@@ -12,7 +12,7 @@ import pfl.report.comparison_tables as tables
 from pfl.errors import ConfigError
 from pfl.files import replaced, run_folder_errors, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
-from pfl.report.comparison import described
+from pfl.report.comparison import point_text
 from pfl.report.table import markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
 
@@ -66,7 +66,7 @@ class Results:
             groups.setdefault(json.dumps(run.point, default=str), []).append(run)
         first, taken = baseline or labels[0], tuning or {}
         points = [
-            Point(group, first, budget, described(group[0].point) or title, taken, metric)
+            Point(group, first, budget, point_text(group[0].point) or title, taken, metric)
             for group in groups.values()
         ]
         return cls(points, title, bandwidth)
@@ -139,7 +139,7 @@ class Results:
             page += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
             latex += [
                 *map(tables.latex, pair),
-                rf"\par\footnotesize {tables.escaped(notes)}" + "\n",
+                rf"\par\footnotesize {tables.escape(notes)}" + "\n",
             ]
         names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
         files = [folder / name for name in names]

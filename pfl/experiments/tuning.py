@@ -30,7 +30,7 @@ from pfl.experiments.results import write_text
 from pfl.experiments.workers import spread
 from pfl.files import write_records
 from pfl.report.table import Cell, Table, markdown, text
-from pfl.scores.names import signed
+from pfl.scores.names import signed_score
 from pfl.scores.runs import best_round
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Tuning(Comparison):
             run: {k: v[0] if isinstance(v, list) else v.low for k, v in space.items()}
             for run, space in self.spaces.items()
         }
-        check((job.changed([nest(first[job.run])]) for job in places), self.score)
+        check((job.with_changes([nest(first[job.run])]) for job in places), self.score)
         work = functools.partial(tune_run, tuning=self, root=root)
         found = {str(job): one for job, one in spread(work, places, jobs)}
         return Tuned(self, [found[str(job)] for job in places])
@@ -207,7 +207,7 @@ class Found:
     metric: str
     records: list[Config]
 
-    def spent(self) -> dict[str, int]:
+    def cost(self) -> dict[str, int]:
         """Returns the numbers of trials, and their rounds, sample gradients and seconds."""
         sums = {name: round(sum(record[name] for record in self.records)) for name in COSTS}
         return {"trials": len(self.records), **sums}
@@ -243,7 +243,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         known = number < len(study.get_trials(deepcopy=False))
         trial = trial_of(study, storage, number) if known else study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
-        config = job.changed([nest(values)]).config
+        config = job.with_changes([nest(values)]).config
         config = with_callback(config, PRUNING, {**pruning, "trial": number})
         record = _try(study, trial, Job(f"trial{number}", {}, job.seed, config), tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
@@ -302,7 +302,7 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
     if known.state.is_finished():
         pass
     elif state == "finished" and best:
-        study.tell(trial, signed(str(name), record["score"], run.metrics))
+        study.tell(trial, signed_score(str(name), record["score"], run.metrics))
     else:
         study.tell(trial, state=TrialState.PRUNED)
     return record
@@ -329,7 +329,7 @@ class Tuned:
         head = ["method", *axes, "best values", "validation score", "trials", "pruned", "diverged"]
         rows: list[list[Cell]] = []
         for one in self.found:
-            states, spent = [record["state"] for record in one.records], one.spent()
+            states, spent = [record["state"] for record in one.records], one.cost()
             place = [one.job.run, *map(str, one.job.axes.values())]
             counts = [len(states), states.count("pruned"), states.count("diverged")]
             score = f"{one.score:.4f} ({one.metric})"
@@ -351,7 +351,7 @@ class Tuned:
         grid = {a: {v: dict(c) for v, c in values.items()} for a, values in tuning.grid.items()}
         for one in self.found:
             run, best = one.job.run, nest(one.best)
-            spent.setdefault(run, []).append(one.spent())
+            spent.setdefault(run, []).append(one.cost())
             if not one.job.axes:
                 runs[run] = merge(runs[run], best)
             for axis, value in one.job.axes.items():

@@ -61,7 +61,7 @@ def factored_network(
     return factored(network, dict(zip(names, ranks.tolist(), strict=True)), sparse)
 
 
-def measured(dense: nn.Module, thin: nn.Module, inputs: Tensor) -> dict[str, Any]:
+def measure(dense: nn.Module, thin: nn.Module, inputs: Tensor) -> dict[str, Any]:
     """Returns the sizes and the latencies of a dense and a factored network, as in Table 9.
 
     The networks run in turn, so that other work on the machine slows both.

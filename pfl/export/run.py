@@ -14,7 +14,7 @@ from torch import Tensor
 from pfl.configuration.app import FederatedCLI
 from pfl.errors import ConfigError
 from pfl.export.card import card, readme, sizes
-from pfl.export.files import BATCH, factored_network, measured, save, save_onnx
+from pfl.export.files import BATCH, factored_network, measure, save, save_onnx
 from pfl.files import replaced, run_folder_errors, write_json
 from pfl.method.exported import client_network, global_network
 
@@ -84,7 +84,7 @@ class RestoredRun(FederatedCLI):
 
 
 @contextmanager
-def restored(checkpoint: Path) -> Iterator[RestoredRun]:
+def restored_run(checkpoint: Path) -> Iterator[RestoredRun]:
     """Opens a run at a checkpoint; afterwards the process has its threads again."""
     run = RestoredRun(checkpoint)
     try:
@@ -121,7 +121,7 @@ def export(
     Raises:
         ConfigError: There is no such checkpoint, client or model.
     """
-    with restored(checkpoint) as run, run.model.in_full_precision():
+    with restored_run(checkpoint) as run, run.model.in_full_precision():
         count = run.datamodule.num_clients
         for client in clients or ():
             if not 0 <= client < count:
@@ -141,7 +141,7 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
     content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
     if factored:
         networks["factored"] = factored_network(run.model, network, client)
-        content["factored"] = measured(network, networks["factored"], inputs)
+        content["factored"] = measure(network, networks["factored"], inputs)
     folder = out / ("global" if client is None else f"client{client}")
     with run_folder_errors(folder, "export: --out"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
     private = module.run.private
     return {
         **_identity(module),
-        **_kept(module),
+        **_fixed_settings(module),
         **({} if private is None else {"clip": private.clip}),
         "rounds": module.rounds,
         "samples_seen": module.samples_seen,
@@ -68,7 +68,7 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     if module.run.private is not None:
         counts["clip"] = 0.0
     fits = module.trainer.state.fn == "fit"
-    own_run = {**_identity(module), **(_kept(module) if fits else {})}
+    own_run = {**_identity(module), **(_fixed_settings(module) if fits else {})}
     check_parts(saved, {**own_run, **counts}, "federated")
     actual = {**saved, "client states": sorted(saved["clients"])}
     expected = {**own_run, "client states": sorted(module.states.all_names)}
@@ -162,7 +162,7 @@ def _identity(module: FederatedAlgorithm) -> dict[str, Any]:
     }
 
 
-def _kept(module: FederatedAlgorithm) -> dict[str, Any]:
+def _fixed_settings(module: FederatedAlgorithm) -> dict[str, Any]:
     """Returns what must stay the same where training continues.
 
     The network's layers enter as a checksum of their description, without addresses in memory.

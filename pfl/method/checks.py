@@ -58,14 +58,14 @@ def messages(
             check_models(where, values, clients, method)
         elif values.dim() != 2 or len(values) != count:
             raise ConfigError(
-                f"model: {where} {what} {described(values)}; a message of the {count} clients has "
+                f"model: {where} {what} {kind_text(values)}; a message of the {count} clients has "
                 f"the shape [{count}, K], [{count}, 1] for one number of each"
             )
         if name in method.states.messages:
             width = len(method.states.store.initial(KEPT + name))
             if values.shape[1] != width:
                 raise ConfigError(
-                    f"model: {where} {what} {described(values)}; keep_messages declared "
+                    f"model: {where} {what} {kind_text(values)}; keep_messages declared "
                     f"[{count}, {width}]"
                 )
         elif hook == "first_upload":
@@ -87,7 +87,7 @@ def downloads(method: FederatedAlgorithm, sent: Any) -> dict[str, Message]:
     for name, message in result.items():
         if message.values.dim() != 1:
             raise ConfigError(
-                f"model: {where} returned {described(message.values)} as {name!r}; a message to "
+                f"model: {where} returned {kind_text(message.values)} as {name!r}; a message to "
                 f"all clients has the shape [K]"
             )
     return result
@@ -106,7 +106,7 @@ def personal_downloads(
     for name, message in result.items():
         if message.values.dim() != 2 or len(message.values) != count:
             raise ConfigError(
-                f"model: {where} returned {described(message.values)} as {name!r}; it must have a "
+                f"model: {where} returned {kind_text(message.values)} as {name!r}; it must have a "
                 f"row for each of the {count} clients"
             )
     return result
@@ -118,7 +118,7 @@ def _by_name(where: str, sent: Any, model: str) -> dict[str, Message]:
         if not isinstance(message, Tensor | Message):
             what = f"returned as {name!r}" if isinstance(sent, dict) else "returned"
             raise ConfigError(
-                f"model: {where} {what} {described(message)}; it must return {model}, a Message, "
+                f"model: {where} {what} {kind_text(message)}; it must return {model}, a Message, "
                 f"or a dict of them by name"
             )
         if isinstance(message, Message) and message.reduce not in ("mean", "rows"):
@@ -138,7 +138,7 @@ def check_models(where: str, models: Any, clients: Clients, method: FederatedAlg
     shape, dtype = (len(clients), method.space.size), method.space.vector.dtype
     if not isinstance(models, Tensor) or tuple(models.shape) != shape or models.dtype != dtype:
         raise ConfigError(
-            f"model: {where} returned {described(models)}; it must return the clients' models, a "
+            f"model: {where} returned {kind_text(models)}; it must return the clients' models, a "
             f"tensor {list(shape)} of {dtype}"
         )
 
@@ -151,7 +151,7 @@ def check_nothing(method: FederatedAlgorithm, name: str, returned: Any) -> None:
     """
     if returned is not None:
         raise ConfigError(
-            f"model: {type(method).__name__}.{name} returned {described(returned)}; it must return "
+            f"model: {type(method).__name__}.{name} returned {kind_text(returned)}; it must return "
             f"nothing, and change self.global_model with copy_ or leave a gradient"
         )
 
@@ -171,7 +171,7 @@ def check_declared(method: FederatedAlgorithm, state: Iterable[str]) -> None:
         )
 
 
-def described(value: Any) -> str:
+def kind_text(value: Any) -> str:
     """Returns a value's kind in words: "a tensor [3, 4] of torch.float64", "None"."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {value.dtype}"

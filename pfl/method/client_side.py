@@ -35,7 +35,7 @@ def train_clients(method: FederatedAlgorithm, clients: Clients) -> dict[str, Mes
         clients: C clients with their states, running statistics and received messages.
     """
     w = received_model(clients)
-    with on_side("client", "client_update"), guarded(method, clients):
+    with on_side("client", "client_update"), guard(method, clients):
         sent = method.client_update(clients, w)
     messages = checks.messages(method, sent, clients)
     if isinstance(method.oracle.engine, PrivateEngine):
@@ -50,13 +50,13 @@ def train_clients(method: FederatedAlgorithm, clients: Clients) -> dict[str, Mes
 
 def first_messages(method: FederatedAlgorithm, clients: Clients) -> dict[str, Message]:
     """Returns what clients with their states send before they receive anything."""
-    with on_side("client", "first_upload"), guarded(method, clients):
+    with on_side("client", "first_upload"), guard(method, clients):
         sent = method.first_upload(clients)
     messages = checks.messages(method, sent, clients, "first_upload")
     return statistics.keep_and_send(method, clients, messages)
 
 
-def guarded(method: FederatedAlgorithm, clients: Clients) -> AbstractContextManager[None]:
+def guard(method: FederatedAlgorithm, clients: Clients) -> AbstractContextManager[None]:
     """Returns a context in which the method's code must not change what other clients read."""
     names = {f"clients.received[{name!r}]": value for name, value in clients.received.items()}
     if "w" in clients.received:

@@ -45,13 +45,13 @@ def features(
 
     def run(w: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         network, _ = runner.replica(training=False)
-        return _watched(network, head, lambda: functional_call(network, split(w), (inputs,)))
+        return _run_watched(network, head, lambda: functional_call(network, split(w), (inputs,)))
 
     def run_one(c: int, count: int) -> tuple[Tensor, Tensor, Tensor]:
         own = None if buffers is None else buffers[c]
         network, _ = runner.load(w[c], own, training=False)
         inputs = runner.laid_out(batch.inputs[c, :count])
-        return _watched(network, head, lambda: network(inputs))
+        return _run_watched(network, head, lambda: network(inputs))
 
     split = runner.space.split
     with runner.precision():
@@ -155,7 +155,7 @@ def number_of_classes(method: FederatedAlgorithm) -> int | None:
     return int(classes)
 
 
-def _watched(
+def _run_watched(
     network: nn.Module, head: str, run: Callable[[], Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the input and the output of the head when it was last called, and `run`'s result."""

@@ -82,7 +82,7 @@ class Round:
         method = self.method
         if method.sends_first:
             for clients, messages in first_uploads(method, method.run.cohort(self.index)):
-                for name, message in self._attacked(messages, clients).items():
+                for name, message in self._attack(messages, clients).items():
                     method.states.store.write(KEPT + name, clients.ids, message.values)
                 up = sum(message.nbytes for message in messages.values())
                 self.totals.counts[3] += method.ledger.add(clients.ids, 0, up)[1]
@@ -142,7 +142,7 @@ class Round:
             if not clients.state:
                 method.states.load(clients)
             down = self._receive(clients)
-            messages = self._attacked(self.train_clients(method, clients), clients)
+            messages = self._attack(self.train_clients(method, clients), clients)
             ranges = {name: value_range(rows) for name, rows in clients.state.items()}
             if method.personal_buffers == "received" and "personal_buffers" in clients.state:
                 clients.state["personal_buffers"][clients.empty] = torch.nan  # nothing was trained
@@ -160,7 +160,7 @@ class Round:
         sums = self.totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
 
-    def _attacked(self, messages: Messages, clients: Clients) -> Messages:
+    def _attack(self, messages: Messages, clients: Clients) -> Messages:
         """Returns the messages with what attackers send in place of theirs."""
         who = self.method.run.loop.participation
         if not messages or who.attackers is None or not who.attackers.attack.replaces("change"):

@@ -176,7 +176,7 @@ class RoundTotals:
             for name, total in self.sums.items()
         }
         rows, self._rows = self._rows, {}  # all rows are in memory once, not twice
-        gathered = {name: self._gathered(rows.pop(name)) for name in list(rows)}
+        gathered = {name: self._gather_rows(rows.pop(name)) for name in list(rows)}
         if self.robust is not None and self._weightings:
             of_means = {name: gathered.pop(name) for name in self._weightings}
             each = {"samples": client_sizes, "uniform": np.ones(len(client_sizes))}
@@ -188,7 +188,7 @@ class RoundTotals:
             means |= self.robust.combine(of_means, self.references, shares, attackers)
         return means | gathered
 
-    def _gathered(self, parts: list[Tensor]) -> Tensor:
+    def _gather_rows(self, parts: list[Tensor]) -> Tensor:
         """Returns the rows of all processes, [n, K], in the order of `ids`."""
         rows = parts[0].new_zeros(len(self.ids), parts[0].shape[1])
         places = np.searchsorted(self.ids, self._local_ids)

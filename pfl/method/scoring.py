@@ -16,7 +16,7 @@ from pfl.clients import Clients
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks, statistics
-from pfl.method.client_side import guarded
+from pfl.method.client_side import guard
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import ClientScores, Scores, client_mean, row_scores, summarize
@@ -100,7 +100,7 @@ class Evaluation:
         self, attack: Backdoor, algorithm: FederatedAlgorithm, clients: Clients
     ) -> None:
         """Scores how often each client's models see the class that a backdoor wants."""
-        data = clients.data.with_backdoor(attack.triggered, attack.target)
+        data = clients.data.with_backdoor(attack.add_trigger, attack.target)
         order = np.argsort(-data.sizes("test", clients.ids), kind="stable")
         shown = replace(clients.rows(order), data=data)
         if algorithm.has_global:
@@ -164,7 +164,7 @@ class Evaluation:
                 if kind == "global":
                     w, numbers = algorithm.global_model.expand(len(group), -1), [0.0, 0]
                 else:
-                    with on_side("client", "personalized"), guarded(algorithm, group):
+                    with on_side("client", "personalized"), guard(algorithm, group):
                         w = algorithm.personalized(group)
                     name = f"{type(algorithm).__name__}.personalized"
                     checks.check_models(name, w, group, algorithm)
@@ -200,7 +200,7 @@ class Evaluation:
             with algorithm.in_full_precision():
                 if not group.state:
                     algorithm.states.load(group)
-                with on_side(side, begin.__name__), guarded(algorithm, group):
+                with on_side(side, begin.__name__), guard(algorithm, group):
                     start = begin(group)
                 name = f"{type(algorithm).__name__}.{begin.__name__}"
                 checks.check_models(name, start, group, algorithm)
@@ -316,7 +316,7 @@ def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np
                 buffers = None if all_buffers is None else all_buffers[c]
                 mine = torch.from_numpy(np.flatnonzero(owners == c)).to(inputs.device)
                 outputs.append(algorithm.oracle.predict(models[c], inputs[mine], buffers))
-            decided = algorithm.oracle.runner.decided(torch.cat(outputs), targets)
+            decided = algorithm.oracle.runner.decisions(torch.cat(outputs), targets)
             values[kind] = decided.cpu().numpy()
         for name, column in values.items():
             columns.setdefault(name, []).append(column)

@@ -137,11 +137,11 @@ def refuse_all_reads(method: Any) -> None:
     read of an attribute is checked from now on, which takes time.
     """
     if not hasattr(type(method), "_server_names"):
-        method.__class__ = _checked(type(method))  # type: ignore[arg-type]
+        method.__class__ = _checking_class(type(method))  # type: ignore[arg-type]
 
 
 @cache
-def _checked(kind: type) -> type:
+def _checking_class(kind: type) -> type:
     """Returns a subclass that looks like the class and checks the reads of its objects."""
 
     class Checked(kind):

@@ -19,8 +19,8 @@ from pfl.scores.names import (
     parts_of,
     scores_among,
 )
-from pfl.scores.runs import BUDGETS, Row, Run, columns_of, spent
-from pfl.scores.statistics import Paired, holm, paired
+from pfl.scores.runs import BUDGETS, Row, Run, columns_of, cost_of
+from pfl.scores.statistics import Paired, compare_pairs, holm
 
 UNEQUAL = 0.01  # relative difference of budgets that a table points out
 
@@ -151,7 +151,9 @@ class Comparison:
     def statistics(self) -> dict[str, tuple[Paired, float]]:
         """Each method's comparison with the baseline, and Holm's corrected p-value."""
         others = [label for label in self.labels if label != self.baseline]
-        results = {label: paired(*self.pairs(label), self.larger_is_better) for label in others}
+        results = {
+            label: compare_pairs(*self.pairs(label), self.larger_is_better) for label in others
+        }
         corrected = holm([result.p for result in results.values()])
         return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
 
@@ -182,7 +184,7 @@ class Comparison:
         """Returns a run's seconds; None with a budget: they are known of whole runs only."""
         return None if self.budget is not None else run.summary.get("wall_seconds", np.nan)
 
-    def tuned(self, label: str, what: str) -> float:
+    def tuning_cost(self, label: str, what: str) -> float:
         """Returns what was spent on a method's tuning: trials, rounds, gradients or seconds."""
         return float(self.tuning.get(label, {}).get(what, 0.0))
 
@@ -221,9 +223,9 @@ class Comparison:
             if runs:
                 named = "; ".join(f"{run.label}, seed {run.seed}" for run in runs)
                 notes.append(f"{words}: {named}.")
-        return notes + self._unequal() + self._tuned()
+        return notes + self._budget_notes() + self._tuning_notes()
 
-    def _unequal(self) -> list[str]:
+    def _budget_notes(self) -> list[str]:
         """Returns a sentence for each budget that the methods did not share, up to the cut."""
         notes = []
         whole = "" if self.budget else " in the whole run"
@@ -232,7 +234,7 @@ class Comparison:
             for label in self.labels:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
-                    means[label] = float(np.mean([spent(row, what) for (row,) in ends]))
+                    means[label] = float(np.mean([cost_of(row, what) for (row,) in ends]))
             if ends_of := _unequal_ends(means):
                 (least, low), (most, high) = ends_of
                 notes.append(
@@ -240,11 +242,13 @@ class Comparison:
                 )
         return notes
 
-    def _tuned(self) -> list[str]:
+    def _tuning_notes(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
         notes = []
         for what in ("trials", "rounds", "gradients") if self.tuning else ():
-            if ends_of := _unequal_ends({label: self.tuned(label, what) for label in self.labels}):
+            if ends_of := _unequal_ends(
+                {label: self.tuning_cost(label, what) for label in self.labels}
+            ):
                 (least, low), (most, high) = ends_of
                 notes.append(f"Unequal tuning: {least} had {low:,.0f} {what}, {most} {high:,.0f}.")
         if self.tuning and not notes:
@@ -283,6 +287,6 @@ def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
     return list(columns), np.array(list(columns.values())).T
 
 
-def described(point: dict[str, Any]) -> str:
+def point_text(point: dict[str, Any]) -> str:
     """Returns a point of the grid in words, such as "alpha 0.1, data digits"."""
     return ", ".join(f"{axis} {value}" for axis, value in point.items())

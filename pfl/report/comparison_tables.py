@@ -10,7 +10,7 @@ import numpy as np
 
 from pfl.report.comparison import Comparison, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
-from pfl.report.table import escaped as escaped
+from pfl.report.table import escape as escape
 from pfl.report.table import latex as latex
 from pfl.report.table import markdown as markdown
 from pfl.report.table import text as text
@@ -159,7 +159,7 @@ def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
         "parameters": comparison.values(label, parameters_of(main, columns)),
         "gradients": comparison.values(label, "train/samples"),
         "seconds": np.array([value for value in seconds if value is not None]),
-        "tuning trials": np.array([comparison.tuned(label, "trials")]),
+        "tuning trials": np.array([comparison.tuning_cost(label, "trials")]),
     }
 
 

@@ -69,7 +69,7 @@ class Table:
     def _cell(self, table: Sequence[Row], point: dict[str, Any]) -> str:
         rows = [row for row in table if all(row[axis] == v for axis, v in point.items())]
         seeds = dict.fromkeys(row["seed"] for row in rows)
-        values = [self.panel.reduced([r for r in rows if r["seed"] == seed]) for seed in seeds]
+        values = [self.panel.point_value([r for r in rows if r["seed"] == seed]) for seed in seeds]
         known = np.array([value for value in values if value is not None]) / self.panel.y_unit
         if not len(known) or len(known) < len(values):
             return "–"

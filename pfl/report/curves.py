@@ -144,12 +144,12 @@ class Panel:
             return {row["round"]: (row[self.x], cast(float, self._y(row))) for row in rows}
         points = {}
         for x in self.where.get(self.x, self.axes[self.x]):
-            y = self.reduced([row for row in rows if row[self.x] == x])
+            y = self.point_value([row for row in rows if row[self.x] == x])
             if y is not None:
                 points[x] = (x, y)
         return points
 
-    def reduced(self, rows: Sequence[Row]) -> float | None:
+    def point_value(self, rows: Sequence[Row]) -> float | None:
         """Returns y in the round of a run that `at` chooses; None if there is none."""
         values = [y for row in rows if (y := self._y(row)) is not None]
         if isinstance(self.at, dict):
@@ -194,12 +194,12 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
         known = ", ".join(names)
         raise ConfigError(f"{figure}: panels: there is no key {unknown[0]!r}; known are {known}")
     axes = {key: list(values) for key, values in grid.items()}
-    given = {"runs": runs, **content, "y": _listed(content["y"])}
+    given = {"runs": runs, **content, "y": _as_list(content["y"])}
     if not all(isinstance(y, str) for y in given["y"]):
         raise refuse("y", "a metric, or a list of metrics")
-    given["where"] = {key: _listed(value) for key, value in content.get("where", {}).items()}
+    given["where"] = {key: _as_list(value) for key, value in content.get("where", {}).items()}
     if not isinstance(given["runs"], dict):
-        given["runs"] = {run: run for run in _listed(given["runs"])}
+        given["runs"] = {run: run for run in _as_list(given["runs"])}
     if missing := [run for run in given["runs"] if run not in runs]:
         raise refuse("runs", f"of {', '.join(runs)}; {missing[0]!r} is unknown")
     for key, values in given["where"].items():
@@ -218,7 +218,7 @@ def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, It
     return Panel(axes=axes, **given)
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 

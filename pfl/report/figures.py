@@ -184,7 +184,7 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     """
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
-    last = next(filter(is_tested, reversed(rows)), {})
+    last: dict[str, Any] = next(filter(is_tested, reversed(rows)), {})
     for name in scores_among(last, "test"):
         kind, _, steps = name.model.partition("/")
         if steps and name.number == number:

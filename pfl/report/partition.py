@@ -92,7 +92,7 @@ def partition_text(data: FederatedDataModule, columns: dict[str, np.ndarray]) ->
         for client in range(len(names) if few else 0)
     ]
     for word, statistic in (("least", np.min), ("mean", np.mean), ("most", np.max)):
-        rows.append([word, *(float(statistic(_known(columns[name]))) for name in shown)])
+        rows.append([word, *(float(statistic(_known_values(columns[name]))) for name in shown)])
     lines = text(Table(heads, rows)).splitlines()
     if few:
         lines.insert(-3, lines[1])
@@ -124,7 +124,7 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
     return files
 
 
-def _known(values: np.ndarray) -> np.ndarray:
+def _known_values(values: np.ndarray) -> np.ndarray:
     """Returns the values that are not NaN, or one NaN if all are."""
     known = values[~np.isnan(values)]
     return known if len(known) else np.array([np.nan])

@@ -214,11 +214,11 @@ def latex(
     table = table if columns is None else table.only(columns)
     table = table.in_percent() if percent else table
     best = [table.best(place) if bold else None for place in range(len(table.columns))]
-    lines = [" & ".join(map(escaped, table.heads)) + r" \\", r"\midrule"]
+    lines = [" & ".join(map(escape, table.heads)) + r" \\", r"\midrule"]
     for row in table.rows:
         cells = []
         for (cell, column), good in zip(table.pairs(row), best, strict=True):
-            words, number = escaped(column.text(cell)), number_of(cell)
+            words, number = escape(column.text(cell)), number_of(cell)
             is_best = number is not None and column.text(number) == good
             cells.append(rf"\textbf{{{words}}}" if is_best else words)
         lines.append(" & ".join(cells) + r" \\")
@@ -226,17 +226,17 @@ def latex(
         means = [Estimate.of(np.array(table.numbers(p))) for p in range(len(table.columns))]
         pairs = zip(table.forms[1:], means[1:], strict=True)
         last = ["mean ± std", *(column.text(cell).replace("–", "") for column, cell in pairs)]
-        lines += [r"\midrule", " & ".join(map(escaped, last)) + r" \\"]
+        lines += [r"\midrule", " & ".join(map(escape, last)) + r" \\"]
     begin = rf"\begin{{tabular}}{{l{'r' * (len(table.columns) - 1)}}}"
     lines = [begin, r"\toprule", *lines, r"\bottomrule", r"\end{tabular}"]
     if table.caption:
         label = [rf"\label{{{table.label}}}"] if table.label else []
-        head = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(table.caption)}}}", *label]
+        head = [r"\begin{table}", r"\centering", rf"\caption{{{escape(table.caption)}}}", *label]
         lines = [*head, *lines, r"\end{table}"]
     return "\n".join(lines) + "\n"
 
 
-def escaped(words: str) -> str:
+def escape(words: str) -> str:
     """Returns a text for LaTeX, in one line."""
     return " ".join(words.split()).translate(LATEX)
 

@@ -75,7 +75,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         try:
             return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
         except Exception as error:  # whatever a file that was changed leads to
-            raise damaged(Path(path), str(error).partition("\n")[0]) from error
+            raise damage_error(Path(path), str(error).partition("\n")[0]) from error
 
 
 def verify(path: Path) -> None:
@@ -94,19 +94,19 @@ def verify(path: Path) -> None:
                     while file.read(PIECE):  # the last piece raises if the checksum differs
                         pass
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        raise damaged(path, str(error)) from error
+        raise damage_error(path, str(error)) from error
     except (EOFError, ValueError, IndexError, UnicodeDecodeError) as error:
-        raise damaged(path, "the file ends too early, or its parts do not fit") from error
+        raise damage_error(path, "the file ends too early, or its parts do not fit") from error
 
 
-def damaged(path: Path, reason: str) -> ConfigError:
+def damage_error(path: Path, reason: str) -> ConfigError:
     """Returns the error about a checkpoint that cannot be used."""
     return ConfigError(
         f"ckpt_path: {path} is damaged, or is not a checkpoint ({reason}){_offer(path)}"
     )
 
 
-def unrestored(path: Path, error: Exception) -> ConfigError:
+def restore_error(path: Path, error: Exception) -> ConfigError:
     """Returns the error about a checkpoint whose parts are missing or of another type.
 
     Args:

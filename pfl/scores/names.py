@@ -125,7 +125,7 @@ def direction(name: str | ScoreName, metrics: Directions | None = None) -> bool 
     return {**HIGHER_IS_BETTER, **(metrics or {})}.get(str(name).rpartition("/")[2])
 
 
-def signed(name: str | ScoreName, value: float, metrics: Directions | None = None) -> float:
+def signed_score(name: str | ScoreName, value: float, metrics: Directions | None = None) -> float:
     """Returns a score, larger for better: one whose small values are good gets a minus."""
     return -value if direction(name, metrics) is False else value
 

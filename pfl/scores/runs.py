@@ -17,7 +17,7 @@ import yaml
 
 from pfl import files
 from pfl.errors import ConfigError
-from pfl.scores.names import Directions, ScoreName, candidates, is_tested, signed
+from pfl.scores.names import Directions, ScoreName, candidates, is_tested, signed_score
 from pfl.scores.table import LOCAL, ScoreTable
 
 Row = dict[str, Any]
@@ -57,12 +57,12 @@ def best_round(
     for score in map(str, candidates(columns_of(rows), "val", metric)):
         have = [row for row in rows if not math.isnan(row.get(score, math.nan))]
         if have:
-            best = max(have, key=lambda row: signed(score, row[score], metrics))
+            best = max(have, key=lambda row: signed_score(score, row[score], metrics))
             return {"selected_by": score, **best}
     return None
 
 
-def spent(row: Row, what: str) -> float:
+def cost_of(row: Row, what: str) -> float:
     """Returns what a run has spent up to a round's row of one of `BUDGETS`."""
     return float(sum(row.get(name, 0.0) for name in BUDGETS[what]))
 
@@ -145,7 +145,7 @@ class Run:
         """Returns the rows of rounds that a budget, one of `BUDGETS` and its limit, allows."""
         if budget is None:
             return self.rows
-        return [row for row in self.rows if spent(row, budget[0]) <= budget[1]]
+        return [row for row in self.rows if cost_of(row, budget[0]) <= budget[1]]
 
     def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
         """Returns the rows of rounds with a test score that a budget allows."""

@@ -36,7 +36,9 @@ class Paired:
     losses: int
 
 
-def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = True) -> Paired:
+def compare_pairs(
+    method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = True
+) -> Paired:
     """Compares the scores of the same clients under two methods.
 
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
@@ -49,13 +51,15 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
         larger_is_better: False for losses.
 
     Example:
-        >>> result = paired(np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.8, 0.6]))
+        >>> result = compare_pairs(np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.8, 0.6]))
         >>> result.wins, result.ties, result.losses
         (2, 1, 0)
     """
     have = ~(np.isnan(method) | np.isnan(baseline))
     a, b = method[have].astype(np.float64), baseline[have].astype(np.float64)
-    difference = _tied(a - b, ROUNDING * max(np.abs(a).max(initial=0), np.abs(b).max(initial=0)))
+    difference = _level_ties(
+        a - b, ROUNDING * max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
+    )
     better = difference if larger_is_better else -difference
     counts = [int((better > 0).sum()), int((better == 0).sum()), int((better < 0).sum())]
     if not len(difference):
@@ -65,7 +69,7 @@ def paired(method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = Tr
     return Paired(len(difference), float(difference.mean()), low, high, p, *counts)
 
 
-def _tied(values: np.ndarray, tolerance: float) -> np.ndarray:
+def _level_ties(values: np.ndarray, tolerance: float) -> np.ndarray:
     """Returns values whose sizes are equal where neighbours in their order are within a tolerance.
 
     Sizes within the tolerance of 0 become 0.

@@ -159,7 +159,7 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
             file.seek(0)
             _write_header(file, count + len(added), kind)
     except OSError as error:
-        raise files.unwritten(path, error) from error
+        raise files.write_error(path, error) from error
 
 
 def write(path: Path, rows: np.ndarray) -> None:

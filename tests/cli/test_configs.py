@@ -7,7 +7,7 @@ import pytest
 from pfl.configuration.app import FederatedCLI
 from pfl.configuration.files import find, names, shipped
 from pfl.experiments import Reproduction
-from pfl.experiments.reproduction import known
+from pfl.experiments.reproduction import figure_files
 from tests.commands import ROOT, call
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
@@ -60,4 +60,4 @@ def test_reproduce_takes_the_names_of_files_too(name):
 def test_reproduce_lists_every_figure_and_table():
     status, out, _ = call("reproduce", "--list")
     papers = [name for name in names(shipped()) if name.startswith("papers/")]
-    assert status == 0 and len(known()) == len(papers) == len(out.splitlines())
+    assert status == 0 and len(figure_files()) == len(papers) == len(out.splitlines())

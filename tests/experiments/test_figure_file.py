@@ -122,7 +122,7 @@ def test_panels_that_cannot_be_are_refused(content, parts):
 def test_changes_come_after_all_others():
     job = read(FILE).jobs()[0]
     changes = parse_changes("reproduce", ["trainer.max_epochs=5", "data={m: 4}", "loop.seed=null"])
-    config = job.changed(changes).config
+    config = job.with_changes(changes).config
     assert config["trainer"] == {"max_epochs": 5} and config["data"] == {"n": 1, "m": 4}
     assert config["loop"] == {"seed": None}
 

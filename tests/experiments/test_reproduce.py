@@ -13,7 +13,7 @@ import yaml
 from pfl.experiments import Reproduction
 from pfl.experiments.grid import Job, merge, nest
 from pfl.experiments.jobs import execute
-from pfl.experiments.reproduction import known, rows_of
+from pfl.experiments.reproduction import figure_files, rows_of
 from tests import commands
 from tests.commands import ROOT, table
 
@@ -120,7 +120,7 @@ def test_full_and_base_change_a_figure():
         "full": {"common": {"trainer.max_epochs": 7}},
     }
     write(derived, "configs/papers/paper/figure2.yaml")
-    assert {"paper-figure1", "paper-figure2"} <= set(known())
+    assert {"paper-figure1", "paper-figure2"} <= set(figure_files())
 
     first, second = (Reproduction.from_file(f"paper-figure{k}") for k in (1, 2))
     full = Reproduction.from_file("paper-figure2", full=True)
@@ -289,7 +289,7 @@ def test_finished_runs_are_used_again_unless_their_configuration_changed(here):
 
 
 # ---- the papers' figures ------------------------------------------------------------------------
-ALL = [Reproduction.from_file(name) for name in known()]
+ALL = [Reproduction.from_file(name) for name in figure_files()]
 TINY_RUN = nest({"trainer.max_epochs": 1, "data.init_args.num_clients": 3})
 # In place of images that would have to be downloaded.
 ON_DIGITS = nest(
@@ -327,7 +327,7 @@ def test_every_figure_of_the_papers_is_listed():
         "fedacs": (1,),
     }
     names = {f"{paper}-figure{k}" for paper, numbers in figures.items() for k in numbers}
-    assert names <= set(known())
+    assert names <= set(figure_files())
     status, out, _ = call("--list")
     assert status == 0 and not [name for name in names if name not in out]
 
@@ -346,7 +346,7 @@ def test_a_broken_file_does_not_hide_the_others(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("full", [False, True])
-@pytest.mark.parametrize("name", sorted(known()))
+@pytest.mark.parametrize("name", sorted(figure_files()))
 def test_every_figure_can_be_read(name, full):
     figure = Reproduction.from_file(name, full=full)
     jobs = figure.jobs()
@@ -372,7 +372,7 @@ def test_every_run_of_a_figure_runs_and_has_what_it_shows(folder, here):
         changes = [TINY_RUN, nest({"loop.clients_per_round": None})] if drawn(job) else [ON_DIGITS]
         if "local_steps" in job.config["model"]["init_args"]:
             changes.append(nest({"model.init_args.local_steps": 1}))
-        job = job.changed(changes)
+        job = job.with_changes(changes)
         outcome = execute(job, here)
         assert outcome["status"] == "finished"
         rows += rows_of(job, here, outcome)

@@ -304,7 +304,7 @@ def test_formats():
     assert r"method & a\_b \\" in latex and r"FedAvg & 50\% $\pm$ 1 \\" in latex
     assert r"\begin{tabular}{lr}" in latex and r"\bottomrule" in latex
     assert tables.markdown(Table(["a|b"])).startswith(r"| a\|b |")
-    assert tables.escaped("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
+    assert tables.escape("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
 
 def test_cliques_are_the_longest_groups_within_the_difference():

@@ -9,7 +9,7 @@ from pfl.scores.names import (
     models_of,
     numbers_of,
     scores_among,
-    signed,
+    signed_score,
 )
 
 
@@ -78,7 +78,7 @@ def test_every_score_can_be_the_one_that_counts(wanted, split, first):
 
 def test_larger_is_better_where_it_is_known():
     metrics = {"error": False, "other": None}
-    assert [signed(f"test/global/{n}", 2.0, metrics) for n in ("error", "loss", "other")] == [
+    assert [signed_score(f"test/global/{n}", 2.0, metrics) for n in ("error", "loss", "other")] == [
         -2,
         -2,
         2,

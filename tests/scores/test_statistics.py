@@ -6,27 +6,35 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pfl.scores.statistics import critical_difference, holm, mean_interval, mean_ranks, paired
+from pfl.scores.statistics import (
+    compare_pairs,
+    critical_difference,
+    holm,
+    mean_interval,
+    mean_ranks,
+)
 
 
 def test_wilcoxon_counts_signs_of_ranks():
     """Five differences of one sign: of the 2^5 equally likely signs of the ranks, two are as
     extreme (all positive, all negative), so that p = 2/32."""
     baseline = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
-    result = paired(baseline + np.array([0.01, 0.02, 0.03, 0.04, 0.05]), baseline)
+    result = compare_pairs(baseline + np.array([0.01, 0.02, 0.03, 0.04, 0.05]), baseline)
     assert result.p == pytest.approx(2 / 32)
     assert (result.pairs, result.wins, result.ties, result.losses) == (5, 5, 0, 0)
     assert result.difference == pytest.approx(0.03)
 
 
 def test_a_smaller_loss_is_a_win():
-    result = paired(np.array([0.1, 0.5, 0.3]), np.array([0.2, 0.5, 0.1]), larger_is_better=False)
+    result = compare_pairs(
+        np.array([0.1, 0.5, 0.3]), np.array([0.2, 0.5, 0.1]), larger_is_better=False
+    )
     assert (result.wins, result.ties, result.losses) == (1, 1, 1)
     assert result.difference == pytest.approx(0.1 / 3)  # method - baseline, whatever is better
 
 
 def test_clients_without_a_score_are_no_pairs():
-    result = paired(np.array([1.0, np.nan, 0.5]), np.array([0.5, 0.5, np.nan]))
+    result = compare_pairs(np.array([1.0, np.nan, 0.5]), np.array([0.5, 0.5, np.nan]))
     assert (result.pairs, result.wins) == (1, 1)
 
 
@@ -37,13 +45,13 @@ def test_rounding_to_float32_breaks_no_ties():
     expected = stats.wilcoxon(right - also).pvalue
     single = [(hits / 10).astype(np.float32) for hits in (right, also)]
     assert stats.wilcoxon(np.subtract(*single)).pvalue != pytest.approx(expected, rel=1e-3)
-    result = paired(*single)
+    result = compare_pairs(*single)
     assert result.p == pytest.approx(expected, rel=1e-9)
     assert result.difference == pytest.approx((right - also).mean() / 10, abs=1e-7)
 
 
 def test_equal_scores_have_no_p_value():
-    result = paired(np.ones(4), np.ones(4))
+    result = compare_pairs(np.ones(4), np.ones(4))
     assert math.isnan(result.p) and result.ties == 4
     assert (result.low, result.high) == (0, 0)
 

@@ -9,6 +9,7 @@ from pfl.algorithms.fedavg import FedAvg
 from pfl.algorithms.fedbabu import FedBABU
 from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
+from pfl.algorithms.feddbe import FedDBE
 from pfl.algorithms.feddyn import FedDyn
 from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fedlc import FedLC
@@ -57,6 +58,7 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedCLUP",
+    "FedDBE",
     "FedDyn",
     "FedGH",
     "FedLC",

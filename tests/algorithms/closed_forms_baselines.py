@@ -79,6 +79,11 @@ def common_minimum(q: Quadratics, **_: Any) -> Models:
     return q.optima[0], q.optima
 
 
+def personal_minimum(q: Quadratics, **_: Any) -> Models:
+    """FedDBE with one layer, whose features are its inputs, which nothing moves."""
+    return None, q.optima
+
+
 def envelopes(
     q: Quadratics,
     *,
@@ -226,6 +231,12 @@ def prototype(x: Exchange) -> tuple[float, float]:
     and the class's number down, if it is known; the same and the number of samples up."""
     features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
     return (1 + features if x.round else 0), 2 + features
+
+
+def dense_and_mean(x: Exchange) -> tuple[float, float]:
+    """FedDBE: P each way; the K features' mean up in the first round, and down in the others."""
+    features = next(shape for shape in reversed(x.shapes) if len(shape) == 2)[1]
+    return x.size + (features if x.round else 0), x.size + (0 if x.round else features)
 
 
 def body_head_and_statistics(x: Exchange) -> tuple[float, float]:

@@ -22,6 +22,7 @@ from pfl.algorithms import (
     FedAvg,
     FedBABU,
     FedBN,
+    FedDBE,
     FedDyn,
     FedGH,
     FedLC,
@@ -309,6 +310,18 @@ ENTRIES = [
         limit=more.heads_added,
         cost=forms.dense,
         private=("head",),
+    ),
+    Method(
+        name="FedDBE",
+        kind=FedDBE,
+        # How weights, biases and memories share a move depends on all rounds, but where all clients
+        # have the same minimum.
+        limit=more.personal_minimum,
+        cost=more.dense_and_mean,
+        arguments={"penalty": 0.5, "momentum": 0.6},
+        settle={"lr": 0.05, "local_steps": 12},
+        rounds=36,
+        problem=forms.alike,
     ),
     Method(
         name="MOON",

@@ -1,0 +1,192 @@
+"""FedDBE against plain PyTorch, its bytes, its limit, refusals, and slips that would show."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfl.algorithms import FedAvg, FedDBE
+from tests.algorithms.class_world import (
+    BODY,
+    CLASSES,
+    FEATURES,
+    LABELS,
+    LOCAL,
+    SIZE,
+    TRACE,
+    network,
+    rate,
+    samples,
+    start,
+    world,
+    z_of,
+)
+from tests.problems import History
+from tests.refusal import refused
+
+PENALTY, MOMENTUM, DECAY = 3.0, 0.7, LOCAL["weight_decay"]
+ARGUMENTS = dict(penalty=PENALTY, momentum=MOMENTUM, batch_size=None) | LOCAL
+
+
+def scores(z, head):
+    return z @ head[:-CLASSES].view(CLASSES, FEATURES).T + head[-CLASSES:]
+
+
+def slow():
+    """w, all m_i and r after each round; autograd of the features plus m_i, and of the penalty."""
+    w, memories, common, history = start(), torch.zeros(4, FEATURES).double(), None, []
+    for t, cohort in enumerate(TRACE):
+        models, means = [], []
+        for i in cohort:
+            x, y = samples()[i]
+            v, m, running = w, memories[i], torch.zeros(FEATURES).double()
+            for _ in range(LOCAL["local_steps"]):
+                v, m = v.clone().requires_grad_(), m.clone().requires_grad_()
+                z = z_of(v, x)
+                running = (1 - MOMENTUM) * running.detach() + MOMENTUM * z.mean(0)
+                loss = nn.functional.cross_entropy(scores(z + m, v[BODY:]), y)
+                if common is not None:
+                    loss = loss + PENALTY / 2 * ((running - common) ** 2).mean()
+                g, g_m = torch.autograd.grad(loss, [v, m])
+                v = v.detach() - rate(t) * (g + DECAY * v.detach())
+                if common is not None:
+                    m = m.detach() - rate(t) * (g_m + DECAY * m.detach())
+                m = m.detach()
+            models.append(v)
+            means.append(running.detach())
+            memories[i] = m
+        if cohort:
+            share = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+            share /= share.sum()
+            w = share @ torch.stack(models)
+            common = share @ torch.stack(means) if common is None else common
+        history.append((w.numpy(), memories.clone().numpy(), common.numpy()))
+    return history
+
+
+def assert_equal(fit, kind, **settings):
+    history = History()
+    method = kind(network(), **ARGUMENTS, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    for row, (w, memories, common) in zip(history.rounds, slow(), strict=True):
+        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row["memory"], memories, rtol=0, atol=1e-12)
+        np.testing.assert_allclose(row["mean"], [1, *common], rtol=0, atol=1e-12)
+    # Personalized: the scores of features to which the memory is added.
+    w, memories, _ = map(torch.from_numpy, slow()[-1])
+    (clients,) = method.iter_clients("train")
+    for i, model in zip(clients.ids, method.personalized(clients), strict=True):
+        z = z_of(w, samples()[i][0])
+        expected, actual = scores(z + memories[i], w[BODY:]), scores(z, model[BODY:])
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedDBE, engine=engine)
+
+
+class Whole(FedDBE):
+    """The whole running mean moves with the features, not its newest term alone."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs)
+        self.penalty /= self.momentum
+
+
+class Twice(FedDBE):
+    """The penalty lacks its half."""
+
+    def __init__(self, network, *, penalty, **kwargs):
+        super().__init__(network, penalty=2 * penalty, **kwargs)
+
+
+class Ordinary(FedDBE):
+    """The head's weight gets the gradient of the features without the memory."""
+
+    def _split(self, g, m, v):
+        return super()._split(g, torch.zeros_like(m), v)
+
+
+class Shared(FedDBE):
+    """The server learns r anew in each round."""
+
+    def server_update(self, mean):
+        self.mean[0] = 0
+        super().server_update(mean)
+
+
+class Pushed(FedDBE):
+    """The features are pushed away from r."""
+
+    def _losses(self, outputs, features, samples, own):
+        return super()._losses(outputs, features, samples, {"pull": -own["pull"]})
+
+
+class Eager(FedDBE):
+    """The memories move in the first round, too."""
+
+    def client_update(self, clients, w):
+        before = clients.received["mean"]
+        clients.received["mean"] = before.clone()
+        clients.received["mean"][0] = 1
+        sent = super().client_update(clients, w)
+        clients.received["mean"] = before
+        return sent
+
+
+@pytest.mark.parametrize("kind", [Whole, Twice, Ordinary, Shared, Pushed, Eager])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_the_first_round_is_fedavg(fit):
+    settings = LOCAL | dict(batch_size=2, engine="sequential", weight_decay=0.0)
+    ends = [
+        fit(method, world(), 1, trace=[[0, 1, 3]]).global_model
+        for method in (FedDBE(network(), **settings), FedAvg(network(), **settings))
+    ]
+    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+
+
+def test_padding_is_not_in_the_mean_of_the_features(fit):
+    """The mean r after one round of single epochs: the last batches are of unequal size."""
+    history = History()
+    settings = dict(lr=1e-300, batch_size=4, local_epochs=1, momentum=1.0)
+    fit(FedDBE(network(), **settings), world(), 1, callbacks=[history], trace=[[1, 3]])
+    each = [z_of(start(), samples()[i][0]).mean(0) for i in (1, 3)]
+    expected = (3 * each[0] + 2 * each[1]) / 5
+    np.testing.assert_allclose(history["mean"][0], [1, *expected], rtol=0, atol=1e-12)
+
+
+def test_the_ledger_books_the_mean_once_it_is_known(fit):
+    """8 bytes a number; the first two clients send it, the others of later rounds receive it."""
+    history, trace = History(), [[2, 3], [], [0, 2]]
+    fit(FedDBE(network(), batch_size=None), world(), 3, callbacks=[history], trace=trace)
+    up = np.array([SIZE, 0, 2 * SIZE + FEATURES, SIZE + FEATURES])
+    down = np.array([SIZE + FEATURES, 0, 2 * SIZE + FEATURES, SIZE])
+    assert np.array_equal(history["up"][-1], 8 * up)
+    assert np.array_equal(history["down"][-1], 8 * down)
+
+
+def test_clients_without_samples_give_no_mean(fit):
+    history = History()
+    fit(FedDBE(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[4], [0, 4]])
+    assert not history["mean"][0].any()
+    assert history["mean"][1][0] == 1
+    assert not history["memory"][1].any()
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [("penalty", -1.0, "at least 0"), ("momentum", 0.0, "in (0, 1]"), ("momentum", 1.5, "in (0")],
+)
+def test_arguments_out_of_range_are_refused(argument, value, expected):
+    with refused(f"model.{argument}: {value}; it must be {expected}"):
+        FedDBE(network(), **{argument: value})
+
+
+def test_a_head_without_a_bias_is_refused():
+    with refused("model.network: the head '1' needs a weight and a bias that are trained; FedDBE"):
+        FedDBE(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False)))

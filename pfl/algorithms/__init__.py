@@ -4,6 +4,7 @@ from pfl.algorithms.apfl import APFL
 from pfl.algorithms.ditto import Ditto
 from pfl.algorithms.fedacs import FedACS
 from pfl.algorithms.fedagg import FedAgg
+from pfl.algorithms.fedala import FedALA
 from pfl.algorithms.fedamp import FedAMP, HeurFedAMP
 from pfl.algorithms.fedavg import FedAvg
 from pfl.algorithms.fedbabu import FedBABU
@@ -50,6 +51,7 @@ __all__ = [
     "SCAFFOLD",
     "Ditto",
     "FedACS",
+    "FedALA",
     "FedAMP",
     "FedAdagrad",
     "FedAdam",

@@ -13,6 +13,7 @@ from tests.algorithms.closed_forms import (
     Quadratics,
     averaging,
     mean_of,
+    partly_personal,
     quadratics,
 )
 
@@ -47,6 +48,15 @@ def meta_learned(
     k = q.curvatures * left ** (2 if variant == "HF" else 1)
     w = mean_of(1 - (1 - lr * k) ** local_steps, q)
     return w, q.optima + left * (w - q.optima)
+
+
+def own_biases(q: Quadratics, **settings: Any) -> Models:
+    """FedALA with the biases as the last layers. A weight W_i > 0 takes a bias away from its
+    client's optimum, so W_i falls until it is 0, and the bias goes to the optimum A_i; the global
+    biases are the mean of these by samples. The weights go where averaging takes them."""
+    models = partly_personal(q, **settings)[1]
+    assert models is not None
+    return np.average(models, axis=0, weights=q.problem.sizes), models
 
 
 def mixture(q: Quadratics, *, lr: float, local_steps: int, alpha: float, **_: Any) -> Models:

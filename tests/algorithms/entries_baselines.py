@@ -18,6 +18,7 @@ from pfl.algorithms import (
     Ditto,
     FedAdagrad,
     FedAdam,
+    FedALA,
     FedAMP,
     FedAvg,
     FedBABU,
@@ -343,6 +344,19 @@ ENTRIES = [
         limit=forms.averaging,  # regression has no classes to distil
         cost=forms.dense,
         arguments={"distillation": 0.5},
+    ),
+    Method(
+        name="FedALA",
+        kind=FedALA,
+        limit=more.own_biases,
+        cost=forms.dense,
+        private=("weights",),
+        trained_with_private=True,
+        arguments={"adaptive": ["*bias"], "share": 0.5, "window": 2, "threshold": 0.01},
+        # So large that a W_i gets to 0 soon where a client's optimum is near the mean of all.
+        settle={"lr": 0.4, "local_steps": 6, "weight_lr": 1e5},
+        rounds=24,
+        whole=["learned"],
     ),
     Method(
         name="FedAMP",

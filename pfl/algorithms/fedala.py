@@ -1,0 +1,161 @@
+"""FedALA.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized
+Federated Learning", AAAI 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    LocalSchedule,
+    Network,
+    Part,
+    replace_values_in,
+    require,
+    select_part,
+    values_in,
+)
+
+
+class FedALA(FederatedAlgorithm):
+    """Each client starts from its own mixture, value by value, of its last and the received model.
+
+    Let u be the last layers of w, with the client's own u_i and a weight W_i in [0, 1] for each
+    value, and ŵ_i = w with u replaced by u_i + W_i (u - u_i), all products value by value.
+    W_i <- clip(W_i - η_W g_u(ŵ_i) (u - u_i), 0, 1) for each mini-batch of a share s of the client's
+    samples: one pass; the first time pass after pass until the loss has settled;
+    w_i <- w_i - η g_i(w_i), local steps from ŵ_i; the client keeps the last layers of w_i as u_i;
+    w <- sum_S n_i w_i / sum_S n_i.
+    At the start u_i is that of the initial model and W_i = 1. Where u = u_i, as in a first round,
+    there is nothing to learn, and the first time is still to come.
+
+    Evaluated: the global model w, and ŵ_i with the client's last u_i and W_i and the newest w.
+    Shared: w; personal: u_i, W_i. Cost: P values down, P up; s n_i sample gradients in a pass more.
+    Client state: u_i, W_i, whether W_i has settled. A newcomer receives w.
+
+    Args:
+        adaptive: The last layers u: "head", or shell patterns of the names of their parameters.
+        share: s, in (0, 1], rounded up to whole mini-batches of the user's `batch_size`; they are
+            drawn anew in each round, and all passes of a round take the same ones.
+        weight_lr: η_W, without decay.
+        threshold: The loss has settled when the standard deviation of the mean losses of the last
+            `window` passes is below this number.
+        window: A number of passes; one more is the least that is taken the first time.
+        most_passes: The most that are taken the first time.
+
+    Note:
+        The print was not at hand: the method is written from the authors' public code and its
+        README. Its defaults are those of `share`, `weight_lr`, `threshold` and `window`; its number
+        of last layers counts weights and biases by themselves.
+        Differences from the authors' code: there the share is a range of successive samples, of
+        which the last incomplete batch is left out; the loss of a pass is that of its last
+        mini-batch; passes end only when the loss has settled, which may never be; and an evaluation
+        learns W_i for the newest w first.
+        `weight_decay` does not enter the gradient of W_i.
+
+    Example:
+        >>> from models import MLP
+        >>> method = FedALA(MLP(64, (8,)), adaptive="head", share=0.8)
+        >>> method.client_state_names
+        ['own', 'weights', 'learned']
+    """
+
+    has_personalized = True
+    personal_part: Tensor
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        adaptive: Part = "head",
+        share: float = 0.8,
+        weight_lr: float = 1.0,
+        threshold: float = 0.1,
+        window: int = 10,
+        most_passes: int = 100,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(network, **kwargs)
+        part = select_part(network, self.space, adaptive, "model.adaptive")
+        require("share", share, 0 < share <= 1, "in (0, 1]")
+        require("weight_lr", weight_lr, weight_lr > 0, "positive")
+        require("threshold", threshold, threshold > 0, "positive")
+        require("window", window, window >= 2, "at least 2")
+        require("most_passes", most_passes, most_passes >= 1, "at least 1")
+        self.share, self.weight_lr, self.threshold = share, weight_lr, threshold
+        self.window, self.most_passes = window, most_passes
+        self.add_constant("personal_part", part)
+        self.add_client_state("own", lambda: self.global_model[self.personal_part])
+        self.add_client_state(
+            "weights", lambda: torch.ones_like(self.global_model[self.personal_part])
+        )
+        self.add_client_state("learned", lambda: self.global_model.new_zeros(1))
+
+    @property
+    def personalization_penalty(self) -> None:
+        """None: no penalty ties the models."""
+        return None
+
+    def cost(self, sizes: np.ndarray) -> np.ndarray:
+        """Returns the sample gradients of a round, [C], with those of one pass."""
+        return super().cost(sizes) + self.share * sizes
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        """Learns W_i, trains w_i from ŵ_i, keeps its last layers and sends it."""
+        weights = self._learned_weights(clients, w)
+        v = self.local_sgd(clients, self._mixed(clients, w, weights))
+        clients.state["own"] = values_in(self.personal_part, v)
+        return v
+
+    def personalized(self, clients: Clients) -> Tensor:
+        """Returns ŵ_i with the newest w."""
+        return self._mixed(clients, clients.received["w"], clients.state["weights"])
+
+    def _mixed(self, clients: Clients, w: Tensor, weights: Tensor) -> Tensor:
+        """Returns ŵ_i, [C, P], of the received w [P]."""
+        v = w.repeat(len(clients), 1)
+        received = values_in(self.personal_part, v)
+        mixture = torch.lerp(clients.state["own"], received, weights)
+        replace_values_in(self.personal_part, v, mixture)
+        return v
+
+    def _learned_weights(self, clients: Clients, w: Tensor) -> Tensor:
+        """Learns W_i [C, K], and keeps it and whether it has settled."""
+        schedule = LocalSchedule(self.batch_size, purpose="weights", complete=True)
+        batches = np.ceil(np.round(self.share * clients.steps_of(schedule), 9))
+        batches = torch.from_numpy(batches).to(w)  # of the share, [C]
+        buffers = None if clients.buffers is None else clients.buffers.clone()
+        weights, before = clients.state["weights"], clients.state["learned"][:, 0] > 0
+        away = w[self.personal_part] - clients.state["own"]
+        learns = away.any(1) & (batches > 0)
+        active, losses = learns, []
+        for _ in range(self.most_passes):
+            if not active.any():
+                break
+            losses.append(torch.zeros_like(batches))
+            for step, batch in enumerate(clients.batches(schedule)):
+                moves = active & (batches > step)
+                if not moves.any():
+                    break
+                rows, at = slice(0, batch.clients), self._mixed(clients, w, weights)
+                loss, g = self.oracle.gradient(at, batch, buffers)
+                new = weights - self.weight_lr * values_in(self.personal_part, g) * away
+                weights = torch.where(moves[:, None], new.clamp(0, 1), weights)
+                losses[-1][rows] += torch.where(moves[rows], loss / batches[rows], 0)
+                counts = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
+                self.log_loss("weights", loss, counts)
+            active = active & ~before
+            if len(losses) > self.window:
+                last = torch.stack(losses[-self.window :])
+                active = active & (last.std(0, correction=0) >= self.threshold)
+        clients.state["weights"] = weights
+        clients.state["learned"] = (before | learns)[:, None].to(w)
+        return weights

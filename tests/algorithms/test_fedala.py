@@ -1,0 +1,231 @@
+"""FedALA against plain PyTorch, its share of samples, refusals, and slips that would show."""
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.algorithms import FedALA, FedAvg
+from tests.algorithms.class_world import (
+    BODY,
+    LABELS,
+    LOCAL,
+    SIZE,
+    TRACE,
+    descend,
+    entropy,
+    network,
+    rate,
+    samples,
+    start,
+    world,
+)
+from tests.problems import History, Steps
+from tests.refusal import refused
+
+WEIGHT_LR, THRESHOLD, WINDOW, MOST = 4.0, 5e-3, 3, 7
+ARGUMENTS = dict(weight_lr=WEIGHT_LR, threshold=THRESHOLD, window=WINDOW, most_passes=MOST)
+
+
+def gradient(v, x, y):
+    at = v.clone().requires_grad_()
+    loss = entropy(at, x, y)
+    (g,) = torch.autograd.grad(loss, at)
+    return float(loss.detach()), g
+
+
+def mixture(w, own, weights):
+    v = w.clone()
+    v[BODY:] = own + weights * (w[BODY:] - own)
+    return v
+
+
+def slow():
+    """w, all u_i, W_i and the numbers of passes of the cohort in each round, with full batches."""
+    w, own = start(), [start()[BODY:] for _ in LABELS]
+    weights, learned = [torch.ones(SIZE - BODY).double() for _ in LABELS], set()
+    history = []
+    for t, cohort in enumerate(TRACE):
+        models, passes = [], []
+        for i in cohort:
+            (x, y), losses = samples()[i], []
+            away = w[BODY:] - own[i]
+            while away.any():
+                loss, g = gradient(mixture(w, own[i], weights[i]), x, y)
+                weights[i] = (weights[i] - WEIGHT_LR * g[BODY:] * away).clamp(0, 1)
+                losses.append(loss)
+                settled = len(losses) > WINDOW and np.std(losses[-WINDOW:]) < THRESHOLD
+                if i in learned or settled or len(losses) == MOST:
+                    learned.add(i)
+                    break
+            first = mixture(w, own[i], weights[i])
+            models.append(
+                descend(first, lambda v, x=x, y=y: entropy(v, x, y), rate(t), LOCAL["local_steps"])
+            )
+            passes.append(len(losses))
+        for i, v in zip(cohort, models, strict=True):
+            own[i] = v[BODY:]
+        if cohort:
+            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+            w = (sizes / sizes.sum()) @ torch.stack(models)
+        history.append((w.numpy(), torch.stack(own).numpy(), torch.stack(weights).numpy(), passes))
+    return history
+
+
+def test_the_comparison_has_every_kind_of_round():
+    """No passes, a single one, passes until the loss settles, and the most there may be."""
+    passes = {n for *_, row in slow() for n in row}
+    assert {0, 1, MOST} < passes
+    assert any(WINDOW < n < MOST for n in passes)
+    weights = slow()[-1][2]
+    assert (weights == 0).any()
+    assert ((weights > 0) & (weights < 1)).any()
+
+
+def assert_equal(fit, kind, **settings):
+    history = History()
+    method = kind(network(), batch_size=None, **ARGUMENTS, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    for row, (w, own, weights, _) in zip(history.rounds, slow(), strict=True):
+        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(row["own"], own, rtol=0, atol=1e-11)
+        np.testing.assert_allclose(row["weights"], weights, rtol=0, atol=1e-11)
+    w, own, weights = map(torch.from_numpy, slow()[-1][:3])
+    (clients,) = method.iter_clients("train")
+    for i, model in zip(clients.ids, method.personalized(clients), strict=True):
+        expected = mixture(w, own[i], weights[i])
+        torch.testing.assert_close(model, expected, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, FedALA, engine=engine)
+
+
+class Impatient(FedALA):
+    """The first time has one pass, too."""
+
+    def __init__(self, network, **kwargs):
+        super().__init__(network, **kwargs | {"most_passes": 1})
+
+
+class Tireless(FedALA):
+    """Every time is as the first one."""
+
+    def client_update(self, clients, w):
+        clients.state["learned"] = torch.zeros_like(clients.state["learned"])
+        return super().client_update(clients, w)
+
+
+class Early(FedALA):
+    """A round in which there is nothing to learn counts as the first time."""
+
+    def client_update(self, clients, w):
+        sent = super().client_update(clients, w)
+        clients.state["learned"] = torch.ones_like(clients.state["learned"])
+        return sent
+
+
+class Fresh(FedALA):
+    """W_i begins at 1 in each round."""
+
+    def client_update(self, clients, w):
+        clients.state["weights"] = torch.ones_like(clients.state["weights"])
+        return super().client_update(clients, w)
+
+
+class Reversed(FedALA):
+    """W_i is the weight of the client's own values."""
+
+    def _mixed(self, clients, w, weights):
+        return super()._mixed(clients, w, 1 - weights)
+
+
+class Short(FedALA):
+    """The window has a pass less."""
+
+    def __init__(self, network, *, window, **kwargs):
+        super().__init__(network, window=window - 1, **kwargs)
+
+
+class Received(FedALA):
+    """The client keeps what it received as its own."""
+
+    def client_update(self, clients, w):
+        sent = super().client_update(clients, w)
+        clients.state["own"] = w[BODY:].repeat(len(clients), 1)
+        return sent
+
+
+@pytest.mark.parametrize("kind", [Impatient, Tireless, Early, Fresh, Reversed, Short, Received])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passes(fit):
+    """Five samples one by one: 60 % are three. Their order, as recorded, gives W_i."""
+    steps, history = Steps(), History()
+    settings = dict(share=0.6, batch_size=1, local_epochs=1, lr=0.3, engine="sequential")
+    method = FedALA(network(), **ARGUMENTS, **settings)
+    trace = [[1], [0], [1], [0]]  # client 0 finds another model than its own in the second round
+    fit(method, world(), 4, callbacks=[steps, history], trace=trace)
+    x, y = samples()[0]
+    own, weights = start()[BODY:], torch.ones(SIZE - BODY).double()
+    drawn = []
+    for t in (1, 3):
+        w = torch.from_numpy(history["w"][t - 1])
+        seen = [int((x == inputs.flatten()).all(1).nonzero()) for inputs, _ in steps.rounds[t]]
+        # Three samples in a pass, and five local steps.
+        passes = [seen[k : k + 3] for k in range(0, len(seen) - 5, 3)]
+        drawn.append(passes[0])
+        assert len(set(drawn[-1])) == 3
+        assert all(one == passes[0] for one in passes)
+        losses = []
+        for one in passes:
+            losses.append(0.0)
+            for k in one:
+                loss, g = gradient(mixture(w, own, weights), x[[k]], y[[k]])
+                weights = (weights - WEIGHT_LR * g[BODY:] * (w[BODY:] - own)).clamp(0, 1)
+                losses[-1] += loss / 3
+        ends = [np.std(losses[n - WINDOW : n]) < THRESHOLD for n in range(WINDOW + 1, len(losses))]
+        assert not any(ends)  # the loss had not settled after any pass but, perhaps, the last
+        last = len(losses) == MOST or np.std(losses[-WINDOW:]) < THRESHOLD
+        assert len(losses) == 1 if t == 3 else len(losses) > WINDOW and last
+        np.testing.assert_allclose(history["weights"][t][0], weights, rtol=0, atol=1e-12)
+        own = torch.from_numpy(history["own"][t][0])
+    assert drawn[0] != drawn[1]
+
+
+def test_the_first_round_is_fedavg(fit):
+    """Bit for bit: everyone has the initial model, and there is nothing to learn."""
+    settings = LOCAL | dict(batch_size=2, engine="sequential")
+    ends = [
+        fit(method, world(), 1, trace=[[0, 1, 3]]).global_model
+        for method in (FedALA(network(), **settings), FedAvg(network(), **settings))
+    ]
+    assert torch.equal(*ends)
+
+
+def test_a_client_without_samples_learns_nothing(fit):
+    history = History()
+    fit(FedALA(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+    one, two = history.rounds
+    assert np.array_equal(two["w"], one["w"])
+    assert (two["weights"][4] == 1).all()
+    assert not two["learned"][4]
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("share", 0.0, "in (0, 1]"),
+        ("share", 1.5, "in (0, 1]"),
+        ("weight_lr", 0.0, "positive"),
+        ("threshold", 0.0, "positive"),
+        ("window", 1, "at least 2"),
+        ("most_passes", 0, "at least 1"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(argument, value, expected):
+    with refused(f"model.{argument}: {value}; it must be {expected}"):
+        FedALA(network(), **{argument: value})

@@ -311,12 +311,8 @@ class Participation:
                 )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
-        if isinstance(self._attacks, np.ndarray):
-            _check_ids("loop.attackers.clients", self._attacks.tolist(), everyone)
-        else:
-            _check_rounds("attackers.clients", self._attacks, everyone, rounds)
-        if not np.setdiff1d(self.population, self.attacker_ids).size:
-            raise ConfigError("loop.attackers.clients: all clients attack; some must be honest")
+        if self.attackers is not None:
+            self._check_attackers(everyone, rounds)
         if self.trace is not None:
             _check_rounds("trace", self.trace, everyone, rounds)
             for number, cohort in enumerate(self.trace):
@@ -325,6 +321,14 @@ class Participation:
                         f"loop.trace: round {number} has client {both[0]:.0f}, which loop.unseen "
                         f"keeps out of training; take it out of one of them"
                     )
+
+    def _check_attackers(self, total: int, rounds: int | None) -> None:
+        if isinstance(self._attacks, np.ndarray):
+            _check_ids("loop.attackers.clients", self._attacks.tolist(), total)
+        else:
+            _check_rounds("attackers.clients", self._attacks, total, rounds)
+        if not np.setdiff1d(self.population, self.attacker_ids).size:
+            raise ConfigError("loop.attackers.clients: all clients attack; some must be honest")
 
     def _check_unseen(self, total: int) -> None:
         if isinstance(self.unseen, float):

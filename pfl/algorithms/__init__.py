@@ -1,6 +1,7 @@
 """Federated methods, one file each."""
 
 from pfl.algorithms.apfl import APFL
+from pfl.algorithms.cfl import CFL
 from pfl.algorithms.ditto import Ditto
 from pfl.algorithms.fedacs import FedACS
 from pfl.algorithms.fedagg import FedAgg
@@ -42,6 +43,7 @@ from pfl.method import FederatedAlgorithm
 
 __all__ = [
     "APFL",
+    "CFL",
     "GPGD",
     "IFCA",
     "L2GD",

@@ -200,7 +200,8 @@ def groups(clients: int) -> Quadratics:
 
 
 def averaging_in_groups(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
-    """IFCA with two clusters. The first model begins at START, the second one at START + n, which
+    """IFCA and CFL with two clusters. CFL splits the clients where they pull in opposite
+    directions. IFCA's first model begins at START, the second one at START + n, which
     is nearer to the clients of one group, as <n, u> > 0 or < 0 and u is large. So each group has
     one model, which goes where averaging with equal weights takes it."""
     moved = 1 - (1 - lr * q.curvatures) ** local_steps
@@ -215,6 +216,11 @@ def models_of_clusters(x: Exchange) -> tuple[float, float]:
     """IFCA: k models down; a model and its cluster up."""
     assert isinstance(x.algorithm, IFCA)
     return x.algorithm.clusters * x.size, x.size + 1
+
+
+def model_and_cluster(x: Exchange) -> tuple[float, float]:
+    """CFL: the cluster's model and its number down; a change up."""
+    return x.size + 1, x.size
 
 
 def dense_and_number(x: Exchange) -> tuple[float, float]:

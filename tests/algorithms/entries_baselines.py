@@ -10,6 +10,7 @@ from torch import nn
 
 from pfl.algorithms import (
     APFL,
+    CFL,
     IFCA,
     L2GD,
     MOON,
@@ -393,6 +394,15 @@ ENTRIES = [
         cost=more.models_of_clusters,
         arguments={"perturbation": 0.5},
         problem=more.groups,
+    ),
+    Method(
+        name="CFL",
+        kind=CFL,
+        limit=more.averaging_in_groups,  # they differ more than their members
+        cost=more.model_and_cluster,
+        problem=more.groups,
+        rounds=30,
+        everyone=True,
     ),
     Method(
         name="L2GD",

@@ -15,6 +15,7 @@ from pfl.report.table import latex as latex
 from pfl.report.table import markdown as markdown
 from pfl.report.table import text as text
 from pfl.scores.names import ScoreName, direction, models_of, numbers_of
+from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks
 
 MEANS_ONLY = {
@@ -137,36 +138,43 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
     return rows
 
 
-def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
-    """Returns for each column of the table the numbers of a method's runs; NaN where one has none.
+def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> dict[str, float]:
+    """Returns a run's numbers in the round that counts, by the columns of the tables; NaN for none.
 
-    A column is empty if no run can have such a number: `gained` without a local baseline, and
-    `seconds` with a budget.
+    Args:
+        comparison: The comparison.
+        run: One of its runs.
+        last: The round up to which bytes and gradients count; None: the round that counts.
     """
-    number, runs = comparison.number, comparison.of(label)
-    main = comparison.main_kind(label) or ""
-    columns = comparison.columns
+    number, columns = comparison.number, comparison.columns
+    row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
     names = {m: ScoreName("test", m, number) for m in models_of(columns, number)}
     names["worst 10%"] = ScoreName("test", main, f"{number}_worst10")
     others = [name for name in numbers_of(columns) if name not in (number, "loss")]
     names |= {name: ScoreName("test", main, name) for name in others}
-    shares = [comparison.gained_of(run) for run in runs]
-    seconds = [comparison.seconds_of(run) for run in runs]
-    return {head: comparison.values(label, name) for head, name in names.items()} | {
-        "gained": np.array([share for share in shares if share is not None]),
-        "MB up": comparison.values(label, "comm/uplink_bytes") / 1e6,
-        "MB down": comparison.values(label, "comm/downlink_bytes") / 1e6,
-        "parameters": comparison.values(label, parameters_of(main, columns)),
-        "gradients": comparison.values(label, "train/samples"),
-        "seconds": np.array([value for value in seconds if value is not None]),
-        "tuning trials": np.array([comparison.tuning_cost(label, "trials")]),
+    # An adapted model is as large as its start.
+    sizes = [f"parameters/{kind}" for kind in (main, "personalized", "global")]
+    size = next((name for name in sizes if name in columns), "")
+    costs, gained, seconds = last or row, comparison.gained_of(run), comparison.seconds_of(run)
+    return {head: row.get(str(name), np.nan) for head, name in names.items()} | {
+        "gained": np.nan if gained is None else gained,
+        "MB up": costs.get("comm/uplink_bytes", np.nan) / 1e6,
+        "MB down": costs.get("comm/downlink_bytes", np.nan) / 1e6,
+        "parameters": row.get(size, np.nan),
+        "gradients": costs.get("train/samples", np.nan),
+        "seconds": np.nan if seconds is None else seconds,
     }
 
 
-def parameters_of(model: str, columns: Sequence[str]) -> str:
-    """Returns the column with a model's size; an adapted model is as large as its start."""
-    sizes = [f"parameters/{kind}" for kind in (model, "personalized", "global")]
-    return next((name for name in sizes if name in columns), sizes[-1])
+def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
+    """Returns for each column of the table the numbers of a method's runs; NaN where one has none.
+
+    `gained` has those of the runs with a local baseline.
+    """
+    rows = [run_numbers(comparison, run) for run in comparison.of(label)]
+    numbers = {head: np.array([row[head] for row in rows], float) for head in rows[0]}
+    numbers["gained"] = numbers["gained"][~np.isnan(numbers["gained"])]
+    return numbers | {"tuning trials": np.array([comparison.tuning_cost(label, "trials")])}
 
 
 def _ranks(comparisons: Sequence[Comparison]) -> dict[str, float]:

@@ -11,8 +11,8 @@ import numpy as np
 from pfl import files
 from pfl.errors import ConfigError
 from pfl.report.comparison import Comparison
-from pfl.report.comparison_tables import parameters_of
-from pfl.report.table import Cell, Column, Link, Table, html, template
+from pfl.report.comparison_tables import run_numbers
+from pfl.report.table import Cell, Column, Link, Table, html, number_of, template
 from pfl.scores.names import ScoreName, models_of
 from pfl.scores.runs import Run, config_of
 
@@ -73,33 +73,17 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
 
 
 def _overview(comparison: Comparison) -> Table:
-    """Returns a table with a row for each run."""
-    runs, number = comparison.runs, comparison.number
-    models = models_of(comparison.columns, number)
-    heads = ["run", "seed", "rounds", "round that counts", "model", *models, "worst 10%"]
-    gained = [comparison.gained_of(run) for run in runs]
-    heads += ["gained"] if any(share is not None for share in gained) else []
-    costs = {
-        "MB up": ("comm/uplink_bytes", 1e6),
-        "MB down": ("comm/downlink_bytes", 1e6),
-        "sample gradients": ("train/samples", 1),
-    }
-    rows: list[list[Cell]] = []
-    for index, (run, share) in enumerate(zip(runs, gained, strict=True)):
-        row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
-        last = run.rows[-1] if run.rows else {}
-        cells: list[Cell] = [Link(f"#run-{index}", run.label), run.seed, last.get("round")]
-        cells += [row.get("round"), main or None]
-        names = [ScoreName("test", model, number) for model in models]
-        names.append(ScoreName("test", main, f"{number}_worst10"))
-        cells += [row.get(str(name)) for name in names]
-        cells += [share] if "gained" in heads else []
-        spent = row or last
-        for column, unit in costs.values():
-            cells.append(spent[column] / unit if column in spent else None)
-        cells.append(row.get(parameters_of(main, comparison.columns)))
-        rows.append([*cells, run.summary.get("wall_seconds")])
-    return Table([*heads, *costs, "parameters", "seconds"], rows)
+    """Returns a table with a row for each run, with the columns of a comparison's table."""
+    rows: list[dict[str, Cell]] = []
+    for index, run in enumerate(comparison.runs):
+        row, last = comparison.chosen[id(run)] or {}, run.rows[-1] if run.rows else {}
+        place: dict[str, Cell] = {"run": Link(f"#run-{index}", run.label), "seed": run.seed}
+        counts = {"rounds": last.get("round"), "round that counts": row.get("round")}
+        place |= {**counts, "model": comparison.main_kind(run.label)}
+        rows.append({**place, **run_numbers(comparison, run, row or last)})
+    known = any(number_of(row["gained"]) is not None for row in rows)
+    heads = [head for head in rows[0] if known or head != "gained"]
+    return Table(heads, [[row[head] for head in heads] for row in rows])
 
 
 def _curves(comparison: Comparison) -> dict[str, Any] | None:

@@ -11,7 +11,7 @@ import yaml
 from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
-from pfl.experiments import comparison_of, jobs
+from pfl.experiments import comparison_of, jobs, results
 from tests.cli.configurations import SMALL
 
 RUNS = {
@@ -59,6 +59,12 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
     compare(comparison(folder), folder / "out")
     return folder / "out"
+
+
+@pytest.fixture(autouse=True)
+def quick_figures(finished, monkeypatch):
+    """After `finished`, whose figures are drawn, those of the other comparisons are empty files."""
+    monkeypatch.setattr(results, "write_figure", lambda path, figure: path.touch())
 
 
 def copy(finished, tmp_path):

@@ -130,13 +130,13 @@ class FedALA(FederatedAlgorithm):
     def _learned_weights(self, clients: Clients, w: Tensor) -> Tensor:
         """Learns W_i [C, K], and keeps it and whether it has settled."""
         schedule = LocalSchedule(self.batch_size, purpose="weights", complete=True)
-        batches = np.ceil(np.round(self.share * clients.steps_of(schedule), 9))
-        batches = torch.from_numpy(batches).to(w)  # of the share, [C]
+        counts = np.ceil(np.round(self.share * clients.steps_of(schedule), 9))
+        batches = torch.from_numpy(counts).to(w)  # of the share, [C]
         buffers = None if clients.buffers is None else clients.buffers.clone()
         weights, before = clients.state["weights"], clients.state["learned"][:, 0] > 0
         away = w[self.personal_part] - clients.state["own"]
         learns = away.any(1) & (batches > 0)
-        active, losses = learns, []
+        active, losses = learns, list[Tensor]()
         for _ in range(self.most_passes):
             if not active.any():
                 break
@@ -150,8 +150,8 @@ class FedALA(FederatedAlgorithm):
                 new = weights - self.weight_lr * values_in(self.personal_part, g) * away
                 weights = torch.where(moves[:, None], new.clamp(0, 1), weights)
                 losses[-1][rows] += torch.where(moves[rows], loss / batches[rows], 0)
-                counts = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
-                self.log_loss("weights", loss, counts)
+                used = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
+                self.log_loss("weights", loss, used)
             active = active & ~before
             if len(losses) > self.window:
                 last = torch.stack(losses[-self.window :])

@@ -143,7 +143,7 @@ def test_the_tutorial_can_be_followed(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
-    """With two rounds instead of 40."""
+    """With two rounds instead of 40; the outputs that it stores have the lines of this run."""
     monkeypatch.chdir(tmp_path)
     matplotlib.use("agg")
     cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text())["cells"]
@@ -155,6 +155,14 @@ def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
         "FedAvg",
         "FedRep",
         "Ditto",
+    ]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    stored = "".join("".join(output["text"]) for output in outputs if "text" in output)
+    assert stored.count(", 40 rounds, ") == 3
+    begins = [[line.split()[0] for line in text if line] for text in (stored.splitlines(), lines)]
+    assert begins[0] == begins[1]
+    assert [list(output["data"]) for output in outputs if "data" in output] == [
+        ["image/png", "text/plain"]
     ]
 
 

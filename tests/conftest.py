@@ -44,3 +44,9 @@ def here(tmp_path):
     folder.mkdir()
     with elsewhere(folder):
         yield folder
+
+
+@pytest.fixture
+def quick_figures(monkeypatch):
+    """Makes the figures of a test's comparisons empty files: drawing them takes seconds."""
+    monkeypatch.setattr("pfl.experiments.results.write_figure", lambda path, figure: path.touch())

@@ -11,9 +11,10 @@ import yaml
 from pfl.cli.commands import compare as compare_command
 from pfl.cli.main import main, parser
 from pfl.errors import ConfigError
-from pfl.experiments import comparison_of, jobs, results
+from pfl.experiments import comparison_of, jobs
 from tests.cli.configurations import SMALL
 
+pytestmark = pytest.mark.usefixtures("quick_figures")  # but not those of `finished`
 RUNS = {
     "FedAvg": {"model": {"class_path": "FedAvg"}},
     "LocalTrain": {"model": {"class_path": "LocalTrain"}},
@@ -59,12 +60,6 @@ def finished(tmp_path_factory):
     folder = tmp_path_factory.mktemp("comparison")
     compare(comparison(folder), folder / "out")
     return folder / "out"
-
-
-@pytest.fixture(autouse=True)
-def quick_figures(finished, monkeypatch):
-    """After `finished`, whose figures are drawn, those of the other comparisons are empty files."""
-    monkeypatch.setattr(results, "write_figure", lambda path, figure: path.touch())
 
 
 def copy(finished, tmp_path):

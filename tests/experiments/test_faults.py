@@ -94,6 +94,7 @@ def test_modules_that_the_users_module_imports_are_its_code(tmp_path, monkeypatc
     assert len(seen) == 1 + len(sources)  # the last file changes nothing
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_a_cut_record_of_a_run_is_no_record(tmp_path, capsys):
     path, out = comparison(tmp_path, seeds=1), tmp_path / "out"
     assert main(["compare", str(path), "--out", str(out), "--jobs", "1"]) == 0
@@ -140,6 +141,7 @@ def test_tables_and_figures_are_written_as_a_whole(tmp_path, capsys):
         (out / f"{name}.part").rmdir()
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_kept_checkpoints_can_be_exported(tmp_path):
     """The checkpoint of the best round on validation data is of the round that the table shows."""
     validated = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
@@ -162,6 +164,7 @@ def test_kept_checkpoints_can_be_exported(tmp_path):
     assert card["rounds"] == row["round"]
 
 
+@pytest.mark.usefixtures("quick_figures")
 def test_reports_have_the_names_of_the_file(tmp_path):
     runs = {
         "slow": {"model": {"class_path": "FedAvg"}},

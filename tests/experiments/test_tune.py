@@ -115,6 +115,7 @@ def test_a_metric_whose_small_values_are_good_selects(tmp_path, metric, name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_figures")
 def test_the_tuned_file_can_be_compared(found, tmp_path):
     """Two rounds of three trials each; every client trains one or two epochs a round."""
     file = comparison_of(found / "tuned.yaml")

@@ -246,6 +246,7 @@ DAMAGE = {
     ("name", "content"), [(name, content) for name in DAMAGE for content in DAMAGE[name]]
 )
 @pytest.mark.parametrize("command", ["report", "compare"])
+@pytest.mark.usefixtures("quick_figures")
 def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, name, content):
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "runs" / "a", clients=3)

@@ -2,9 +2,10 @@
 
     python -m tests.faults.chaos --minutes 10 --seed 0
 
-Every trial takes another method, its client states in memory or in files, and one of `KINDS`. The
-table that is printed at the end counts the trials that were tried, held and failed. A trial that
-failed is repeated with its seed and number: `--only`.
+Every trial takes another method, its client states in memory or in files, and one of `KINDS`, or a
+command of `tests/faults/experiments.py` and one of its faults. The table that is printed at the end
+counts the trials that were tried, held and failed. A trial that failed is repeated with its seed
+and number: `--only`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.algorithms.methods import METHODS
+from tests.faults import experiments
 from tests.faults.injected import (
     REFUSED,
     Fault,
@@ -50,6 +52,7 @@ KINDS = {
     "row": "three kills",
 }
 PROCESSES = 40  # every 40th trial ends one of two processes
+COMMANDS = 4  # every fourth trial ends a command that makes or reads several runs
 
 
 class Failed(Exception):
@@ -150,13 +153,22 @@ def main() -> int:
         method, tier = pairs[number % len(pairs)]
         seed, kind = f"{given.seed} {number}", list(KINDS)[number % len(KINDS)]
         several = number % PROCESSES == PROCESSES - 1
+        of_commands = not several and number % COMMANDS == COMMANDS - 1
+        rng = random.Random(seed)
+        command, fault = experiments.drawn(rng)
         if several:
             kind, tier, method = KILLED, "memory", "SCAFFOLD"
+        elif of_commands:
+            kind = experiments.KINDS[command, fault]
+            tier, method = fault, command
+        else:
+            methods.add((method, tier))
         tried[kind] += 1
-        methods.add((method, tier))
         try:
             if several:
-                end_one_of_two(random.Random(seed))
+                end_one_of_two(rng)
+            elif of_commands:
+                experiments.end_a_command(command, fault, rng)
             else:
                 trial(method, tier, kind, seed)
             held[kind] += 1

@@ -67,7 +67,7 @@ class Injector:
 
     def change(self, path: str, half: Any = None) -> None:
         """Counts a change, and strikes."""
-        if not path.startswith(self.folder) or path.endswith(".lock"):
+        if not os.path.abspath(path).startswith(self.folder) or path.endswith(".lock"):
             return
         self.count += 1
         fault = self.fault

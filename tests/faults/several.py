@@ -51,11 +51,10 @@ def start(root: Path) -> subprocess.Popen:
     )
 
 
-def child_of(pid: int) -> int | None:
-    """Returns the id of the process that another one started, if it has (Linux)."""
+def children_of(pid: int) -> list[int]:
+    """Returns the ids of the processes that another one started (Linux)."""
     path = Path("/proc", str(pid), "task", str(pid), "children")
-    children = path.read_text().split() if path.exists() else []
-    return int(children[0]) if children else None
+    return [int(child) for child in path.read_text().split()] if path.exists() else []
 
 
 @cache
@@ -77,8 +76,8 @@ def end_one_of_two(rng: random.Random) -> str:
     try:
         process = start(root)
         time.sleep(after * seconds)
-        victim = child_of(process.pid) if second else process.pid
-        other = process.pid if second else child_of(process.pid)
+        child = next(iter(children_of(process.pid)), None)
+        victim, other = (child, process.pid) if second else (process.pid, child)
         if victim is not None and process.poll() is None:
             os.kill(victim, signal.SIGKILL)
             deadline = time.monotonic() + 5

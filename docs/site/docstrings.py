@@ -14,7 +14,8 @@ INNER = re.compile(r"<(?=\S)([^<>]*\S)>")  # an inner product, <g, w>
 BASE = r"\b(?:[^\W\d_]\d?|mean|sum|min|max|grad|Prox)"  # a letter, or the name of an operator
 INDEX = r"\{([^}]*)\}|\(([^)]*)\)|(\[[^\]]*\]|[^\W_]{1,4}(?:,[a-z]\b)?(?!\w))"
 BELOW = re.compile(rf"({BASE})_(?:{INDEX})")
-ABOVE = re.compile(r"\^(?:\{([^}]*)\}|(-?\d+(?:[./]\d+)?|[A-Za-z*]))")
+POWER = r"\{([^}]*)\}|\(([^)]*)\)|(-?\d+(?:[./]\d+)?|[^\W\d_](?:_[a-z]\b)?|\*)"
+ABOVE = re.compile(rf"\^(?:{POWER})")
 
 
 def typeset(text: str) -> str:
@@ -24,7 +25,7 @@ def typeset(text: str) -> str:
     if "←" in text:
         text = re.sub(r";\n|[.:]\n(?=\S+ ←)", lambda end: f"{end[0][0]}  \n", text)  # a line's end
     text = html.escape(INNER.sub(r"⟨\1⟩", text), quote=False)
-    text = ABOVE.sub(lambda found: f"<sup>{found[1] or found[2]}</sup>", text)
+    text = ABOVE.sub(lambda found: f"<sup>{found[1] or found[2] or found[3]}</sup>", text)
     return _indices(text)
 
 

@@ -183,7 +183,7 @@ def test_formulas_of_docstrings_are_typeset():
         "w_i <- w - η_max g_i(w)": "w<sub>i</sub> ← w - η<sub>max</sub> g<sub>i</sub>(w)",
         "Prox_{λ η_g} mean_[M]": "Prox<sub>λ η<sub>g</sub></sub> mean<sub>[M]</sub>",
         "<γ_i, v> < |x|^2 M^-1.1": "⟨γ<sub>i</sub>, v⟩ &lt; |x|<sup>2</sup> M<sup>-1.1</sup>",
-        "n^(-1/4) μ^τ_i": "n<sup>-1/4</sup> μ<sup>τ<sub>i</sub></sup>",
+        "|n^(-1/4)|_1 μ^τ_i": "|n<sup>-1/4</sup>|<sub>1</sub> μ<sup>τ<sub>i</sub></sup>",
         "local_epochs and `w_i`": "local_epochs and `w_i`",
         "I:  x_0\n    y\nz": table,
     }.items():

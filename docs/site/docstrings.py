@@ -11,7 +11,7 @@ SECTION = re.compile(r"^ *(?:\w+:$|\* |>>>)", re.M)
 CODE = re.compile(r"(`[^`]*`)")
 ARROWS = {"<-": "←", "->": "→", "<=": "≤", ">=": "≥"}
 INNER = re.compile(r"<(?=\S)([^<>]*\S)>")  # an inner product, <g, w>
-BASE = r"\b(?:[^\W\d_]\d?|mean|sum|min|max|grad|Prox)"  # a letter, or the name of an operator
+BASE = r"\||\b(?:[^\W\d_]\d?|mean|sum|min|max|grad|Prox)"  # a norm, a letter, or an operator
 INDEX = r"\{([^}]*)\}|\(([^)]*)\)|(\[[^\]]*\]|[^\W_]{1,4}(?:,[a-z]\b)?(?!\w))"
 BELOW = re.compile(rf"({BASE})_(?:{INDEX})")
 POWER = r"\{([^}]*)\}|\(([^)]*)\)|(-?\d+(?:[./]\d+)?|[^\W\d_](?:_[a-z]\b)?|\*)"

@@ -8,6 +8,7 @@ import numpy as np
 
 from .base import FederatedDataModule
 from .errors import ConfigError
+from .files import replaced
 from .loaders import SampleDataset
 
 
@@ -24,6 +25,7 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
 
     Raises:
         ConfigError: The package `pyarrow` is not installed.
+        OSError: The file cannot be written.
     """
     try:
         import pyarrow
@@ -42,7 +44,9 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
         names = pyarrow.DictionaryArray.from_arrays(np.zeros(len(index), np.int8), [split])
         columns = {"index": pyarrow.array(index, pyarrow.int64()), "split": names, "client": client}
         tables.append(pyarrow.table(columns))
-    parquet.write_table(pyarrow.concat_tables(tables).unify_dictionaries(), Path(file))
+    table = pyarrow.concat_tables(tables).unify_dictionaries()
+    with replaced(Path(file)) as opened:
+        parquet.write_table(table, opened)
 
 
 def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
@@ -83,7 +87,8 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
             "alpha": getattr(data.partitioner, "alpha", None),
             "batch_size": data.batch_size,
         }
-        (root / "config.json").write_text(json.dumps(config))
+        with replaced(root / "config.json") as file:
+            file.write(json.dumps(config).encode())
     except OSError as error:
         raise ConfigError(
             f"{root}: it must be a folder that can be written ({error.strerror})"
@@ -96,5 +101,5 @@ def _write_client(data: FederatedDataModule, client: int, indices: np.ndarray, p
     inputs, targets = dataset.batch(list(range(len(indices))))
     content = np.empty((), object)  # PFLlib reads it by `.tolist()`
     content[()] = {"x": inputs.cpu().numpy(), "y": targets.cpu().numpy()}
-    with path.open("wb") as file:
+    with replaced(path) as file:
         np.savez_compressed(file, data=content)

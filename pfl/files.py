@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 from yaml import YAMLError
 
+from pfl.datamodules import files
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
@@ -79,17 +79,11 @@ def replaced(path: Path) -> Iterator[io.BufferedWriter]:
     Raises:
         ConfigError: The file cannot be written; the file at `path` is then what it was.
     """
-    part = path.with_name(f"{path.name}.part")
     try:
-        with part.open("wb") as file:
+        with files.replaced(path) as file:
             yield file
-        os.replace(part, path)
-    except BaseException as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise write_error(path, error) from error
-        raise
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
 def append(path: Path, content: bytes) -> None:

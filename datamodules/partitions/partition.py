@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ConfigError
+from ..files import replaced
 from .index_arrays import IndexArrays, Ragged
 
 FORMAT = 1
@@ -93,7 +94,7 @@ class Partition:
             about["samples"] = len(self.targets)
             about["targets_hash"] = targets_hash(self.targets)
         try:
-            with Path(file).expanduser().open("wb") as opened:
+            with replaced(Path(file).expanduser()) as opened:
                 np.savez_compressed(opened, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
         except OSError as error:
             raise ConfigError(

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 import pfl.datamodules
@@ -24,7 +25,7 @@ from pfl.configuration.messages import check_nulls, one_line
 from pfl.datamodules import FederatedDataModule
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
-from pfl.rounds.checkpoint_io import damage_error
+from pfl.rounds.checkpoint_io import damage_error, refusal_reason
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
@@ -105,7 +106,8 @@ class FederatedCLI(CommandLine):
         except ArgumentError as error:
             defaults = (parser.get_defaults(skip_validation=True) for parser in self.parsers)
             known = {key for namespace in defaults for key in vars(namespace.as_flat())}
-            raise ConfigError(one_line(error, sorted(known))) from error
+            line = self._without_value(str(error)) or one_line(error, sorted(known))
+            raise ConfigError(line) from error
         config = self.config[self.config.subcommand]
         _check_groups(config)
         _check_classes(config)
@@ -116,6 +118,15 @@ class FederatedCLI(CommandLine):
                 f"seed_everything: {str(seed).lower()}; it must be a whole number from 0 to "
                 f"{MAX_SEED}, which repeats the run"
             )
+
+    def _without_value(self, complaint: str) -> str | None:
+        """Returns the line about an option without a value; argparse may name another option."""
+        if "expected one argument" not in complaint:
+            return None
+        for word, following in pairwise([*self.words, "--"]):
+            if word.startswith("--") and "=" not in word and following.startswith("--"):
+                return f"{word.removeprefix('--')}: it has no value; give one: {word} VALUE"
+        return None
 
     @property
     def subcommand_parser(self) -> LightningArgumentParser:
@@ -142,7 +153,7 @@ class FederatedCLI(CommandLine):
         try:
             content = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except Exception as error:  # whatever a damaged file leads to
-            raise damage_error(Path(path), str(error).partition("\n")[0]) from error
+            raise damage_error(Path(path), refusal_reason(error)) from error
         if not isinstance(content, dict) or "federated" not in content:
             raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
@@ -170,8 +181,19 @@ class FederatedCLI(CommandLine):
             return super().instantiate_trainer(**kwargs)
         except ConfigError:
             raise
-        except (ValueError, TypeError, RuntimeError, ImportError) as error:
-            raise ConfigError(f"trainer: {error}") from error
+        except (
+            ValueError,
+            TypeError,
+            RuntimeError,
+            ImportError,
+            MisconfigurationException,
+        ) as error:
+            text = re.sub(r"\[0(?:, \d+){9,}\]", "more", str(error))  # the numbers of all devices
+            given = self.config[self.subcommand].trainer
+            kinds = ("devices", "accelerator")
+            values = ", ".join(f"{kind}: {given.get(kind)}" for kind in kinds)
+            about = f"{values}; " if re.search("gpu|cuda|devices|backend", text) else ""
+            raise ConfigError(f"trainer: {about}{text}") from error
 
     def run_subcommand(self, subcommand: str) -> None:
         """Runs the subcommand; a signal becomes one line that names the round."""

@@ -155,9 +155,21 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
     for name in PACKAGES:
         if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
             return f"{shown}{complaint}; {name} is {found.origin}, pfl's own is pfl.{name}"
-    if re.search(r"subclass of|is abstract", complaint):
+    if "is abstract" in complaint:
+        return _abstract(value) or "the class is abstract" + closest("", _classes(types))
+    if "subclass of" in complaint:
         return shown + _type(complaint) + closest("", _classes(types))
     return shown + complaint
+
+
+def _abstract(value: str) -> str | None:
+    """Returns what a user's abstract class, given as a value, lacks; None for one of ours."""
+    match = re.match(r"(?:\{'class_path': ')?([\w.]+)", value)
+    module, _, name = match[1].rpartition(".") if match else ("", "", "")
+    lacks = getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", ())
+    if module.startswith(("pfl.", *PACKAGES)) or not lacks:
+        return None
+    return f"{module}.{name}; it is abstract: write {', '.join(sorted(lacks))}"
 
 
 def _type(text: str) -> str:
@@ -205,7 +217,8 @@ def _classes(types: str) -> list[str]:
         names = [
             name
             for name, cls in inspect.getmembers(package, inspect.isclass)
-            if any(f"{base.__module__}.{base.__qualname__}" in types for base in cls.__mro__[1:])
+            if not inspect.isabstract(cls)
+            and any(f"{base.__module__}.{base.__qualname__}" in types for base in cls.__mro__[1:])
         ]
         if names:
             return names

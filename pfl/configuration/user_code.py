@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import sys
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
+from types import CodeType
 
 from pfl.configuration.messages import explain
 
 ROOT = Path(__file__).parents[2]
 OURS = tuple(str(ROOT / name) for name in ("pfl", "models", "datamodules"))
 LIBRARY = sysconfig.get_path("stdlib")
+WRONG_ARGUMENTS = re.compile(r"([\w.]+)\(\) (?:takes|missing|got) ")
 
 
 def mistake(error: Exception) -> str | None:
@@ -25,6 +32,8 @@ def _failure(error: Exception) -> str | None:
     ours = [place for place, (code, _) in enumerate(frames) if code.co_filename.startswith(OURS)]
     called = [frame for frame in frames[min(ours, default=len(frames)) :] if _is_users(frame)]
     if not called:
+        called = _wrong_arguments(error)
+    if not called:
         return None
     (entry, _), (code, line) = called[0], called[-1]
     function = getattr(entry, "co_qualname", entry.co_name)  # since Python 3.11
@@ -32,17 +41,45 @@ def _failure(error: Exception) -> str | None:
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
 
 
+def _wrong_arguments(error: Exception) -> list[tuple[CodeType, int]]:
+    """Returns the user's function that was called with other arguments than it takes, if any."""
+    match = WRONG_ARGUMENTS.match(str(error))
+    if match is None or not isinstance(error, TypeError):
+        return []
+    for module in list(sys.modules.values()):
+        try:
+            code = inspect.unwrap(attrgetter(match[1])(module)).__code__
+        except Exception:  # whatever a module leads to that answers for any name
+            continue
+        if isinstance(code, CodeType) and _is_users((code, 0)):
+            return [(code, code.co_firstlineno)]
+    return []
+
+
 def _cause(error: BaseException) -> str:
     """Returns the end of a message about a mistake: the error of a user's code that led to it."""
-    while (inner := error.__cause__ or error.__context__) is not None:
+    for inner in _inner(error):
         frames = _frames(inner)
         own = [frame for frame in frames if _is_users(frame)]
         if own and not _is_users(frames[0]):
             code, line = own[-1]
             place = f"{code.co_filename}:{line}"
             return f" ({type(inner).__name__} at {place}; --traceback shows everything)"
-        error = inner
     return ""
+
+
+def _inner(error: BaseException) -> Iterator[BaseException]:
+    """Yields the errors that led to an error.
+
+    Where no member of a union fits, jsonargparse links the error of the first member only, and has
+    those of the others in a variable.
+    """
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    members = frames[-1].f_locals.get("exceptions") if frames else None
+    linked = error.__cause__ or error.__context__
+    for inner in members if isinstance(members, list) else filter(None, [linked]):
+        yield inner
+        yield from _inner(inner)
 
 
 def _frames(error: BaseException) -> list:

@@ -75,7 +75,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
         single = ", in a batch of one sample, as a client's last one is with this model.batch_size"
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}"
-            f"{single if len(inputs) == 1 else ''}: {first_line(error)}"
+            f"{single if len(inputs) == 1 else ''}: {first_line(error)}{_advice(error, shape)}"
         ) from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -84,7 +84,8 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
     if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
-            f"with {num_classes} classes; give it num_classes={num_classes}"
+            f"with {num_classes} classes; give it num_classes={num_classes}, or, if the labels "
+            f"begin with 1, subtract 1"
         )
     try:
         SequentialEngine(runner).gradient(w, batch)
@@ -102,6 +103,15 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
             f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
             f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"
         ) from error
+
+
+def _advice(error: Exception, shape: list[int]) -> str:
+    """Returns what to do where a network cannot process the inputs, as far as that is known."""
+    if "more than 1 value per channel" in str(error):
+        return "; take another batch_size, or null for all samples, or models.replace_batch_norm"
+    if len(shape) == 3 and shape[2] in (1, 3) and shape[0] == shape[1] > 3:
+        return "; channels come first, as of inputs.transpose(0, 3, 1, 2)"
+    return ""
 
 
 def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets: Tensor) -> None:

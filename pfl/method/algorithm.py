@@ -601,7 +601,16 @@ class FederatedAlgorithm(LocalTraining):
 
         Call it in `begin_round` or `server_update`: a number that is logged between two rounds
         belongs to no row.
+
+        Raises:
+            ConfigError: The value is not a number.
         """
+        try:
+            value = float(value)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"model: log_metric({name!r}, {value!r}); the value must be a number"
+            ) from error
         if hasattr(self, "round"):
             self.round.totals.metrics[name] = value
 

@@ -78,7 +78,11 @@ class LocalTraining(MovableModule):
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
-            check_elementwise(optimizer([nn.Parameter(torch.zeros(1, 1))]))
+            try:
+                probe = optimizer([nn.Parameter(torch.zeros(1, 1))])
+            except (TypeError, ValueError) as error:  # such as a negative momentum
+                raise ConfigError(f"model.optimizer: {error}") from error
+            check_elementwise(probe)
         self._rounds = 0  # that are over
 
     @property

@@ -17,7 +17,7 @@ from pfl.datamodules.partitions.measures import (
     trained_on,
     wasserstein,
 )
-from pfl.files import write_csv, write_figure
+from pfl.files import write_csv, write_error, write_figure
 from pfl.report.run_summary import left_out
 from pfl.report.table import Cell, Column, Table, text
 
@@ -121,6 +121,8 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
         files.append(out / "clients.parquet")
     except ConfigError as error:
         print(error)
+    except OSError as error:
+        raise write_error(out / "clients.parquet", error) from error
     return files
 
 

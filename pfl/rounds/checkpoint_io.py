@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
 import zipfile
 import zlib
 from contextlib import suppress
@@ -58,6 +60,11 @@ class StreamedCheckpointIO(TorchCheckpointIO):
                 os.remove(path + ".part")
             if (reason := _disk_error(error)) is not None:
                 raise ConfigError(f"{path}: the checkpoint cannot be saved ({reason})") from error
+            if part := _unsaved(checkpoint):
+                raise ConfigError(
+                    f"{path}: the checkpoint cannot be saved; {part}: {error}; return "
+                    f"tensors, numbers and texts there"
+                ) from error
             raise
 
     def load_checkpoint(
@@ -75,7 +82,7 @@ class StreamedCheckpointIO(TorchCheckpointIO):
         try:
             return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
         except Exception as error:  # whatever a file that was changed leads to
-            raise damage_error(Path(path), str(error).partition("\n")[0]) from error
+            raise damage_error(Path(path), refusal_reason(error)) from error
 
 
 def verify(path: Path) -> None:
@@ -97,6 +104,15 @@ def verify(path: Path) -> None:
         raise damage_error(path, str(error)) from error
     except (EOFError, ValueError, IndexError, UnicodeDecodeError) as error:
         raise damage_error(path, "the file ends too early, or its parts do not fit") from error
+
+
+def refusal_reason(error: Exception) -> str:
+    """Returns why PyTorch has not read a file, without its advice to run code from the file."""
+    if match := re.search(r"(?:GLOBAL|[Uu]nsupported (?:global|class)) ([\w.]+)", str(error)):
+        return f"it has an object of the class {match[1]}; only tensors and plain values are read"
+    if "mmap can only be used" in str(error):
+        return "it is not a file of torch.save"
+    return str(error).partition("\n")[0]
 
 
 def damage_error(path: Path, reason: str) -> ConfigError:
@@ -177,6 +193,18 @@ def _disk_error(error: BaseException) -> str | None:
         return error.strerror or str(error)
     # PyTorch raises a RuntimeError without the system's reason.
     unwritten = ("unexpected pos", "iostream error", "PytorchStreamWriter failed", "be opened")
+    if match := re.search(r"failed with strerror: (.+)", str(error)):
+        return match[1]
     if isinstance(error, RuntimeError) and any(text in str(error) for text in unwritten):
         return "the disk is full, or does not take it"
+    return None
+
+
+def _unsaved(checkpoint: dict[str, Any]) -> str | None:
+    """Returns the callback whose state cannot be pickled; None if there is none."""
+    for name, state in checkpoint.get("callbacks", {}).items():
+        try:
+            torch.save(state, io.BytesIO())
+        except Exception:
+            return f"trainer.callbacks: state_dict of {name}"
     return None

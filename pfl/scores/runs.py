@@ -199,7 +199,13 @@ class Run:
 
 def _summary(path: Path) -> Row:
     """Returns the content of `summary.json`, whose values that are read have the right types."""
-    types = {"seed": int, "select_by": str, "higher_is_better": dict, "versions": dict}
+    types: dict[str, Any] = {
+        "seed": int,
+        "select_by": str,
+        "higher_is_better": dict,
+        "versions": dict,
+    }
+    types |= {"wall_seconds": int | float}
     with files.reading(path):
         content = files.read_json(path)
         for key, kind in types.items():
@@ -213,7 +219,7 @@ def _rows(path: Path) -> list[Row]:
         return []
     with files.reading(path), path.open(newline="") as file:
         rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
-        if any("round" not in row for row in rows):
+        if not all(math.isfinite(row.get("round", math.nan)) for row in rows):
             raise ValueError("a row without a round")
         return rows
 

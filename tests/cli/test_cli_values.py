@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from models import MLP
 from pfl import algorithms
@@ -107,6 +108,16 @@ MISTAKES = {
         {"class_path": "torch.optim.SGD", "init_args": {"momentum": math.nan}},
         ["model.optimizer.momentum: nan", "finite"],
     ),
+    "a negative momentum": (
+        OPTIMIZER,
+        {"class_path": "torch.optim.SGD", "init_args": {"momentum": -1}},
+        ["model.optimizer: ", "momentum", "-1"],
+    ),
+    "an abstract class": (
+        "data.class_path",
+        "FederatedDataModule",
+        ["data: the class is abstract; known are AgentLogistic, ArrayDataModule"],
+    ),
     "no seed": ("seed_everything", False, ["seed_everything: false", "whole number"]),
 }
 
@@ -116,6 +127,28 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
     key, value, words = MISTAKES[mistake]
     path = write(tmp_path / "mistake.yaml", changed(SMALL, key, value))
     assert_refused(tmp_path, words, "fit", "--config", path)
+
+
+WORDS = {
+    "no value": (["--model.lr"], ["model.lr: it has no value", "--model.lr VALUE"]),
+    "no value in the middle": (["--model.lr", "--loop.seed", "1"], ["model.lr: it has no value"]),
+    "GPUs that are not there": (
+        ["--trainer.devices", "99", "--trainer.accelerator", "gpu"],
+        ["trainer: devices: 99, accelerator: gpu; "],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WORDS)
+def test_a_word_of_the_command_line_gets_one_line(tmp_path, case):
+    if case == "GPUs that are not there" and torch.cuda.device_count() >= 99:
+        pytest.skip("they are there")
+    options, words = WORDS[case]
+    path = write(tmp_path / "a.yaml", SMALL)
+    runs = ("--trainer.default_root_dir", tmp_path / "runs")
+    status, _, err = call("fit", "--config", path, *runs, *options)
+    assert (status, err.count("\n")) == (2, 1), err
+    assert not [word for word in words if word not in err], err
 
 
 def test_a_config_file_before_the_subcommand_is_refused(tmp_path):

@@ -48,6 +48,29 @@ class Loss(nn.Module):
     def forward(self, outputs, targets):
         return outputs @ targets.float()  # the loss
 
+class Key(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {}["a"]  # the constructor
+
+class Logs(FedAvg):
+    def begin_round(self, clients):
+        self.log_metric("a", "b")
+
+class Narrow(Callback):
+    def on_train_epoch_end(self, trainer):  # the signature
+        pass
+
+class Locked(Callback):
+    def state_dict(self):
+        return {"f": lambda: 1}
+
+class Unwritten(DigitsDataModule):
+    from abc import abstractmethod
+
+    @abstractmethod
+    def columns(self): ...
+
 class Back(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
         int("x")  # the callback
@@ -68,6 +91,25 @@ CASES = {  # key, value, words of the line
         "trainer.callbacks",
         [{"class_path": "owncode.Back"}],
         ["on_train_epoch_end failed: ValueError: invalid literal"],
+    ),
+    "the constructor": (NETWORK, {"class_path": "owncode.Key"}, ["Key: 'a' (KeyError at "]),
+    "the signature": (
+        "trainer.callbacks",
+        [{"class_path": "owncode.Narrow"}],
+        ["on_train_epoch_end failed: TypeError: ", "takes 2 positional arguments"],
+    ),
+}
+REFUSED = {  # key, value, words of a line that needs no place
+    "a text as a metric": (MODEL, "owncode.Logs", ["log_metric('a', 'b')", "must be a number"]),
+    "a state that cannot be pickled": (
+        "trainer.callbacks",
+        [{"class_path": "owncode.Locked"}],
+        ["last.ckpt: ", "trainer.callbacks: state_dict of Locked: Can't pickle", "return tensors"],
+    ),
+    "an abstract data module": (
+        "data.class_path",
+        "owncode.Unwritten",
+        ["data: ", "owncode.Unwritten", "it is abstract: write columns"],
     ),
 }
 
@@ -101,6 +143,15 @@ def test_an_error_is_one_line_with_its_place(run, case):
     assert status == 2 and err.startswith("error: ") and err.count("\n") == 1, err
     for word in [*words, f"{path}:{line_of(case)}", "--traceback"]:
         assert word in err, err
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_the_framework_cannot_use_is_one_line(run, case):
+    _, fit = run
+    key, value, words = REFUSED[case]
+    status, err = fit(key, value)
+    assert status == 2 and err.startswith("error: ") and err.count("\n") == 1, err
+    assert not [word for word in words if word not in err], err
 
 
 def test_an_error_of_the_network_in_a_round(run):

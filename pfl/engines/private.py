@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,18 +16,22 @@ from pfl.errors import ConfigError
 from pfl.randomness import generator, key
 
 
-class SampleOrigin(NamedTuple):
-    """The origin of single samples that were taken out of the rows of a batch."""
+@dataclass(frozen=True)
+class SampleOrigin(Origin):
+    """The origin of single samples that were taken out of the rows of a batch.
+
+    Attributes:
+        batch: The origin of the batch.
+        owners: The row of each sample.
+    """
 
     batch: Origin
     owners: list[int]
 
     def seed(self, row: int) -> int:
-        """Returns a seed of what the network draws for a sample."""
         return key(self.batch.seed(self.owners[row]), row)
 
     def describe(self, row: int) -> str:
-        """Returns the place of the sample's client in words."""
         return self.batch.describe(self.owners[row])
 
 

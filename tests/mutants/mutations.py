@@ -143,8 +143,9 @@ class Statement:
     ) -> Iterator[Callable[[], Callable[[], None]]]:
         """Mistakes in place of an expression: another number, sign, name or attribute."""
         new: Any = None
+        sibling: Any = None
         if isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-            value = node.value
+            value: Any = node.value
             wrong = not value if isinstance(value, bool) else value + 1
             new = ast.Constant(value * 2 or 1.0 if isinstance(value, float) else wrong)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.Not | ast.Invert):
@@ -157,9 +158,11 @@ class Statement:
                 self.attributes, node.attr, node.lineno
             )
             new = ast.Attribute(node.value, sibling, ast.Load()) if sibling else None
-        if new is not None and place is None:
+        if new is None:
+            return
+        if place is None:
             yield change(parent, field, new)
-        elif new is not None:
+        else:
             items = list(getattr(parent, field))
             items[place] = new
             yield change(parent, field, items)
@@ -187,7 +190,12 @@ def change(node: ast.AST, *pairs: Any) -> Callable[[], Callable[[], None]]:
         old = {name: getattr(node, name) for name in new}
         for name, value in new.items():
             setattr(node, name, value)
-        return lambda: [setattr(node, name, value) for name, value in old.items()] and None
+
+        def back() -> None:
+            for name, value in old.items():
+                setattr(node, name, value)
+
+        return back
 
     return edit
 

@@ -47,9 +47,17 @@ def users_module(name: str, folder: str = "") -> ModuleSpec | None:
     paths = [os.path.join(entry, folder) for entry in others]
     for finder in sys.meta_path:
         spec = None if finder is _Finder else finder.find_spec(name, paths)
-        if spec and spec.origin:  # a mere folder has no origin
+        if spec and spec.origin and not _is_door(spec.origin):  # a mere folder has no origin
             return spec
     return None
+
+
+def _is_door(origin: str) -> bool:
+    """Returns whether a file is one of ours, of which an editable install puts a copy elsewhere."""
+    try:
+        return "from pfl._path import open_door" in Path(origin).read_text(errors="replace")
+    except OSError:
+        return False
 
 
 class _Finder:

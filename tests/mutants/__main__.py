@@ -90,11 +90,11 @@ class Session:
         shutil.rmtree(self.folder)
         return True
 
-    def concerns(self, item: pytest.Item) -> bool:
+    def concerns(self, item: Any) -> bool:
         """Returns whether a test is quick and has one of the methods in its entry or its module."""
         if any(map(item.get_closest_marker, WITHOUT)):
             return False
-        entry = getattr(item, "callspec", None) and item.callspec.params.get("method")
+        entry: Any = getattr(item, "callspec", None) and item.callspec.params.get("method")
         present = entry.kind.__mro__ if hasattr(entry, "kind") else vars(item.module).values()
         names = {f"pfl.algorithms.{path.stem}" for path in self.files}
         return any(isinstance(kind, type) and kind.__module__ in names for kind in present)

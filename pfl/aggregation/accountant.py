@@ -41,6 +41,7 @@ class Accountant:
         population: M, the number of clients that train.
         uses: For "all": in how many of the rounds 1, ..., R a client takes part at most, int64 [R];
             None: in every round.
+        every: For "all": a client takes part in every so manieth round at most.
 
     Example:
         >>> run = Accountant(1.0, 1e-5, "bernoulli", 10, 1000)
@@ -54,11 +55,13 @@ class Accountant:
     cohort: int
     population: int
     uses: np.ndarray | None = None
+    every: int = 1
 
     def epsilon(self, rounds: int) -> float:
         """Returns ε after some rounds; infinity without noise."""
         if self.uses is not None and rounds:
             rounds = int(self.uses[rounds - 1])
+        rounds = -(-rounds // self.every)
         if rounds == 0:
             return 0.0
         if self.noise_multiplier == 0:
@@ -123,6 +126,22 @@ class Accountant:
             fits = replace(self, noise_multiplier=middle).epsilon(rounds) <= epsilon
             low, high = (low, middle) if fits else (middle, high)
         return replace(self, noise_multiplier=high)
+
+
+def least_wait(trace: Sequence[Sequence[int]]) -> int:
+    """Returns after how many rounds a client of a trace takes part again at least.
+
+    Example:
+        >>> least_wait([[0], [1], [0], [1]])
+        2
+    """
+    last: dict[int, int] = {}
+    wait = len(trace)
+    for number, ids in enumerate(trace):
+        for client in ids:
+            wait = min(wait, number - last.get(client, -wait))
+            last[client] = number
+    return wait
 
 
 def most_uses(trace: Sequence[Sequence[int]]) -> np.ndarray:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
-from pfl.datamodules.errors import require
+from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.randomness import generator
 
@@ -65,6 +65,10 @@ class Privacy:
         epsilon: The budget ε. With `noise_multiplier` the run ends before it is passed.
         delta: δ; None: M^-1.1 for the M clients that train.
         adaptive: A clip that follows the clients' norms; None: it stays.
+        bands: b. 1: the noise of every round is independent. More: banded matrix factorization, in
+            which the noise of a round takes back a part of that of the rounds before, so that sums
+            over rounds have less of it (Choquette-Choo et al., NeurIPS 2023). It needs cohorts in
+            which a client waits at least b rounds for its next turn.
 
     Raises:
         ConfigError: A value is impossible, or neither noise nor a budget is given.
@@ -79,9 +83,15 @@ class Privacy:
     epsilon: float | None = None
     delta: float | None = None
     adaptive: AdaptiveClip | None = None
+    bands: int = 1
 
     def __post_init__(self) -> None:
         name = "loop.privacy"
+        check_whole(f"{name}.bands", self.bands)
+        if self.bands > 1 and self.adaptive is not None:
+            raise ConfigError(
+                f"{name}.bands: {self.bands}; noise over rounds needs a clip that stays"
+            )
         require(f"{name}.clip", self.clip, self.clip > 0, "above 0")
         z, epsilon, delta = self.noise_multiplier, self.epsilon, self.delta
         require(f"{name}.noise_multiplier", z, z is None or 0 <= z < math.inf, "at least 0")
@@ -139,6 +149,22 @@ class SamplePrivacy:
         return np.array(found)[places.reshape(-1)]
 
 
+def band(bands: int) -> np.ndarray:
+    """Returns the first column of C, a banded Toeplitz matrix of norm 1, float64 [bands].
+
+    They are the first coefficients of the square root of the matrix of prefix sums (Fichtenberger,
+    Henzinger, Upadhyay 2022), 1, 1/2, 3/8, ..., scaled such that a client that takes part once in
+    every b rounds counts as often as it takes part.
+
+    Example:
+        >>> band(2)  # 1 and 1/2, over the root of 1 + 1/4
+        array([0.89442719, 0.4472136 ])
+    """
+    steps = np.arange(1, bands)
+    column = np.cumprod(np.concatenate([[1.0], (2 * steps - 1) / (2 * steps)]))
+    return column / np.linalg.norm(column)
+
+
 class PrivateMean:
     """Privacy in one run: clips groups of clients, and releases the mean with noise.
 
@@ -171,6 +197,9 @@ class PrivateMean:
             assert privacy.epsilon is not None
             self.accountant = accountant.calibrate(privacy.epsilon, rounds)
         self.clip = privacy.clip
+        self.coefficients = band(privacy.bands)
+        self._noise: list[np.ndarray] = []  # of the last rounds, and the next round
+        self._next = 0
         self.count_noise = self._count_noise()
 
     @property
@@ -237,8 +266,9 @@ class PrivateMean:
         rng = generator(self.seed, "privacy", round_index)
         deviation = self.message_noise * self.clip
         below, means = sums.pop(BELOW, None), {}
-        for name, total in sums.items():
-            noise = torch.from_numpy(rng.standard_normal(total.numel()))
+        widths = [total.numel() for total in sums.values()]
+        drawn = torch.from_numpy(self.noise(round_index, sum(widths), rng)).split(widths)
+        for (name, total), noise in zip(sums.items(), drawn, strict=True):
             mean = (total + (deviation * noise).to(total)) / self.cohort
             means[name] = mean + references[name] if name in references else mean
         if below is not None and (adaptive := self.privacy.adaptive) is not None:
@@ -246,6 +276,26 @@ class PrivateMean:
             share = noisy / self.cohort + 0.5
             self.clip *= math.exp(-adaptive.rate * (share - adaptive.quantile))
         return means
+
+    def noise(self, round_index: int, width: int, rng: np.random.Generator) -> np.ndarray:
+        """Returns the noise of a round over its deviation, float64 [width].
+
+        With bands it is row t of C^-1 Z for the rows Z of independent noise and the banded Toeplitz
+        matrix C of `coefficients`: x_t = (z_t - sum_j c_j x_(t-j)) / c_0. After a resume the rounds
+        before are computed again.
+        """
+        if self.privacy.bands == 1:
+            return rng.standard_normal(width)
+        if self._next > round_index:
+            self._noise, self._next = [], 0
+        for index in range(self._next, round_index + 1):
+            own = rng if index == round_index else generator(self.seed, "privacy", index)
+            row = own.standard_normal(width)
+            for c, before in zip(self.coefficients[1:], reversed(self._noise), strict=False):
+                row -= c * before
+            self._noise = [*self._noise, row / self.coefficients[0]][1 - self.privacy.bands :]
+        self._next = round_index + 1
+        return self._noise[-1]
 
     def facts(self, rounds: int) -> dict[str, float]:
         """Returns the numbers of a round's row: ε after `rounds` rounds, and the clip."""

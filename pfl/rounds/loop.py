@@ -41,7 +41,7 @@ class FederatedLoop(LightningDataModule):
             "bernoulli", each client on its own with probability clients_per_round / M, drawn again
             if no client takes part, unless `privacy` is given; "weighted", a fixed number without
             replacement with probabilities proportional to the number of training samples (drawn
-            one after another).
+            one after another); "cyclic", groups of clients that were drawn once and take turns.
         trace: Given cohorts that replace the sampling: a list of lists of client ids, one for each
             round, or the path of a JSON file with such a list. A round may be empty.
         unseen: Clients that never train, for an evaluation on newcomers: a share of all clients,

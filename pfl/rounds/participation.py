@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.aggregation.accountant import Accountant, most_uses
+from pfl.aggregation.accountant import Accountant, least_wait, most_uses
 from pfl.aggregation.attacks import Attackers
 from pfl.aggregation.privacy import Privacy, PrivateMean
 from pfl.aggregation.robust import Rule
@@ -24,7 +24,8 @@ from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.randomness import key
 
-Sampling = Literal["uniform", "bernoulli", "weighted"]
+Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
+SAMPLED = ("uniform", "bernoulli")  # whose draws do not depend on the clients' data
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 
@@ -115,7 +116,7 @@ class Participation:
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
-        samplings = ("uniform", "bernoulli", "weighted")
+        samplings = get_args(Sampling)
         require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
         require(
             "loop.clients_per_round",
@@ -165,6 +166,11 @@ class Participation:
             return max(map(len, self.trace), default=0)
         return len(self.population) if self.clients_per_round is None else self.clients_per_round
 
+    @property
+    def _groups(self) -> int:
+        """The number of groups that take turns with cyclic sampling."""
+        return -(-len(self.population) // self.cohort_size)
+
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round, ascending int64."""
         if self.trace is not None:
@@ -173,6 +179,10 @@ class Participation:
         total = len(population)
         if size == total:
             return population.copy()
+        if self.sampling == "cyclic":
+            order = generator(self.seed, "cycle").permutation(population)
+            groups = np.array_split(order, self._groups)
+            return np.sort(groups[round_index % len(groups)])
         rng = generator(self.seed, "cohort", round_index)
         if self.sampling == "bernoulli":
             chosen = rng.random(total) < size / total
@@ -269,15 +279,24 @@ class Participation:
         if self.privacy is None:
             return None
         total, privacy = len(self.population), self.privacy
+        cyclic = self.trace is None and self.sampling == "cyclic"
+        wait = self._groups if cyclic else 1 if self.trace is None else least_wait(self.trace)
+        if privacy.bands > wait:
+            raise ConfigError(
+                f"loop.privacy.bands: {privacy.bands}; a client takes part again after {wait} "
+                f"rounds; give sampling: cyclic with at most {max(1, total // privacy.bands)} "
+                f"clients_per_round, or fewer bands"
+            )
         everyone = self.trace is not None or self.cohort_size == total
         accountant = Accountant(
             noise_multiplier=privacy.noise_multiplier or 0.0,
             delta=privacy.delta or total**-1.1,
             # Which clients weighted sampling draws depends on their sizes: no amplification.
-            sampling="all" if everyone or self.sampling == "weighted" else self.sampling,
+            sampling=self.sampling if self.sampling in SAMPLED and not everyone else "all",
             cohort=self.cohort_size,
             population=total,
             uses=None if self.trace is None else most_uses(self.trace),
+            every=self._groups if cyclic else 1,
         )
         return PrivateMean(privacy, accountant, self.seed, rounds)
 

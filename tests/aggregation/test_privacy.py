@@ -376,6 +376,72 @@ def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
         )
 
 
+# ---- noise over rounds --------------------------------------------------------------------------
+
+
+def prefix_root(bands, rounds):
+    """C by its definition: the banded root of the matrix of prefix sums, with columns of norm 1."""
+    root = np.array([math.comb(2 * k, k) / 4**k for k in range(bands)])
+    root /= np.sqrt((root**2).sum())
+    matrix = np.zeros((rounds, rounds))
+    for t in range(rounds):
+        for s in range(max(0, t - bands + 1), t + 1):
+            matrix[t, s] = root[t - s]
+    return matrix
+
+
+def test_one_band_is_independent_noise():
+    plain, _ = mean_of(private(), rounds=range(3), width=50)
+    banded, _ = mean_of(private(bands=1), rounds=range(3), width=50)
+    assert torch.equal(plain, banded)
+
+
+@pytest.mark.parametrize("bands", [2, 4])
+def test_the_banded_factor_takes_the_noise_back_to_independent_draws(bands):
+    """C x = z: what the rounds released, times C, is the noise that was drawn for each round."""
+    rounds, width = 9, 40
+    released, mean = mean_of(private(bands=bands), rounds=range(rounds), width=width)
+    drawn = [generator(0, "privacy", t).standard_normal(width) for t in range(rounds)]
+    actual = prefix_root(bands, rounds) @ (released.numpy() * mean.cohort)
+    np.testing.assert_allclose(actual, drawn, rtol=0, atol=1e-12)
+    # A process that begins with a later round, after a resume, releases the same.
+    later, _ = mean_of(private(bands=bands), rounds=(7, 8), width=width)
+    assert torch.equal(later, released[7:])
+
+
+def test_sums_over_rounds_have_less_noise():
+    """After b rounds its variance is that of the row sums of C^-1; of independent noise it is b."""
+    bands = rounds = 8
+    inverse = np.linalg.inv(prefix_root(bands, rounds))
+    after = np.cumsum(inverse, 0)
+    assert (after[-1] ** 2).sum() < rounds / 2
+    released, mean = mean_of(private(bands=bands), rounds=range(rounds), width=20000)
+    variance = float((released.sum(0) * mean.cohort).var())
+    assert variance == pytest.approx((after[-1] ** 2).sum(), rel=0.05)
+
+
+def test_clients_must_wait_for_their_next_turn(fit):
+    def run(**loop):
+        algorithm = FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES)
+        return fit(algorithm, small_world(), 4, evaluate=(), **loop)
+
+    line = (
+        r"^loop\.privacy\.bands: 3; a client takes part again after 2 rounds; .*at most 1 clients"
+    )
+    with pytest.raises(ConfigError, match=line):
+        run(privacy=private(bands=3), sampling="cyclic", clients_per_round=2)
+    done = run(privacy=private(bands=2), sampling="cyclic", clients_per_round=2)
+    cohorts = [done.run.cohort(number).tolist() for number in range(4)]
+    assert cohorts[:2] == cohorts[2:] and sorted(cohorts[0] + cohorts[1]) == [0, 1, 2, 3]
+    # Two of four rounds for each client, of plain Gaussians.
+    delta = done.run.private.accountant.delta
+    assert done.row["privacy/epsilon"] == Accountant(1.0, delta, "all", 2, 4).epsilon(2)
+    trace = [[0, 1], [2], [0], [1, 3]]
+    run(privacy=private(bands=2), trace=trace)
+    with pytest.raises(ConfigError, match="after 2 rounds"):
+        run(privacy=private(bands=3), trace=trace)
+
+
 # ---- an audit -----------------------------------------------------------------------------------
 
 

@@ -44,20 +44,23 @@ def users_module(name: str, folder: str = "") -> ModuleSpec | None:
     """Returns the spec of a module that is not ours in a folder of `sys.path`, or None."""
     entries = (os.path.abspath(entry) for entry in sys.path)
     others = (entry for entry in entries if not os.path.exists(os.path.join(entry, OURS)))
-    paths = [os.path.join(entry, folder) for entry in others]
+    paths = [
+        path for path in (os.path.join(e, folder) for e in others) if not _has_door(path, name)
+    ]
     for finder in sys.meta_path:
         spec = None if finder is _Finder else finder.find_spec(name, paths)
-        if spec and spec.origin and not _is_door(spec.origin):  # a mere folder has no origin
+        if spec and spec.origin:  # a mere folder has no origin
             return spec
     return None
 
 
-def _is_door(origin: str) -> bool:
-    """Returns whether a file is one of ours, of which an editable install puts a copy elsewhere."""
+def _has_door(path: str, name: str) -> bool:
+    """Returns whether a folder has a copy of our first file of a package: an editable install's."""
     try:
-        return "from pfl._path import open_door" in Path(origin).read_text(errors="replace")
+        text = Path(path, f"{name}.py").read_text(errors="replace")
     except OSError:
         return False
+    return "from pfl._path import open_door" in text
 
 
 class _Finder:

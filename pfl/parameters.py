@@ -195,19 +195,24 @@ class ParameterSpace:
 
 
 def values_in(part: Tensor, v: Tensor) -> Tensor:
-    """Returns the values of models v [C, P] in a part, bool [P], as [C, K].
+    """Returns the values of models v [C, P] in a part, bool [P] or its places int64 [K], as [C, K].
 
-    It is v[:, part], and several times as fast on a CPU.
+    It is v[:, part], and several times as fast on a CPU. On a GPU the places of a bool are waited
+    for, so that loops over local steps find them once.
     """
-    return v.index_select(1, part.nonzero()[:, 0])
+    return v.index_select(1, _places(part))
 
 
 def replace_values_in(part: Tensor, v: Tensor, values: Tensor) -> None:
-    """Writes values [C, K] into models v [C, P], in place, where a part, bool [P], is.
+    """Writes values [C, K] into models v [C, P], in place, where a part is, as in `values_in`.
 
     It is v[:, part] = values, and faster on a CPU.
     """
-    v.index_copy_(1, part.nonzero()[:, 0], values)
+    v.index_copy_(1, _places(part), values)
+
+
+def _places(part: Tensor) -> Tensor:
+    return part.nonzero()[:, 0] if part.dtype == torch.bool else part
 
 
 class BufferSpace:

@@ -81,15 +81,15 @@ class ImageDataModule(FederatedDataModule):
     def download(self) -> None:
         """Downloads and unpacks the files that are missing."""
         for train in (True, False):
-            self._open(train, download=True)
+            self.open_split(train, download=True)
 
     def read(self, train: bool) -> Pairs:
         """Reads the images and labels of the official training or test set."""
-        stored = self._open(train)
+        stored = self.open_split(train)
         labels = stored.labels if hasattr(stored, "labels") else stored.targets
         return torch.as_tensor(stored.data), torch.as_tensor(labels, dtype=torch.int64)
 
-    def _open(self, train: bool, **arguments: Any) -> Any:
+    def open_split(self, train: bool, **arguments: Any) -> Any:
         """Opens a data set of torchvision, which verifies the checksums of its files."""
         from torchvision import datasets
 
@@ -233,8 +233,8 @@ class EMNISTDataModule(MNISTDataModule):
         self.split = split
         self.files = _idx_files("EMNIST", f"emnist-{split}-train", f"emnist-{split}-test")
 
-    def _open(self, train: bool, **arguments: Any) -> Any:
-        return super()._open(train, split=self.split, **arguments)
+    def open_split(self, train: bool, **arguments: Any) -> Any:
+        return super().open_split(train, split=self.split, **arguments)
 
     def read(self, train: bool) -> Pairs:
         images, labels = super().read(train)
@@ -300,7 +300,7 @@ class SVHNDataModule(ImageDataModule):
     source = "http://ufldl.stanford.edu/housenumbers"
     archives = files = ("SVHN/train_32x32.mat", "SVHN/test_32x32.mat")
 
-    def _open(self, train: bool, **arguments: Any) -> Any:
+    def open_split(self, train: bool, **arguments: Any) -> Any:
         from torchvision.datasets import SVHN
 
         return SVHN(self.root / self.title, split="train" if train else "test", **arguments)

@@ -119,12 +119,14 @@ class FedALA(FederatedAlgorithm):
         """Returns ŵ_i with the newest w."""
         return self._mixed(clients, clients.received["w"], clients.state["weights"])
 
-    def _mixed(self, clients: Clients, w: Tensor, weights: Tensor) -> Tensor:
-        """Returns ŵ_i, [C, P], of the received w [P]."""
+    def _mixed(
+        self, clients: Clients, w: Tensor, weights: Tensor, layers: Tensor | None = None
+    ) -> Tensor:
+        """Returns ŵ_i, [C, P], of the received w [P]; `layers` are the places of the last ones."""
         v = w.repeat(len(clients), 1)
-        received = values_in(self.personal_part, v)
-        mixture = torch.lerp(clients.state["own"], received, weights)
-        replace_values_in(self.personal_part, v, mixture)
+        layers = self.personal_part if layers is None else layers
+        mixture = torch.lerp(clients.state["own"], values_in(layers, v), weights)
+        replace_values_in(layers, v, mixture)
         return v
 
     def _learned_weights(self, clients: Clients, w: Tensor) -> Tensor:
@@ -134,7 +136,8 @@ class FedALA(FederatedAlgorithm):
         batches = torch.from_numpy(counts).to(w)  # of the share, [C]
         buffers = None if clients.buffers is None else clients.buffers.clone()
         weights, before = clients.state["weights"], clients.state["learned"][:, 0] > 0
-        away = w[self.personal_part] - clients.state["own"]
+        layers = self.personal_part.nonzero()[:, 0]
+        away = w[layers] - clients.state["own"]
         learns = away.any(1) & (batches > 0)
         active, losses = learns, list[Tensor]()
         for _ in range(self.most_passes):
@@ -145,9 +148,9 @@ class FedALA(FederatedAlgorithm):
                 moves = active & (batches > step)
                 if not moves.any():
                     break
-                rows, at = slice(0, batch.clients), self._mixed(clients, w, weights)
+                rows, at = slice(0, batch.clients), self._mixed(clients, w, weights, layers)
                 loss, g = self.oracle.gradient(at, batch, buffers)
-                new = weights - self.weight_lr * values_in(self.personal_part, g) * away
+                new = weights - self.weight_lr * values_in(layers, g) * away
                 weights = torch.where(moves[:, None], new.clamp(0, 1), weights)
                 losses[-1][rows] += torch.where(moves[rows], loss / batches[rows], 0)
                 used = np.where(moves[rows].cpu(), batch.counts, 0).tolist()

@@ -95,7 +95,7 @@ class FedRoD(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         """Trains (θ_i, h_i) and p_i side by side; keeps p_i and sends (θ_i, h_i)."""
-        part, lr = self.personal_part, self.learning_rate(clients.round)
+        head, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
         v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
         train, train_personal = (
             LocalOptimizer(x, lr, self.weight_decay, self.optimizer_factory) for x in (v, p)
@@ -105,10 +105,12 @@ class FedRoD(FederatedAlgorithm):
         )
         for batch in clients.batches(self.local_schedule):
             buffers = None if clients.buffers is None else clients.buffers.clone()
-            personal_loss, g_personal = self.oracle.gradient(self._added(v, p), batch, buffers)
+            personal_loss, g_personal = self.oracle.gradient(
+                self._added(v, p, head), batch, buffers
+            )
             loss, g = self.oracle.gradient(v, batch, clients.buffers, objective=balanced)
             train.step(g, batch.clients)
-            train_personal.step(values_in(part, g_personal), batch.clients)
+            train_personal.step(values_in(head, g_personal), batch.clients)
             self.log_loss("train", loss, batch.counts)
             self.log_loss("personal", personal_loss, batch.counts)
         clients.state["head"] = p
@@ -117,12 +119,12 @@ class FedRoD(FederatedAlgorithm):
     def personalized(self, clients: Clients) -> Tensor:
         """Returns (θ, h + p_i)."""
         w = clients.received["w"].expand(len(clients), -1)
-        return self._added(w, clients.state["head"])
+        return self._added(w, clients.state["head"], self.personal_part)
 
-    def _added(self, v: Tensor, p: Tensor) -> Tensor:
-        """Returns models v [C, P] with p [C, H] added to their heads."""
+    def _added(self, v: Tensor, p: Tensor, head: Tensor) -> Tensor:
+        """Returns models v [C, P] with p [C, H] added to the values of their heads."""
         v = v.clone()
-        replace_values_in(self.personal_part, v, values_in(self.personal_part, v) + p)
+        replace_values_in(head, v, values_in(head, v) + p)
         return v
 
     def _balanced_losses(

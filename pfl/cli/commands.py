@@ -26,7 +26,7 @@ class CommandParser(argparse.ArgumentParser):
         >>> parser = CommandParser("pfl compare")
         >>> parser.error("there are no runs")
         Traceback (most recent call last):
-        datamodules.errors.ConfigError: compare: there are no runs
+        pfl.datamodules.errors.ConfigError: compare: there are no runs
     """
 
     def error(self, message: str) -> NoReturn:

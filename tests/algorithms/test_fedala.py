@@ -136,7 +136,7 @@ class Fresh(FedALA):
 class Reversed(FedALA):
     """W_i is the weight of the client's own values."""
 
-    def _mixed(self, clients, w, weights):
+    def _mixed(self, clients, w, weights, layers=None):
         return super()._mixed(clients, w, 1 - weights)
 
 

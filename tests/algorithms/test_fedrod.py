@@ -131,7 +131,7 @@ class Copied(FedRoD):
 class Alone(FedRoD):
     """The personal head predicts without the generic one."""
 
-    def _added(self, v, p):
+    def _added(self, v, p, head):
         v = v.clone()
         v[:, self.personal_part] = p
         return v

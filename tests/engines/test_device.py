@@ -60,6 +60,8 @@ def in_every_step(few, many):
 
 # Singular values in every step: cuSOLVER answers to the processor.
 IN_EVERY_STEP = {name: {"pfl/proximal.py"} for name in ("LPGD", "FedSLR, S+LR")}
+# Which clients still learn their weights is decided on the processor.
+IN_EVERY_STEP["FedALA"] = {"pfl/algorithms/fedala.py"}
 
 
 @pytest.mark.slow

@@ -412,7 +412,7 @@ def test_importing_models_imports_no_framework():
     """The package `models` needs PyTorch only: no framework, no data set, no torchvision."""
     code = (
         "import sys, models; "
-        "print(*({'torchvision', 'lightning', 'pfl', 'datamodules'} & set(sys.modules)))"
+        "print(*({'torchvision', 'lightning', 'pfl.datamodules'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -156,7 +156,8 @@ class Round:
         if self.totals.robust is not None:
             checks.require_means(method, means, messages)
             rows |= {name: message.values for name, message in means.items()}
-        self.totals.references = self._references(means)
+        if self.totals.private is not None or self.totals.robust is not None:
+            self.totals.references = self._references(means)
         sums = self.totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
 

@@ -412,9 +412,11 @@ def test_data_of_the_pages_are_those_of_the_figures_file(name):
     def place(*values):
         return tuple(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
 
-    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r["round"] for r in data}
+    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r.get("round") for r in data}
     jobs = {place(job.run, *job.axes.values(), job.seed): job for job in figure.jobs()}
     assert last.keys() == jobs.keys()
+    if "round" not in data[0]:  # a table of last rounds alone, without curves
+        return
     for key, job in jobs.items():
         trainer = job.config["trainer"]
         stops = any(

@@ -42,6 +42,10 @@ class RunTrainer(pl.Trainer):
         """
         raise NotImplementedError
 
+    def resolve(self, ckpt_path: str | None) -> str | None:
+        """Returns the checkpoint of a run for the `ckpt_path` that was given."""
+        return ckpt_path
+
     def after_stage(self) -> None:
         """Acts when the loop of a run has ended, before Lightning tears the run down."""
 
@@ -51,6 +55,7 @@ class RunTrainer(pl.Trainer):
         return result
 
     def _run(self, model: pl.LightningModule, ckpt_path: Any = None, *args: Any, **kw: Any) -> Any:
+        ckpt_path = self.resolve(ckpt_path)
         with self.around_run(model, ckpt_path):
             return super()._run(model, ckpt_path, *args, **kw)
 

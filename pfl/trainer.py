@@ -42,7 +42,7 @@ from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
 from pfl.files import run_folder_errors
 from pfl.method.set_up import SCALED, refused_precision
-from pfl.rounds.checkpoint_io import Malformed, StreamedCheckpointIO, restore_error
+from pfl.rounds.checkpoint_io import BEFORE, Malformed, StreamedCheckpointIO, restore_error
 
 STAGES = ("train", "val", "test", "predict")
 SAMPLE_BATCH_CALLBACKS = (BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder)
@@ -53,7 +53,9 @@ class Trainer(RunTrainer):
 
     A run writes into the folder `<default_root_dir>/<name>/`. If that folder exists, the run
     writes into `<name>-2/` and so on, even if two runs start at the same moment. A run that
-    continues from a checkpoint writes into the folder of that checkpoint.
+    continues from a checkpoint writes into the folder of that checkpoint. `fit` with
+    `ckpt_path="auto"` continues from the last checkpoint of the run `name`, or begins that run in
+    its folder if there is none yet, so that the same command can be given again and again.
 
     Args:
         name: Name of the run. A name with slashes ("sweep/run") is a folder within folders.
@@ -128,6 +130,7 @@ class Trainer(RunTrainer):
         self._run_dir: Path | None = None
         self._new_folders: list[Path] = []  # the run's folder and its missing parents
         self._continued_from: str | None = None
+        self._same_folder = False  # whether the run `name` is this one, even if its folder exists
         self._stop = False
         self.finishing = False  # whether the result of an earlier run is written
         self._evaluation_interval: int | None = 1
@@ -276,6 +279,15 @@ class Trainer(RunTrainer):
 
     # ---- the run and its folder ---------------------------------------------------------------
 
+    def resolve(self, ckpt_path: str | None) -> str | None:
+        """Returns the last checkpoint of the run `name` for "auto", or None if there is none."""
+        self._same_folder = ckpt_path == "auto"
+        if not self._same_folder:
+            return ckpt_path
+        last = self.root / self.name / "checkpoints" / "last.ckpt"
+        paths = (str(path) for path in (last, last.with_name(BEFORE)) if path.is_file())
+        return next(paths, None)
+
     @contextmanager
     def around_run(self, model: pl.LightningModule, ckpt_path: str | None) -> Iterator[None]:
         """Prepares a run, and removes the run's folder if nothing was written into it."""
@@ -335,7 +347,12 @@ class Trainer(RunTrainer):
                     "trainer.run_dir: several processes choose it when the run begins; use it then"
                 )
             chosen = self._choose_run_dir() if self.is_global_zero else Path()
-            self._run_dir = self.strategy.broadcast(chosen)
+            self._run_dir, first = self.strategy.broadcast((chosen, self._continued_from))
+            if first != self._continued_from:
+                raise ConfigError(
+                    f"ckpt_path: auto is {self._continued_from} on process {self.global_rank}, and "
+                    f"{first} on the first; all machines need the same runs folder"
+                )
         return self._run_dir
 
     def _choose_run_dir(self) -> Path:
@@ -355,7 +372,7 @@ class Trainer(RunTrainer):
             for number in itertools.count(1):
                 path = self.root / (self.name + (f"-{number}" if number > 1 else ""))
                 with suppress(FileExistsError):
-                    path.mkdir()
+                    path.mkdir(exist_ok=self._same_folder)
                     break
         self._new_folders = [path, *missing]
         return path

@@ -148,6 +148,8 @@ class FederatedCLI(CommandLine):
                     f"the checkpoint of a run, or --untrained true"
                 )
             return
+        if path == "auto" and self.config.subcommand == "fit":
+            return  # the Trainer knows the run's folder
         if not Path(path).is_file():
             raise ConfigError(f"ckpt_path: {path or repr(path)} is not a file")
         try:

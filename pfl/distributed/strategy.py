@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from pfl.distributed import collectives
@@ -105,6 +107,18 @@ class ClientParallelStrategy(DDPStrategy):
     def setup_distributed(self) -> None:
         """Connects the processes."""
         collectives.use_timeout(self._group_timeout)
+        attempt, env = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
+        if attempt != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            # torchrun's store outlives the processes, and still has the addresses of those before.
+            place = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+            torch.distributed.init_process_group(
+                self.process_group_backend
+                or ("nccl" if self.root_device.type == "cuda" else "gloo"),
+                store=PrefixStore(f"attempt {attempt}", TCPStore(*place, is_master=False)),
+                rank=int(env["RANK"]),
+                world_size=int(env["WORLD_SIZE"]),
+                timeout=self._group_timeout,
+            )
         super().setup_distributed()
 
     def configure_ddp(self) -> None:

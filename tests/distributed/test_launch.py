@@ -56,7 +56,8 @@ class Dying(LocalTrain):
         self.now("ending")
 
     def now(self, what):
-        if os.environ.get("WHEN") == what:
+        first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
+        if os.environ.get("WHEN") == what and first:
             Path(os.environ["PIDS"], str(os.getpid())).touch()
             if self.trainer.global_rank == int(os.environ["VICTIM"]):
                 to = 0 if "GROUP" in os.environ else os.getpid()
@@ -125,9 +126,33 @@ def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **e
         timeout=300,
         start_new_session=True,  # its processes are one group
     )
-    seconds = time.time() - max(path.stat().st_mtime for path in (folder / "pids").iterdir())
+    ended = [path.stat().st_mtime for path in (folder / "pids").iterdir()]
+    seconds = time.time() - max(ended, default=0)
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     return done.returncode, lines, seconds
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+@pytest.mark.parametrize("when", ["setting up", "training", "saving"])
+def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, when):
+    """Process 1 of two dies before the first checkpoint, in round 3, or while round 3 is saved.
+
+    The second attempt ends the run, whose files are those of a run that nobody ended. A last
+    command of one process, as after a requeue on another machine, finds nothing left to do.
+    """
+    again = [*TORCHRUN, "--max-restarts", "1"]
+    status, _, _ = killed(folder, 1, when, 0, again, [*TWO, "--ckpt_path", "auto"])
+    assert status == 0
+    whole = [*TWO, "--trainer.name", "whole", "--ckpt_path", "auto"]
+    assert killed(folder, 1, "never", 0, TORCHRUN, whole)[0] == 0
+    for _ in range(2):
+        for file in ("metrics.csv", "clients.csv"):
+            parts = [(folder / "runs" / name / file).read_bytes() for name in ("killed", "whole")]
+            assert parts[0] == parts[1], file
+        assert main(arguments(folder, "--ckpt_path", "auto")) == 0
+    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["killed", "whole"]
 
 
 def rows(path):

@@ -31,7 +31,6 @@ from tests.faults.injected import (
     newest,
     outcome,
     run,
-    start_again_without_checkpoint,
 )
 from tests.faults.several import KILLED, end_one_of_two
 
@@ -76,7 +75,6 @@ def whole(method: str, tier: str) -> tuple[dict[str, Any], int, float]:
 def struck(root: Path, method: str, tier: str, kind: str, rng: random.Random) -> str:
     """Lets a fault strike once; returns what it was, in words."""
     memory, (_, changes, seconds) = TIERS[tier], whole(method, tier)
-    start_again_without_checkpoint(root)
     allowed: tuple[int, ...] = (-9, 0)
     if kind == "time":
         what = f"{rng.uniform(0, seconds):.3f}"
@@ -123,7 +121,6 @@ def trial(method: str, tier: str, kind: str, seed: str) -> str:
         else:
             kinds = ["kill", "half", "time"] if kind == "row" else [kind]
             what = ", ".join(struck(root, method, tier, one, rng) for one in kinds)
-        start_again_without_checkpoint(root)
         goes_on = newest(root / "run") is not None
         status = run(root, method, memory=TIERS[tier])
         if status != 0:

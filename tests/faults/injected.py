@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import signal
 import sys
 from dataclasses import dataclass
@@ -102,7 +101,7 @@ class Injector:
 
 
 def train(root: Path, method: str, fault: Fault, state_memory: float | None) -> None:
-    """Trains, or continues from the newest checkpoint; the target of a process."""
+    """Trains, or goes on where a process before was ended; the target of a process."""
     folder = root / "run"
     torch.set_num_threads(1)
     injector = Injector(folder, fault)
@@ -126,7 +125,7 @@ def train(root: Path, method: str, fault: Fault, state_memory: float | None) -> 
         DigitsDataModule(CLIENTS, Dirichlet(1.0)), clients_per_round=None, state_memory=state_memory
     )
     try:
-        trainer.fit(algorithm, datamodule=loop, ckpt_path=newest(folder))
+        trainer.fit(algorithm, datamodule=loop, ckpt_path="auto")
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         os._exit(REFUSED)
@@ -173,15 +172,8 @@ def strike_and_resume(
     """Runs until each fault has struck, then to the end; returns the exit statuses."""
     statuses = []
     for fault in [*faults, Fault()]:
-        start_again_without_checkpoint(root)
         statuses.append(run(root, method, fault, memory))
     return statuses
-
-
-def start_again_without_checkpoint(root: Path) -> None:
-    """Removes the folder of a run that has no checkpoint yet, as a user would."""
-    if newest(root / "run") is None:
-        shutil.rmtree(root / "run", ignore_errors=True)
 
 
 def outcome(folder: Path) -> dict[str, Any]:

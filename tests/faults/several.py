@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.faults.injected import differences, newest, outcome
+from tests.faults.injected import differences, outcome
 
 KILLED = "one of two processes is killed at a random time"
 ROOT = Path(__file__).parents[2]
@@ -34,13 +34,10 @@ data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
 
 
 def start(root: Path) -> subprocess.Popen:
-    """Starts the run, or goes on with it."""
+    """Starts the run, or goes on with it: the command is the same."""
     (root / "run.yaml").write_text(CONFIG)
     words = ["fit", "--config", "run.yaml", "--trainer.default_root_dir", "."]
-    if (path := newest(root / "run")) is not None:
-        words += ["--ckpt_path", str(path.relative_to(root))]
-    elif (root / "run").exists():
-        shutil.rmtree(root / "run")
+    words += ["--ckpt_path", "auto"]
     return subprocess.Popen(
         [sys.executable, "-m", "pfl", *words],
         cwd=root,

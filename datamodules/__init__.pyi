@@ -2,9 +2,9 @@
 
 __all__: list[str]
 
+from pfl.datamodules.base import ClientDataModule as ClientDataModule
 from pfl.datamodules.base import FederatedDataModule as FederatedDataModule
 from pfl.datamodules.errors import ConfigError as ConfigError
-from pfl.datamodules.loaders import ClientDataModule as ClientDataModule
 from pfl.datamodules.partitions.index_arrays import IndexArrays as IndexArrays
 from pfl.datamodules.partitions.index_arrays import Ragged as Ragged
 from pfl.datamodules.partitions.lazy import Drawn as Drawn
@@ -20,13 +20,13 @@ from pfl.datamodules.rules.composition import Within as Within
 from pfl.datamodules.rules.conventions import LEAF as LEAF
 from pfl.datamodules.rules.conventions import FedSLRDirichlet as FedSLRDirichlet
 from pfl.datamodules.rules.conventions import FLBenchClasses as FLBenchClasses
+from pfl.datamodules.rules.conventions import FlukeClasses as FlukeClasses
+from pfl.datamodules.rules.conventions import FlukeDirichlet as FlukeDirichlet
+from pfl.datamodules.rules.conventions import FlukeQuantity as FlukeQuantity
 from pfl.datamodules.rules.conventions import PFLlibDirichlet as PFLlibDirichlet
 from pfl.datamodules.rules.conventions import PFLlibPathological as PFLlibPathological
 from pfl.datamodules.rules.flower_bridge import FlowerRule as FlowerRule
 from pfl.datamodules.rules.flower_bridge import flower_partitioner as flower_partitioner
-from pfl.datamodules.rules.fluke import FlukeClasses as FlukeClasses
-from pfl.datamodules.rules.fluke import FlukeDirichlet as FlukeDirichlet
-from pfl.datamodules.rules.fluke import FlukeQuantity as FlukeQuantity
 from pfl.datamodules.rules.from_file import Given as Given
 from pfl.datamodules.rules.label_skew import ClassesPerClient as ClassesPerClient
 from pfl.datamodules.rules.label_skew import Dirichlet as Dirichlet
@@ -56,13 +56,13 @@ from pfl.datamodules.sources.leaf import LeafDataModule as LeafDataModule
 from pfl.datamodules.sources.leaf_text import Sent140DataModule as Sent140DataModule
 from pfl.datamodules.sources.leaf_text import ShakespeareDataModule as ShakespeareDataModule
 from pfl.datamodules.sources.table import TableDataModule as TableDataModule
-from pfl.datamodules.sources.tiny_imagenet import TinyImageNetDataModule as TinyImageNetDataModule
 from pfl.datamodules.sources.vision import CIFAR10DataModule as CIFAR10DataModule
 from pfl.datamodules.sources.vision import CIFAR100DataModule as CIFAR100DataModule
 from pfl.datamodules.sources.vision import EMNISTDataModule as EMNISTDataModule
 from pfl.datamodules.sources.vision import FashionMNISTDataModule as FashionMNISTDataModule
 from pfl.datamodules.sources.vision import MNISTDataModule as MNISTDataModule
 from pfl.datamodules.sources.vision import SVHNDataModule as SVHNDataModule
+from pfl.datamodules.sources.vision import TinyImageNetDataModule as TinyImageNetDataModule
 from pfl.datamodules.synthetic.logistic import AgentLogistic as AgentLogistic
 from pfl.datamodules.synthetic.logistic import HeterogeneousLogistic as HeterogeneousLogistic
 from pfl.datamodules.synthetic.problem import LeastSquares as LeastSquares

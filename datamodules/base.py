@@ -1,4 +1,4 @@
-"""The base class of all federated data modules."""
+"""The base class of all federated data modules, and the data module of one client."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,17 +9,10 @@ from typing import Literal
 import numpy as np
 import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
-from .errors import ConfigError, check_whole, require
-from .loaders import (
-    ClientDataModule,
-    SampleDataset,
-    Selection,
-    ShuffleSampler,
-    make_loader,
-    visit_key,
-)
+from .errors import ConfigError, check_optional, check_whole, require
+from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visit_key
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
@@ -53,9 +46,6 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     Attributes:
         partitioner: The partition rule, the argument `partition`.
-        protocol: The test protocol.
-        batch_size: Samples per batch, or None.
-        seed: The seed; 0 if the argument is None.
         rounded_arrays: Names of the given arrays that have lost digits; known after `setup`.
 
     Raises:
@@ -98,15 +88,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
         require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
         self.partitioner, self.protocol = partition, protocol
-        self._num_clients: int | None = None
-        if num_clients is None:
-            expected = "a whole number, unless partition=Natural() or another rule determines it"
-            require(f"{name}.num_clients", None, partition.counts_clients, expected)
-        else:
-            self._num_clients = check_whole(f"{name}.num_clients", num_clients)
-        self.batch_size = batch_size
-        if batch_size is not None:
-            self.batch_size = check_whole(f"{name}.batch_size", batch_size)
+        known = num_clients is not None or partition.counts_clients
+        expected = "a whole number, unless partition=Natural() or another rule determines it"
+        require(f"{name}.num_clients", num_clients, known, expected)
+        self._num_clients = check_optional(f"{name}.num_clients", num_clients)
+        self.batch_size = check_optional(f"{name}.batch_size", batch_size)
         self.seed = 0 if seed is None else check_whole(f"{name}.seed", seed, 0)
         self.num_workers = check_whole(f"{name}.num_workers", num_workers, 0)
         for transform in transforms or ():
@@ -124,7 +110,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Loads the samples of the data set; called once."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads the data and assigns them to the clients; further calls have no effect."""
         if self._partition is not None:
             return
         loaded = self.load()
@@ -155,13 +140,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
-        about = partition.about or self._about(num_train)
-        self._partition = replace(partition, targets=targets, about=about)
-
-    def _about(self, num_train: int) -> dict[str, object]:
-        """Returns what is partitioned and how, for the file that `Partition.save` writes."""
-        return {
-            "data": type(self).__name__,
+        about = partition.about or {  # what is partitioned and how, for `Partition.save`
+            "data": name,
             "train_samples": num_train,
             "rule": repr(self.partitioner),
             "protocol": repr(self.protocol),
@@ -169,6 +149,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             "description": self.describe(),
             **({} if self._client_names is None else {"client_names": self._client_names}),
         }
+        self._partition = replace(partition, targets=targets, about=about)
 
     def _ready(self) -> None:
         """Prepares and loads the data if no Trainer has done so."""
@@ -249,10 +230,10 @@ class FederatedDataModule(LightningDataModule, ABC):
     def label_counts(
         self, split: Literal["train", "val", "test"] = "train", clients: slice = slice(None)
     ) -> np.ndarray:
-        """Returns the number of samples of each class for every client, int64 [M, K].
+        """Returns the samples of each class that every client has in a split, int64 [M, K].
 
         Args:
-            split: The split whose samples are counted: "train", "val" or "test".
+            split: "train", "val" or "test".
             clients: The clients to count for, a slice of step 1; by default all M.
 
         Raises:
@@ -309,7 +290,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         return self.client(client).dataset(split)
 
-    def client(self, client: int) -> ClientDataModule:
+    def client(self, client: int) -> "ClientDataModule":
         """Returns the data of one client as a Lightning data module.
 
         Raises:
@@ -317,31 +298,17 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         last = self.num_clients - 1
         require("client", client, 0 <= client <= last, f"from 0 to {last}")
-        parts = self.partition
-        return ClientDataModule(
-            self.samples,
-            parts.train[client],
-            parts.val[client],
-            parts.test[client],
-            self.batch_size,
-            self.num_workers,
-            self.seed,
-            client,
-            self.transforms,
-        )
+        return ClientDataModule(self, client)
 
-    def train_dataloader(self) -> DataLoader:
-        """Returns a loader of all clients' training samples, in a new order in every epoch."""
+    def train_dataloader(self) -> DataLoader:  # of all clients' samples, each sample once
         selection = self._pooled(self.partition.train, visit_key(self.seed, "pooled visits"))
         sampler = ShuffleSampler(len(selection), self.seed, "pooled order")
         return make_loader(selection, self.batch_size, self.num_workers, sampler)
 
     def val_dataloader(self) -> DataLoader:
-        """Returns a loader of all clients' validation samples."""
         return make_loader(self._pooled(self.partition.val), self.batch_size, self.num_workers)
 
     def test_dataloader(self) -> DataLoader:
-        """Returns a loader of all clients' test samples, each sample once."""
         return make_loader(self._pooled(self.partition.test), self.batch_size, self.num_workers)
 
     def _pooled(self, arrays: IndexArrays, augmented: int | None = None) -> Selection:
@@ -361,3 +328,59 @@ class FederatedDataModule(LightningDataModule, ABC):
         changes = ", ".join(map(repr, self._transforms.transforms))
         ends = f"; transforms {changes}." if changes else "."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
+
+
+class ClientDataModule(LightningDataModule):
+    """The Lightning data module of one client, as `FederatedDataModule.client` builds it.
+
+    Args:
+        data: The data module of all clients.
+        client: The number of the client; the order of its training samples depends on it, too.
+
+    Attributes:
+        train: The indices of the client's training samples, int64 [n]; `val` and `test` are alike.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> client = DigitsDataModule(num_clients=20, batch_size=8).client(3)
+        >>> inputs, targets = next(iter(client.train_dataloader()))
+        >>> inputs.shape, targets.shape
+        (torch.Size([8, 1, 8, 8]), torch.Size([8]))
+    """
+
+    def __init__(self, data: FederatedDataModule, client: int) -> None:
+        super().__init__()
+        self.samples, self.transforms, self.seed = data.samples, data.transforms, data.seed
+        self.batch_size, self.num_workers = data.batch_size, data.num_workers
+        self.client = client
+        self.train, self.val, self.test = (part[client] for part in data.partition.splits.values())
+
+    def train_dataloader(self) -> DataLoader:
+        sampler = ShuffleSampler(len(self.train), self.seed, "client order", self.client)
+        return self._loader("train", sampler)
+
+    def val_dataloader(self) -> DataLoader:
+        return self._loader("val")
+
+    def test_dataloader(self) -> DataLoader:
+        return self._loader("test")
+
+    def dataset(self, split: Literal["train", "val", "test"] = "train") -> SampleDataset:
+        """Returns the samples of a split, in ascending order, as the client sees them.
+
+        Raises:
+            ConfigError: The split is unknown.
+        """
+        indices = {"train": self.train, "val": self.val, "test": self.test}
+        require("split", split, split in indices, "'train', 'val' or 'test'")
+        key = visit_key(self.seed, "client visits") if split == "train" else None
+        return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
+
+    def _loader(
+        self, split: Literal["train", "val", "test"], sampler: Sampler | None = None
+    ) -> DataLoader:
+        part = self.dataset(split)
+        batches = Selection(
+            part.samples, part.indices, part.transforms, self.client, part.augmented
+        )
+        return make_loader(batches, self.batch_size, self.num_workers, sampler)

@@ -19,32 +19,34 @@ class ConfigError(ValueError):
 
 
 def require(key: str, value: object, holds: bool, expected: str) -> None:
-    """Raises an error about an argument unless a condition holds.
+    """Raises a ConfigError about an argument unless a condition holds.
 
     Args:
         key: The name of the argument, with its class: `Dirichlet.alpha`.
         value: The value of the argument.
         holds: Whether the value is right.
         expected: What the value must be, to follow the words "it must be".
-
-    Raises:
-        ConfigError: `holds` is false.
     """
     if not holds:
         raise ConfigError(f"{key}: {value!r}; it must be {expected}")
 
 
 def check_whole(key: str, value: int, least: int = 1) -> int:
-    """Returns `value` as an `int` if it is a whole number of at least `least`.
-
-    Args:
-        key: The name of the argument, with its class: `Dirichlet.min_size`.
-        value: The value of the argument.
-        least: The smallest value that is right.
+    """Returns the `value` of the argument `key` as an `int`.
 
     Raises:
-        ConfigError: `value` is no integer, or a boolean, or below `least`.
+        ConfigError: `value` is not an integer (a boolean is none), or below `least`.
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     require(key, value, whole and value >= least, f"a whole number of at least {least}")
     return int(value)
+
+
+def check_optional(key: str, value: int | None, least: int = 1) -> int | None:
+    """Returns None if `value` is None, and else what `check_whole` returns."""
+    return None if value is None else check_whole(key, value, least)
+
+
+def one_line(error: Exception) -> str:
+    """Returns the type and the message of an error on one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

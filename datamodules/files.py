@@ -17,7 +17,7 @@ def replaced(path: Path) -> Iterator[BufferedWriter]:
     Raises:
         OSError: The file cannot be written.
     """
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
             yield file

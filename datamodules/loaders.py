@@ -1,16 +1,15 @@
-"""PyTorch data loaders of a part of the samples, and the data module of one client."""
+"""PyTorch data loaders of a part of the samples."""
 
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from .errors import require
 from .randomness import fold, generator
+from .samples.images import unchanged
 from .samples.samples import Samples
 from .transforms.transform import Pipeline
 
@@ -41,11 +40,9 @@ class SampleDataset(Dataset):
         self.augmented = augmented
 
     def __len__(self) -> int:
-        """Returns n, the number of samples."""
         return len(self.indices)
 
-    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        """Returns the input and the target of one sample, as in the first epoch."""
+    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:  # as in the first epoch
         inputs, targets = self.batch([range(len(self))[position]])
         return inputs[0], targets[0]
 
@@ -83,29 +80,20 @@ class ShuffleSampler(Sampler[int]):
     Args:
         length: The number of samples.
         keys: The arguments of `datamodules.randomness.generator`: seed, purpose, further keys.
-
-    Attributes:
-        epoch: The epoch of the next pass, counted from 0.
     """
 
     def __init__(self, length: int, *keys: Any) -> None:
-        self.length = length
-        self.keys = keys
-        self.epoch = 0
+        self.length, self.keys, self.epoch = length, keys, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch of the next pass."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Returns the number of samples."""
         return self.length
 
     def __iter__(self) -> Iterator[int]:
-        """Yields the positions of the epoch in random order, as `Selection` expects them.
-
-        In the epoch e these are the numbers from e `length` to (e + 1) `length` - 1.
-        """
+        # The epoch e has the positions from e `length` to (e + 1) `length` - 1.
         order = generator(*self.keys, self.epoch).permutation(self.length)
         order += self.epoch * self.length
         self.epoch += 1
@@ -118,108 +106,18 @@ def make_loader(
     num_workers: int = 0,
     sampler: Sampler | None = None,
 ) -> DataLoader:
-    """Returns a loader of batches (inputs, targets).
-
-    Args:
-        selection: The n samples to load.
-        batch_size: Samples per batch; None loads all n samples as one batch.
-        num_workers: Worker processes of the loader.
-        sampler: The order of the samples; None keeps the order of `selection`.
-    """
-    # PyTorch draws a seed for workers at the start of every pass. With a generator of its own a
-    # loader does not draw this seed from the global random state.
-    own = torch.Generator()
+    """Returns a loader of batches (inputs, targets), or of one batch if `batch_size` is None."""
+    # With a generator of its own a loader draws no seed for workers from the global random state.
     return DataLoader(
         selection,
         batch_size=batch_size or max(len(selection), 1),
         sampler=sampler,
         num_workers=num_workers,
-        collate_fn=_collate,
-        generator=own.manual_seed(0),
+        collate_fn=unchanged,
+        generator=torch.Generator().manual_seed(0),
     )
-
-
-class ClientDataModule(LightningDataModule):
-    """The Lightning data module of one client, built by `FederatedDataModule.client`.
-
-    Args:
-        samples: All samples of the data set.
-        train: Indices of the client's training samples, int64 [n].
-        val: Indices of the client's validation samples, int64.
-        test: Indices of the client's test samples, int64.
-        batch_size: Samples per batch; None loads all samples of a split as one batch.
-        num_workers: Worker processes of the loaders.
-        seed: Seed of the order of the training samples.
-        client: The number of the client, on which the order of the training samples depends, too.
-        transforms: The transforms of the samples; None for none.
-
-    Example:
-        >>> from datamodules import DigitsDataModule
-        >>> client = DigitsDataModule(num_clients=20, batch_size=8).client(3)
-        >>> inputs, targets = next(iter(client.train_dataloader()))
-        >>> inputs.shape, targets.shape
-        (torch.Size([8, 1, 8, 8]), torch.Size([8]))
-    """
-
-    def __init__(
-        self,
-        samples: Samples,
-        train: np.ndarray,
-        val: np.ndarray,
-        test: np.ndarray,
-        batch_size: int | None,
-        num_workers: int,
-        seed: int,
-        client: int,
-        transforms: Pipeline | None = None,
-    ) -> None:
-        super().__init__()
-        self.samples = samples
-        self.train, self.val, self.test = train, val, test
-        self.batch_size = batch_size
-        self.num_workers = num_workers
-        self.seed = seed
-        self.client = client
-        self.transforms = transforms
-
-    def train_dataloader(self) -> DataLoader:
-        """Returns a loader of the training samples, in a new random order in every epoch."""
-        sampler = ShuffleSampler(len(self.train), self.seed, "client order", self.client)
-        selection = self._selection("train")
-        return make_loader(selection, self.batch_size, self.num_workers, sampler)
-
-    def val_dataloader(self) -> DataLoader:
-        """Returns a loader of the validation samples."""
-        return make_loader(self._selection("val"), self.batch_size, self.num_workers)
-
-    def test_dataloader(self) -> DataLoader:
-        """Returns a loader of the test samples."""
-        return make_loader(self._selection("test"), self.batch_size, self.num_workers)
-
-    def dataset(self, split: Literal["train", "val", "test"] = "train") -> SampleDataset:
-        """Returns the samples of a split, in ascending order, as the client sees them.
-
-        Raises:
-            ConfigError: The split is unknown.
-        """
-        indices = {"train": self.train, "val": self.val, "test": self.test}
-        require("split", split, split in indices, "'train', 'val' or 'test'")
-        key = visit_key(self.seed, "client visits") if split == "train" else None
-        return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
-
-    def _selection(self, split: Literal["train", "val", "test"]) -> Selection:
-        """Returns `dataset(split)` for a loader of this module."""
-        whole = self.dataset(split)
-        return Selection(
-            whole.samples, whole.indices, whole.transforms, self.client, whole.augmented
-        )
 
 
 def visit_key(seed: int, purpose: str) -> int:
     """Returns the key of the augmentation of a loader's samples."""
     return int(generator(seed, purpose).integers(1 << 63))
-
-
-def _collate(batch: Any) -> Any:
-    """Returns a batch unchanged, as `Selection.__getitems__` has built it."""
-    return batch

@@ -1,5 +1,8 @@
 """The base class of all networks, and helpers to build them."""
 
+from collections.abc import Callable
+from functools import partial
+
 from torch import Tensor, nn
 
 
@@ -11,12 +14,17 @@ class Classifier(nn.Module):
     constructor of a network raises a ValueError if an argument is out of its range, or does not fit
     another one.
 
+    Arguments of one name mean the same in all networks: `num_classes`, the number of scores;
+    `in_channels`, 1 for gray images, 3 for color; `image_size`, the side of square images; `norm`,
+    "group" for GroupNorm or "batch" for BatchNorm, whose running statistics are buffers;
+    `norm_groups`, the number of groups of every GroupNorm, which divides the channels of a layer;
+    `small_images`, whether images are of 32x32 or so; `hidden`, the units of a hidden layer.
+
     Args:
         body: A module that maps inputs [B, ...] to features [B, F].
         head: A linear layer that maps features [B, F] to scores [B, num_classes].
 
-    Shape:
-        Input: that of the body. Output: scores [B, num_classes], before the softmax.
+    Shape: input that of the body; output scores [B, num_classes], before the softmax.
 
     Example:
         >>> network = Classifier(torch.nn.Flatten(), torch.nn.Linear(12, 3))
@@ -35,21 +43,34 @@ class Classifier(nn.Module):
 
 
 def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
-    """Returns a GroupNorm layer.
-
-    Args:
-        network: The class of the network, for the message of an error.
-        groups: The number of groups.
-        channels: The number of channels.
-
-    Raises:
-        ValueError: `groups` does not divide `channels`.
-    """
+    """Returns a GroupNorm layer of the class `network`; a ValueError if the numbers do not fit."""
     if groups < 1 or channels % groups:
         raise ValueError(
             f"{network}.norm_groups: {groups}; it must divide {channels}, the channels of a layer"
         )
     return nn.GroupNorm(groups, channels)
+
+
+def norm_maker(
+    network: str, norm: str, groups: int, known: str = "'group' or 'batch'"
+) -> Callable[[int], nn.Module]:
+    """Returns a function from a number of channels to the layer that `norm` names.
+
+    Raises:
+        ValueError: `norm`, an argument of the class `network`, is not one of the `known` ones.
+    """
+    if norm not in ("group", "batch"):
+        raise ValueError(f"{network}.norm: {norm!r}; it must be {known}")
+    return nn.BatchNorm2d if norm == "batch" else partial(group_norm, network, groups)
+
+
+def draw_convolutions(network: nn.Module) -> None:
+    """Draws the weights of convolutions from He's normal distribution (fan out); biases are 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 def replace_layer(network: nn.Module, path: str, layer: nn.Module) -> None:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import nn
 
-from .classifier import Classifier, group_norm
+from .classifier import Classifier, group_norm, norm_maker
 
 
 class CNN(Classifier):
@@ -20,8 +20,6 @@ class CNN(Classifier):
     `FEMNISTCNN`.
 
     Args:
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        num_classes: The number of scores.
         image_size: The side of the square images, at least 2 to the power of the number of
             poolings.
         kernel_size: The side of the kernels, an odd number.
@@ -29,8 +27,7 @@ class CNN(Classifier):
         channels: The number of channels of each convolution, first to last.
         pools: How many of the convolutions, from the first on, are followed by pooling; null: all.
 
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+    Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
     Example:
         >>> CNN()(torch.zeros(2, 1, 28, 28)).shape
@@ -81,12 +78,7 @@ class FedCLUPCNN(CNN):
 
     Args:
         convolutions: 2, 3 or 5.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        num_classes: The number of scores.
         image_size: The side of the square images, 28 for MNIST, 32 for CIFAR-10.
-
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Example:
         >>> FedCLUPCNN(convolutions=5)(torch.zeros(2, 1, 28, 28)).shape
@@ -117,13 +109,8 @@ class CIFAR10CNN(CNN):
     two convolutions are: here before both linear layers, and 32 and 64 channels.
 
     Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
         image_size: The side of the square images, at least 8.
         dropout: The share of features that training sets to zero.
-
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
 
     Example:
         >>> CIFAR10CNN()(torch.zeros(2, 3, 32, 32)).shape
@@ -157,9 +144,6 @@ class FEMNISTCNN(CNN):
         num_classes: The number of scores: 62 digits and letters.
         image_size: The side of the square images, at least 4.
 
-    Shape:
-        Input: [B, 1, image_size, image_size]. Output: [B, num_classes].
-
     Example:
         >>> FEMNISTCNN()(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 62])
@@ -177,15 +161,9 @@ class CelebACNN(Classifier):
     with the statistics of the test batch, here BatchNorm has running ones.
 
     Args:
-        num_classes: The number of scores.
-        image_size: The side of the square images; 84 in LEAF.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
         width: The number of channels of every convolution, a multiple of `norm_groups`.
-        norm: "batch" for BatchNorm, or "group" for GroupNorm.
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
 
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+    Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
     Example:
         >>> CelebACNN()(torch.zeros(2, 3, 84, 84)).shape
@@ -201,17 +179,12 @@ class CelebACNN(Classifier):
         norm: Literal["group", "batch"] = "batch",
         norm_groups: int = 2,
     ) -> None:
-        if norm not in ("group", "batch"):
-            raise ValueError(f"CelebACNN.norm: {norm!r}; it must be 'group' or 'batch'")
+        normalize = norm_maker("CelebACNN", norm, norm_groups)
         body: OrderedDict[str, nn.Module] = OrderedDict()
         inputs, side = in_channels, image_size
         for i in range(1, 5):
             body[f"conv{i}"] = nn.Conv2d(inputs, width, kernel_size=3, padding=1)
-            body[f"norm{i}"] = (
-                nn.BatchNorm2d(width)
-                if norm == "batch"
-                else group_norm("CelebACNN", norm_groups, width)
-            )
+            body[f"norm{i}"] = normalize(width)
             body[f"pool{i}"] = nn.MaxPool2d(2, ceil_mode=True)
             body[f"relu{i}"] = nn.ReLU()
             inputs, side = width, (side + 1) // 2
@@ -228,14 +201,10 @@ class SmallCNN(Classifier):
     Decentralized Machine Learning", ICML 2020).
 
     Args:
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
         image_size: The side of the square images, at least 4.
-        num_classes: The number of scores.
         width: The number of channels of the first convolution, a multiple of `norm_groups`.
-        norm_groups: The number of groups of every GroupNorm.
 
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+    Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
     Example:
         >>> SmallCNN()(torch.zeros(2, 1, 8, 8)).shape

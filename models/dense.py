@@ -15,11 +15,9 @@ class LogisticRegression(Classifier):
 
     Args:
         in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
-        num_classes: The number of scores.
         bias: Whether every score has a constant term.
 
-    Shape:
-        Input: [B, ...] with `in_features` values per sample. Output: [B, num_classes].
+    Shape: input [B, ...] with `in_features` values per sample; output [B, num_classes].
 
     Example:
         >>> LogisticRegression(in_features=784)(torch.zeros(2, 1, 28, 28)).shape
@@ -37,8 +35,7 @@ class LinearRegression(Classifier):
         in_features: The number of values per sample.
         bias: Whether the output has a constant term.
 
-    Shape:
-        Input: [B, ...] with `in_features` values per sample. Output: [B, 1].
+    Shape: input [B, ...] with `in_features` values per sample; output [B, 1].
 
     Example:
         >>> LinearRegression(in_features=3)(torch.zeros(2, 3)).shape
@@ -58,10 +55,8 @@ class MLP(Classifier):
     Args:
         in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
         hidden: The number of units of each hidden layer, first to last.
-        num_classes: The number of scores.
 
-    Shape:
-        Input: [B, ...] with `in_features` values per sample. Output: [B, num_classes].
+    Shape: input [B, ...] with `in_features` values per sample; output [B, num_classes].
 
     Example:
         >>> MLP(in_features=64, hidden=(32, 16), num_classes=3)(torch.zeros(2, 8, 8)).shape

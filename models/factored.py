@@ -26,8 +26,7 @@ class FactoredLayer(nn.Module):
         rank: r, at least 1.
         nonzero: The number of values of the sparse part.
 
-    Shape:
-        Those of the layer.
+    Shape: Those of the layer.
 
     Example:
         >>> layer = FactoredLayer(torch.nn.Conv2d(8, 16, 3, padding=1), rank=2)
@@ -70,7 +69,6 @@ class FactoredLayer(nn.Module):
             self.sparse_weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the layer's output for `x`."""
         y = self.second(self.first(x))
         if not self.nonzero:
             return y
@@ -103,12 +101,10 @@ def factored(
     result = copy.deepcopy(network)
     for name, rank in ranks.items():
         path, _, own = name.rpartition(".")
-        layer = network.get_submodule(path)
-        rank = max(1, rank)
-        if own != "weight" or not _thinner(layer, rank):
-            continue
-        part = None if sparse is None else sparse[name]
-        replace_layer(result, path, _factored_layer(layer, rank, part))
+        layer, rank = network.get_submodule(path), max(1, rank)
+        if own == "weight" and _thinner(layer, rank):
+            part = None if sparse is None else sparse[name]
+            replace_layer(result, path, _factored_layer(layer, rank, part))
     return result
 
 

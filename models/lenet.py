@@ -18,14 +18,11 @@ class LeNet5(Classifier):
     not give.
 
     Args:
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        num_classes: The number of scores.
         image_size: The side of the square images, at least 16 without padding.
         channels: The number of channels of the two convolutions.
         padding: The padding of the first convolution; 2 makes of 28x28 what 32x32 is without.
 
-    Shape:
-        Input: [B, in_channels, image_size, image_size]. Output: [B, num_classes].
+    Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
     Example:
         >>> LeNet5(in_channels=3, image_size=32)(torch.zeros(2, 3, 32, 32)).shape

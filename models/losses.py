@@ -9,8 +9,7 @@ class HalfSquaredError(nn.Module):
     The objective of a client is then 1/(2n) |Xw - y|^2, the convention of most theory, with the
     Hessian X'X/n.
 
-    Shape:
-        Outputs: [B, ...]. Targets: [B, ...] with as many values per sample. Losses: [B].
+    Shape: outputs [B, ...]; targets [B, ...] with as many values per sample; losses [B].
 
     Example:
         >>> HalfSquaredError()(torch.tensor([[1.0], [5.0]]), torch.tensor([1.0, 2.0]))
@@ -18,6 +17,5 @@ class HalfSquaredError(nn.Module):
     """
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the losses [B] of outputs [B, ...] for targets [B, ...]."""
         residuals = outputs.reshape(targets.shape) - targets
         return 0.5 * residuals.square().reshape(len(targets), -1).sum(1)

@@ -22,8 +22,7 @@ class PenalizedLogisticRegression(Classifier):
         alpha: α, at least 0.
         beta: β, at least 0; 0 gives plain logistic regression.
 
-    Shape:
-        Input: [B, ...] with `in_features` values per sample. Output: [B, 2].
+    Shape: input [B, ...] with `in_features` values per sample; output [B, 2].
 
     Raises:
         ValueError: `alpha` is negative, and the penalty would have poles, or `beta` is negative,
@@ -45,7 +44,6 @@ class PenalizedLogisticRegression(Classifier):
         self.alpha, self.beta = alpha, beta
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the scores [B, 2] of inputs `x` [B, ...]."""
         second = self.head(self.body(x))
         squares = self.alpha * self.head.weight.square()
         penalty = self.beta * (squares / (1 + squares)).sum()
@@ -55,8 +53,7 @@ class PenalizedLogisticRegression(Classifier):
 class PenalizedCrossEntropy(nn.Module):
     """Cross entropy plus the first score, which is the penalty of `PenalizedLogisticRegression`.
 
-    Shape:
-        Outputs: scores [B, 2]. Targets: classes [B]. Losses: [B].
+    Shape: outputs scores [B, 2]; targets classes [B]; losses [B].
 
     Example:
         >>> PenalizedCrossEntropy()(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
@@ -64,5 +61,4 @@ class PenalizedCrossEntropy(nn.Module):
     """
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Returns the losses [B] of scores [B, 2] for classes [B]."""
         return cross_entropy(outputs, targets, reduction="none") + outputs[:, 0]

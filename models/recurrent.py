@@ -17,7 +17,6 @@ class LSTM(Classifier):
     Args:
         vocabulary: The number of tokens; inputs are ids from 0 to vocabulary - 1. `embeddings`
             brings its own.
-        num_classes: The number of scores.
         embedding: The number of values of a token's vector; `embeddings` brings its own.
         hidden: The number of units of each LSTM.
         layers: The number of stacked LSTMs.
@@ -64,7 +63,6 @@ class LSTM(Classifier):
         self.every_token = every_token
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the scores [B, num_classes] or [B, num_classes, T] of token ids `x` [B, T]."""
         scores = super().forward(x)
         return scores.transpose(1, 2) if self.every_token else scores
 
@@ -77,11 +75,7 @@ class CharLSTM(LSTM):
 
     Args:
         num_classes: The number of characters.
-        hidden: The number of units of each LSTM.
         every_token: Whether the next character is predicted after every character.
-
-    Shape:
-        Input: character ids, int64 [B, T]. Output: as in `LSTM`.
 
     Example:
         >>> CharLSTM()(torch.zeros(2, 5, dtype=torch.int64)).shape
@@ -102,13 +96,8 @@ class Sent140LSTM(LSTM):
 
     Args:
         vocabulary: The number of words, that of the unknown word included.
-        num_classes: The number of scores.
         embedding: The number of values of a word's vector.
-        hidden: The number of units of each LSTM.
         embeddings: The path of vectors that are not trained, as in `LSTM`.
-
-    Shape:
-        Input: word ids, int64 [B, T]. Output: [B, num_classes].
 
     Example:
         >>> Sent140LSTM(vocabulary=50)(torch.zeros(2, 25, dtype=torch.int64)).shape
@@ -163,12 +152,10 @@ def _vectors(network: str, path: str) -> Tensor:
     """Returns the matrix of a NumPy file, float32."""
     import numpy as np
 
+    key = f"{network}.embeddings: {path}"
     if not Path(path).is_file():
-        raise ValueError(f"{network}.embeddings: {path}; there is no such file")
+        raise ValueError(f"{key}; there is no such file")
     vectors = torch.from_numpy(np.load(path, allow_pickle=False)).float()
     if vectors.ndim != 2:
-        raise ValueError(
-            f"{network}.embeddings: {path}; it must hold a matrix, and has shape "
-            f"{list(vectors.shape)}"
-        )
+        raise ValueError(f"{key}; it must hold a matrix, and has shape {list(vectors.shape)}")
     return vectors

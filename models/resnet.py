@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from .classifier import Classifier, group_norm
+from .classifier import Classifier, draw_convolutions, norm_maker
 
 
 class ResNet18(Classifier):
@@ -17,10 +17,6 @@ class ResNet18(Classifier):
     of convolutions are initialized by He's normal distribution (fan out), as in torchvision.
 
     Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        norm: "group" for GroupNorm, or "batch" for BatchNorm, whose running statistics are buffers.
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
         small_images: Whether the first layer is a 3x3 convolution at full resolution, for images of
             32x32 or 64x64. False is for ImageNet: a 7x7 convolution and 3x3 pooling, each of
             stride 2.
@@ -28,8 +24,7 @@ class ResNet18(Classifier):
             stage has twice as many.
         blocks: The number of blocks of each of the four stages; 1 makes a ResNet-10.
 
-    Shape:
-        Input: [B, in_channels, H, W], any H and W. Output: [B, num_classes].
+    Shape: input [B, in_channels, H, W], any H and W; output [B, num_classes].
 
     Example:
         >>> ResNet18(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
@@ -46,15 +41,7 @@ class ResNet18(Classifier):
         width: int = 64,
         blocks: int = 2,
     ) -> None:
-        if norm not in ("group", "batch"):
-            raise ValueError(f"ResNet18.norm: {norm!r}; it must be 'group' or 'batch'")
-
-        def normalize(channels: int) -> nn.Module:
-            """Returns the normalization layer after a convolution."""
-            if norm == "group":
-                return group_norm("ResNet18", norm_groups, channels)
-            return nn.BatchNorm2d(channels)
-
+        normalize = norm_maker("ResNet18", norm, norm_groups)
         body: OrderedDict[str, nn.Module] = OrderedDict()
         kernel, stride = (3, 1) if small_images else (7, 2)
         body["conv1"] = nn.Conv2d(in_channels, width, kernel, stride, kernel // 2, bias=False)
@@ -72,13 +59,14 @@ class ResNet18(Classifier):
         body["pool2"] = nn.AdaptiveAvgPool2d(1)
         body["flatten"] = nn.Flatten()
         super().__init__(nn.Sequential(body), nn.Linear(inputs, num_classes))
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        draw_convolutions(self)
 
 
 class _Block(nn.Module):
-    """A residual block: two 3x3 convolutions, to whose output the input is added."""
+    """A residual block: two 3x3 convolutions, to whose output the input is added.
+
+    Shape: input [B, inputs, H, W]; output [B, outputs, H / stride, W / stride].
+    """
 
     def __init__(
         self, inputs: int, outputs: int, normalize: Callable[[int], nn.Module], stride: int
@@ -99,6 +87,5 @@ class _Block(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [B, outputs, H / stride, W / stride] for `x` [B, inputs, H, W]."""
         y = self.relu(self.norm1(self.conv1(x)))
         return self.relu(self.norm2(self.conv2(y)) + self.shortcut(x))

@@ -1,12 +1,11 @@
 """VGG-11 for small images."""
 
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import Literal
 
 from torch import nn
 
-from .classifier import Classifier, group_norm
+from .classifier import Classifier, draw_convolutions, norm_maker
 
 # Configuration A of the paper: the channels of each 3x3 convolution; 0 means 2x2 max pooling.
 _LAYERS = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)
@@ -21,16 +20,11 @@ class VGG11(Classifier):
     are initialized by He's normal distribution (fan out), biases by 0, as in torchvision.
 
     Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
         norm: The layer after every convolution: "group" for GroupNorm, "batch" for BatchNorm, whose
             running statistics are buffers, or "none" as in the paper. Only with "none" the
             convolutions have biases.
-        norm_groups: The number of groups of every GroupNorm, a divisor of 64; ignored for other
-            values of `norm`.
 
-    Shape:
-        Input: [B, in_channels, H, W], H and W at least 32. Output: [B, num_classes].
+    Shape: input [B, in_channels, H, W], H and W at least 32; output [B, num_classes].
 
     Example:
         >>> VGG11(num_classes=100)(torch.zeros(2, 3, 32, 32)).shape
@@ -44,12 +38,8 @@ class VGG11(Classifier):
         norm: Literal["group", "batch", "none"] = "group",
         norm_groups: int = 2,
     ) -> None:
-        makers: dict[str, Callable[[int], nn.Module]] = {
-            "group": lambda channels: group_norm("VGG11", norm_groups, channels),
-            "batch": nn.BatchNorm2d,
-        }
-        if norm != "none" and norm not in makers:
-            raise ValueError(f"VGG11.norm: {norm!r}; it must be 'group', 'batch' or 'none'")
+        known = "'group', 'batch' or 'none'"
+        normalize = None if norm == "none" else norm_maker("VGG11", norm, norm_groups, known)
         body: OrderedDict[str, nn.Module] = OrderedDict()
         inputs, conv, pool = in_channels, 1, 1
         for outputs in _LAYERS:
@@ -58,15 +48,11 @@ class VGG11(Classifier):
                 pool += 1
                 continue
             body[f"conv{conv}"] = nn.Conv2d(inputs, outputs, 3, padding=1, bias=norm == "none")
-            if norm in makers:
-                body[f"norm{conv}"] = makers[norm](outputs)
+            if normalize is not None:
+                body[f"norm{conv}"] = normalize(outputs)
             body[f"relu{conv}"] = nn.ReLU()
             inputs, conv = outputs, conv + 1
         body[f"pool{pool}"] = nn.AdaptiveAvgPool2d(1)  # no effect for 32x32 images
         body["flatten"] = nn.Flatten()
         super().__init__(nn.Sequential(body), nn.Linear(inputs, num_classes))
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        draw_convolutions(self)

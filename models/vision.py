@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from .classifier import Classifier, replace_layer
+from .classifier import Classifier, norm_maker, replace_layer
 from .norm import replace_batch_norm
 
 Norm = Literal["group", "batch"]
@@ -18,17 +18,14 @@ class TorchVision(Classifier):
     Args:
         name: The name of the network, such as "resnet50" or "mobilenet_v3_small"
             (`torchvision.models.list_models()`).
-        num_classes: The number of scores.
         in_channels: The number of channels of an image; other than 3 they replace the first
             convolution.
         norm: "batch" keeps BatchNorm, "group" replaces it by GroupNorm (`replace_batch_norm`).
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
         small_images: Whether the first convolution becomes one of 3x3 at full resolution, without
             the first max pooling, for images of 32x32 or so.
         arguments: Further arguments of torchvision's function, such as `dropout`.
 
-    Shape:
-        Input: [B, in_channels, H, W], as torchvision's network takes it. Output: [B, num_classes].
+    Shape: input [B, in_channels, H, W], as torchvision's network takes it; output [B, num_classes].
 
     Raises:
         ValueError: torchvision has no such network, the network has no linear head, or another
@@ -64,16 +61,9 @@ class Timm(Classifier):
     """A classification network of timm, untrained (`pip install timm`).
 
     Args:
-        name: The name of the network, such as "resnet26" (`timm.list_models()`).
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image.
-        norm: "batch" keeps BatchNorm, "group" replaces it by GroupNorm (`replace_batch_norm`).
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
-        small_images: As in `TorchVision`.
+        name: The name of the network, such as "resnet26" (`timm.list_models()`). The arguments are
+            those of `TorchVision`; `in_channels` may be any.
         arguments: Further arguments of `timm.create_model`, such as `drop_rate` or `img_size`.
-
-    Shape:
-        Input: [B, in_channels, H, W], as timm's network takes it. Output: [B, num_classes].
 
     Raises:
         ValueError: timm is missing or has no such network, the network has no linear head, or
@@ -101,13 +91,8 @@ class Timm(Classifier):
             raise ValueError(f"Timm.name: {name!r}; timm is missing, pip install timm") from error
         if not timm.is_model(name):
             raise ValueError(f"Timm.name: {name!r}; timm has no such network")
-        network = timm.create_model(
-            name,
-            pretrained=False,
-            num_classes=num_classes,
-            in_chans=in_channels,
-            **(arguments or {}),
-        )
+        options = {"num_classes": num_classes, "in_chans": in_channels, **(arguments or {})}
+        network = timm.create_model(name, pretrained=False, **options)
         if small_images:
             _replace_stem(network, in_channels, small_images)
         super().__init__(*_split(network, name, norm, norm_groups))
@@ -122,14 +107,9 @@ class AlexNet(TorchVision):
     It has no BatchNorm.
 
     Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
         small_images: Whether images are of 32x32 or so. False needs at least 63x63.
         hidden: The number of units of the two hidden linear layers.
         dropout: The share of features that training sets to zero.
-
-    Shape:
-        Input: [B, in_channels, H, W]. Output: [B, num_classes].
 
     Example:
         >>> AlexNet(hidden=64)(torch.zeros(2, 3, 32, 32)).shape
@@ -145,9 +125,7 @@ class AlexNet(TorchVision):
         dropout: float = 0.5,
     ) -> None:
         options = {"dropout": dropout}
-        super().__init__(
-            "alexnet", num_classes, in_channels, small_images=small_images, arguments=options
-        )
+        super().__init__("alexnet", num_classes, in_channels, "batch", 2, small_images, options)
         if hidden != 4096:
             layers: Any = self.body.classifier
             layers[1], layers[4] = nn.Linear(256 * 6 * 6, hidden), nn.Linear(hidden, hidden)
@@ -158,19 +136,10 @@ class GoogLeNet(TorchVision):
     """GoogLeNet as in torchvision, without auxiliary scores, by default for small images.
 
     Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, with BatchNorm after every
-    convolution and 3x3 in the place of 5x5 convolutions, as in torchvision. For small images the
-    first convolution is 3x3 at full resolution, and the first pooling is left out.
+    convolution and 3x3 in the place of 5x5 convolutions, as in torchvision.
 
     Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        norm: "group" for GroupNorm, or "batch" for BatchNorm.
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
-        small_images: Whether images are of 32x32 or so.
         dropout: The share of features that training sets to zero.
-
-    Shape:
-        Input: [B, in_channels, H, W]. Output: [B, num_classes].
 
     Example:
         >>> GoogLeNet()(torch.zeros(2, 3, 32, 32)).shape
@@ -196,18 +165,6 @@ class DenseNet121(TorchVision):
     """DenseNet-121 as in torchvision, by default for small images.
 
     Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017.
-    For small images the first convolution is 3x3 at full resolution, and the first pooling is left
-    out.
-
-    Args:
-        num_classes: The number of scores.
-        in_channels: The number of channels of an image: 1 for gray, 3 for color.
-        norm: "group" for GroupNorm, or "batch" for BatchNorm.
-        norm_groups: The number of groups of every GroupNorm; ignored for "batch".
-        small_images: Whether images are of 32x32 or so.
-
-    Shape:
-        Input: [B, in_channels, H, W]. Output: [B, num_classes].
 
     Example:
         >>> DenseNet121()(torch.zeros(2, 3, 32, 32)).shape
@@ -229,16 +186,15 @@ def _split(
     network: nn.Module, name: str, norm: str, norm_groups: int
 ) -> tuple[nn.Module, nn.Linear]:
     """Returns the network without its last linear layer, and that layer."""
-    if norm not in ("group", "batch"):
-        raise ValueError(f"{name}.norm: {norm!r}; it must be 'group' or 'batch'")
+    norm_maker(name, norm, norm_groups)  # checks `norm`
     if norm == "group":
         replace_batch_norm(network, norm_groups)
     layers = [(n, m) for n, m in network.named_modules() if any(True for _ in m.parameters(False))]
     path, head = layers[-1]
     if not isinstance(head, nn.Linear):
         raise ValueError(
-            f"{name}: its last layer {path} is no linear layer but {type(head).__name__}; give "
-            f"the class itself, by its import path"
+            f"{name}: its last layer {path} is a {type(head).__name__}, not a linear layer; give "
+            "the class itself, by its import path"
         )
     replace_layer(network, path, nn.Identity())
     return network, head

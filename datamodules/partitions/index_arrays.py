@@ -28,13 +28,10 @@ class IndexArrays(ABC):
 
     @abstractmethod
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns the arrays of some clients, concatenated in the order of `clients`.
+        """Returns the arrays of some clients, int64 or int32, concatenated in their order.
 
         Args:
             clients: Client ids, integers [C], or a slice of the ids of all clients.
-
-        Returns:
-            int64 or int32, with as many entries as the clients have samples.
 
         Raises:
             IndexError: A client id is out of range.
@@ -45,11 +42,9 @@ class IndexArrays(ABC):
         """Returns the integers that determine all index arrays, for `Partition.hash`."""
 
     def __len__(self) -> int:
-        """Returns the number of clients M."""
         return len(self.sizes)
 
     def __getitem__(self, client: int) -> np.ndarray:
-        """Returns the index array of one client."""
         return self.of(np.array([range(len(self))[client]]))
 
     @property
@@ -124,14 +119,11 @@ class Ragged(IndexArrays):
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, num_clients: int) -> "Ragged":
-        """Groups samples by owner.
+        """Builds an ascending array for each of M clients from the owner of each sample.
 
         Args:
             owners: Integers [N]: the client of every sample, -1 for a sample without a client.
             num_clients: M.
-
-        Returns:
-            One ascending index array per client.
         """
         # Each pair (owner, sample) is packed into one integer, because sorting values is several
         # times faster than an argsort of the owners. M and N are both far below 2^31. One array

@@ -56,7 +56,6 @@ class Drawn(IndexArrays):
         return np.broadcast_to(np.int64(self.size), self.num_clients)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Draws the arrays of some clients and concatenates them; see `IndexArrays.of`."""
         if isinstance(clients, slice):
             clients = np.arange(*clients.indices(len(self)))
         elif len(clients) and not 0 <= clients.min() <= clients.max() < len(self):
@@ -69,7 +68,6 @@ class Drawn(IndexArrays):
         return drawn.ravel()
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Returns the key, the number of clients, and the two numbers of samples."""
         return (np.array([self.key, self.num_clients, self.size, self.total]),)
 
 
@@ -107,7 +105,9 @@ class Subsets(Drawn):
         rows.sort(axis=1)
         unfinished = np.arange(len(rows))  # numbers of the rows that may have equal indices
         for attempt in itertools.count(1):
-            again = _repeats(rows[unfinished])
+            part = rows[unfinished]
+            again = np.zeros(part.shape, bool)  # whether an entry equals the one before
+            np.equal(part[:, 1:], part[:, :-1], out=again[:, 1:])
             still = np.unique(np.nonzero(again)[0])
             if not len(still):
                 break
@@ -127,15 +127,9 @@ class Subsets(Drawn):
 
 
 def random_bits(key: int, clients: np.ndarray, places: range) -> np.ndarray:
-    """Draws 64 random bits for each pair of a client and a place.
+    """Draws 64 random bits for each of C clients and its P places (draws), uint64 [C, P].
 
-    Args:
-        key: A whole number from 0 to 2^63 - 1.
-        clients: Client ids, integers [C].
-        places: P whole numbers of at least 0 that tell the draws of a client apart.
-
-    Returns:
-        uint64 [C, P].
+    The key is a whole number from 0 to 2^63 - 1, ids and places are whole numbers of at least 0.
     """
     keys = _splitmix(np.array([key], np.uint64), np.asarray(clients, np.int64).astype(np.uint64))
     return _splitmix(keys[:, None], np.arange(places.start, places.stop, dtype=np.uint64))
@@ -150,10 +144,3 @@ def _splitmix(keys: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     x *= np.uint64(0x94D049BB133111EB)
     x ^= x >> np.uint64(31)
     return x
-
-
-def _repeats(rows: np.ndarray) -> np.ndarray:
-    """Returns where an entry of ascending rows equals the previous entry, as booleans."""
-    repeated = np.zeros(rows.shape, bool)
-    np.equal(rows[:, 1:], rows[:, :-1], out=repeated[:, 1:])
-    return repeated

@@ -7,14 +7,7 @@ from .lazy import Drawn
 
 
 def label_shares(counts: np.ndarray) -> np.ndarray:
-    """Returns the label distribution of each client, float64 [M, K].
-
-    Args:
-        counts: The number of samples of each client and class, [M, K].
-
-    Returns:
-        Rows that sum to one; rows of NaN for clients without samples.
-    """
+    """Returns `counts` of each client and class as shares, float64 [M, K]; NaN without samples."""
     with np.errstate(invalid="ignore"):
         return counts / counts.sum(1, keepdims=True)
 

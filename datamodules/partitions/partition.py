@@ -76,7 +76,10 @@ class Partition:
         Raises:
             ConfigError: The file cannot be written.
         """
-        parts = {split: _as_ragged(held) for split, held in self.splits.items()}
+        parts = {  # arrays that are computed on access are computed
+            split: held if isinstance(held, Ragged) else Ragged.from_sizes(held.flat, held.sizes)
+            for split, held in self.splits.items()
+        }
         stored = Partition(parts["train"], parts["val"], parts["test"])
         arrays: dict[str, np.ndarray] = {}
         for split, part in parts.items():
@@ -85,11 +88,10 @@ class Partition:
             arrays[f"{split}_indices"] = part.indices.astype(kind)
             arrays[f"{split}_sizes"] = np.asarray(part.sizes, np.int64)
         about = {**self.about, "format": FORMAT, "hash": stored.hash}
-        counts = {
-            "shared_samples": _number_shared(stored),
-            "repeated_samples": len(_find_repeats(stored)[0]),
-        }
-        about |= {name: count for name, count in counts.items() if count}
+        if shared := _number_shared(stored):
+            about["shared_samples"] = shared
+        if repeated := len(_find_repeats(stored)[0]):
+            about["repeated_samples"] = repeated
         if self.targets is not None:
             about["samples"] = len(self.targets)
             about["targets_hash"] = targets_hash(self.targets)
@@ -103,7 +105,6 @@ class Partition:
             ) from error
 
     def __len__(self) -> int:
-        """Returns the number of clients M."""
         return len(self.train)
 
     @cached_property
@@ -131,7 +132,7 @@ def read(file: str | os.PathLike) -> Partition:
         The partition with `about` and without targets.
 
     Raises:
-        ConfigError: There is no such file, or the file is none of `Partition.save`, or damaged, or
+        ConfigError: There is no such file, or it is damaged or not one of `Partition.save`, or
             clients share samples, or have one several times, though the file does not say so.
     """
     path, key = Path(file).expanduser(), f"Given.file: {os.fspath(file)!r}"
@@ -167,13 +168,6 @@ def targets_hash(targets: np.ndarray) -> str:
     digest = hashlib.sha256(f"{targets.shape};".encode())
     digest.update(np.ascontiguousarray(targets, kind).tobytes())
     return digest.hexdigest()
-
-
-def _as_ragged(arrays: IndexArrays) -> Ragged:
-    """Returns the arrays as they are stored; those that are computed on access are computed."""
-    if isinstance(arrays, Ragged):
-        return arrays
-    return Ragged.from_sizes(arrays.flat, arrays.sizes)
 
 
 def _part(

@@ -1,11 +1,11 @@
 """Test protocols: which samples each client is trained, validated and tested on."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from ..errors import check_whole, require
+from ..errors import check_optional, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition
 from .splits import split_off
@@ -42,6 +42,7 @@ class Protocol(ABC):
         validation: Share of the client's own samples for its validation set, from 0 to below 1.
 
     Attributes:
+        words: What a client is tested on, with the names of attributes in braces.
         needs_official_test: Whether the protocol needs an official test set.
         assigns_official_test: Whether the partition rule assigns the official test samples, too.
 
@@ -51,6 +52,7 @@ class Protocol(ABC):
         'every client is tested on the whole official test set, validated on 20% of its own'
     """
 
+    words: ClassVar[str]
     needs_official_test = True
     assigns_official_test = False
 
@@ -70,12 +72,12 @@ class Protocol(ABC):
             ConfigError: The data lack something that the protocol needs.
         """
 
-    @abstractmethod
     def describe(self) -> str:
         """Describes the protocol in words, for the record of a run."""
+        also = f", validated on {self.validation:.0%} of its own" if self.validation else ""
+        return self.words.format_map(vars(self)) + (also or ", without validation")
 
     def __repr__(self) -> str:
-        """Returns the constructor call that builds this protocol."""
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
@@ -98,6 +100,7 @@ class SplitOwn(Protocol):
         (449, 449, 899)
     """
 
+    words = "each client is tested on {test:.0%} of its own samples"
     needs_official_test = False
     assigns_official_test = True
 
@@ -110,9 +113,6 @@ class SplitOwn(Protocol):
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         test, val, train = split_off(owned, pool.labels, (self.test, self.validation), rng)
         return Partition(train, val, test)
-
-    def describe(self) -> str:
-        return f"each client is tested on {self.test:.0%} of its own samples" + _also(self)
 
 
 class MatchLabels(Protocol):
@@ -136,8 +136,13 @@ class MatchLabels(Protocol):
         ([2, 2, 2, 2], [20, 20, 20, 20])
     """
 
+    words = (
+        "each client is tested on {samples} samples of the official test set with its training "
+        "label ratio"
+    )
+
     def __init__(self, samples: int | None = 100, validation: float = 0.1) -> None:
-        self.samples = samples if samples is None else check_whole("MatchLabels.samples", samples)
+        self.samples = check_optional("MatchLabels.samples", samples)
         super().__init__(validation)
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
@@ -192,13 +197,7 @@ class MatchLabels(Protocol):
         return client, label, np.minimum(number, available[label])
 
     def describe(self) -> str:
-        number = (
-            "as many samples as possible" if self.samples is None else f"{self.samples} samples"
-        )
-        return (
-            f"each client is tested on {number} of the official test set with its training label "
-            "ratio" + _also(self)
-        )
+        return super().describe().replace("None samples", "as many samples as possible")
 
 
 class SharedTest(Protocol):
@@ -213,13 +212,12 @@ class SharedTest(Protocol):
         array([355, 355, 355])
     """
 
+    words = "every client is tested on the whole official test set"
+
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
         val, train = split_off(owned, pool.labels, (self.validation,), rng)
         test = np.arange(pool.num_train, pool.num_samples)
         return Partition(train, val, Ragged.shared(test, len(owned)))
-
-    def describe(self) -> str:
-        return "every client is tested on the whole official test set" + _also(self)
 
 
 class OfficialSplit(Protocol):
@@ -240,6 +238,7 @@ class OfficialSplit(Protocol):
         (array([0, 1]), array([4, 5]), array([], dtype=int64))
     """
 
+    words = "each client is tested on its own samples of the official test set"
     assigns_official_test = True
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
@@ -251,18 +250,8 @@ class OfficialSplit(Protocol):
         val, train = split_off(given, pool.labels, (self.validation,), rng)
         return Partition(train, val, owned.select(is_test))
 
-    def describe(self) -> str:
-        return "each client is tested on its own samples of the official test set" + _also(self)
-
 
 def _check_share(key: str, value: float, protocol: Protocol) -> float:
     """Returns `value` if it is at least 0 and below 1; else raises a ConfigError."""
     require(f"{type(protocol).__name__}.{key}", value, 0 <= value < 1, "at least 0 and below 1")
     return value
-
-
-def _also(protocol: Protocol) -> str:
-    """Describes in words what share is used for validation."""
-    if not protocol.validation:
-        return ", without validation"
-    return f", validated on {protocol.validation:.0%} of its own"

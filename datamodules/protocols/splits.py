@@ -84,11 +84,9 @@ class Part(Drawn):
 
     @property
     def width(self) -> int:
-        """The number of entries that are drawn for the whole of one client and for its order."""
         return 2 * self.whole.width
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
-        """Draws all samples of the clients, orders them, and returns the part."""
         if not self.size:
             return np.empty((len(clients), 0), self.dtype)
         samples = self.whole.rows(clients)
@@ -101,7 +99,6 @@ class Part(Drawn):
         return samples.ravel()[np.sort(mine, axis=1)]
 
     def definition(self) -> tuple[np.ndarray, ...]:
-        """Returns the integers that determine the whole, the range of the part, and the labels."""
         none = np.empty(0, np.int64)
         labels = none if self.labels is None else self.labels
         return *self.whole.definition(), *super().definition(), np.array([self.begin]), labels
@@ -126,15 +123,8 @@ def _stratified_order(
 
     The j-th of the g samples of a class (j = 0, 1, ..., in random order) gets the position
     (j + 1/2) / g. Sorted by position, the first n samples hold a share of every class that is
-    rounded by Sainte-Laguë's method. Ties are broken at random.
-
-    Args:
-        client: The client of each sample, int64 [n], ascending.
-        label: The class of each sample, int64 [n]; None orders the samples of a client at random.
-        draws: Uniform random numbers in [0, 1), [n].
-
-    Returns:
-        A permutation of the samples, int64 [n].
+    rounded by Sainte-Laguë's method. Ties are broken at random, by uniform `draws`. Clients ascend;
+    without labels the order is random. All arrays, and the permutation, are [n].
     """
     # One stable sort by (client, fraction). The rounding of their sum does no harm, as clients are
     # numbered below 2^31 and already in ascending order.

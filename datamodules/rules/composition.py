@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_optional, check_whole, require
 from ..partitions.index_arrays import IndexArrays, Ragged
-from .label_skew import assign_counts, class_labels
+from .label_skew import CountsByClass
 from .partitioner import Partitioner, even_owners
 
 
@@ -34,7 +34,7 @@ class Within(Partitioner):
 
     def __init__(self, outer: Partitioner, inner: Partitioner, groups: int | None = None) -> None:
         self.outer, self.inner = outer, inner
-        self.groups = groups if groups is None else check_whole("Within.groups", groups)
+        self.groups = check_optional("Within.groups", groups)
         known = groups is not None or outer.counts_clients
         require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
@@ -88,6 +88,7 @@ class Sizes(Partitioner):
     """
 
     counts_clients = True
+    words = "clients of given sizes, samples assigned uniformly at random"
 
     def __init__(self, sizes: Sequence[int] | np.ndarray) -> None:
         self.sizes = [check_whole("Sizes.sizes", size) for size in sizes]
@@ -101,15 +102,11 @@ class Sizes(Partitioner):
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in sizes")
         enough = f"at most {len(targets)} together, the number of samples"
         require("Sizes.sizes", total, total <= len(targets), enough)
-        clients = [*range(known), -1]
-        owners = np.repeat(clients, [*self.sizes, len(targets) - total])
+        owners = np.repeat([*range(known), -1], [*self.sizes, len(targets) - total])
         return rng.permutation(owners)
 
-    def describe(self) -> str:
-        return "clients of given sizes, samples assigned uniformly at random"
 
-
-class LabelDistribution(Partitioner):
+class LabelDistribution(CountsByClass):
     """Clients with given label distributions.
 
     Whole numbers in all rows are numbers of samples. Otherwise rows are shares, which are divided
@@ -134,6 +131,7 @@ class LabelDistribution(Partitioner):
     """
 
     counts_clients = True
+    words = "clients with given label distributions"
 
     def __init__(
         self,
@@ -148,16 +146,17 @@ class LabelDistribution(Partitioner):
             try:
                 table = np.asarray(distribution, np.float64)
             except ValueError as error:
-                expected = "rows of different lengths; it must be a table"
-                raise ConfigError(f"{key}: {expected}") from error
+                raise ConfigError(
+                    f"{key}: rows of different lengths; it must be a table"
+                ) from error
             self.distribution = table.tolist()
         expected = "numbers of at least 0 in rows of one length, one for each client"
-        holds = table.ndim == 2 and table.size > 0 and bool((table >= 0).all())
-        holds = holds and bool(np.isfinite(table).all())
+        finite = bool(((table >= 0) & np.isfinite(table)).all())
+        holds = table.ndim == 2 and table.size > 0 and finite
         require(f"{key}.shape", table.shape, holds, expected)
         empty = np.flatnonzero(table.sum(1) == 0).tolist()
         require(key, f"rows {empty} of zeros", not empty, "a table whose rows have a positive sum")
-        self.size = size if size is None else check_whole("LabelDistribution.size", size)
+        self.size = check_optional("LabelDistribution.size", size)
         self._table = table
         # Rows that each sum to one could be counts, too, but then of clients with one sample.
         self._counts = bool((table == table.round()).all()) and bool((table.sum(1) > 1).any())
@@ -166,9 +165,8 @@ class LabelDistribution(Partitioner):
     def count(self) -> int:
         return len(self._table)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels, key = class_labels(self, targets), "LabelDistribution.distribution"
-        available = np.bincount(labels)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        key = "LabelDistribution.distribution"
         rows, columns = self._table.shape
         require("num_clients", num_clients, num_clients == rows, f"{rows} or null, as in the table")
         expected = f"{len(available)} columns, the number of classes in the data"
@@ -179,7 +177,7 @@ class LabelDistribution(Partitioner):
             label, key = short[0], "LabelDistribution.size" if self.size else key
             found = f"{counts[:, label].sum()} samples of class number {label}"
             require(key, found, False, f"at most {available[label]}, as many as the data have")
-        return assign_counts(labels, counts.T, rng)
+        return counts.T
 
     def _from_shares(self, available: np.ndarray) -> np.ndarray:
         """Returns the number of samples of each client and class, int64 [M, K]."""
@@ -192,9 +190,6 @@ class LabelDistribution(Partitioner):
         while size > 1 and (_round(shares, size).sum(0) > available).any():
             size -= 1
         return _round(shares, size)
-
-    def describe(self) -> str:
-        return "clients with given label distributions"
 
 
 def _round(shares: np.ndarray, size: int) -> np.ndarray:

@@ -15,8 +15,8 @@ from numpy.random import Generator
 
 from ..errors import ConfigError, check_whole, require
 from ..partitions.index_arrays import IndexArrays, Ragged
-from .label_skew import assign_counts, class_labels
-from .partitioner import Partitioner
+from .label_skew import CountsByClass, check_classes, class_labels
+from .partitioner import Partitioner, check_least
 from .sample_values import Natural
 
 
@@ -46,12 +46,16 @@ class FedSLRDirichlet(Partitioner):
         array([146, 144, 144, 144, 144, 144, 144, 144, 144, 144])
     """
 
+    words = (
+        "label distribution of each client drawn from Dir({alpha}, ..., {alpha}), images repeated "
+        "where a class runs out (FedSLR, FedDyn)"
+    )
+
     def __init__(self, alpha: float = 0.1) -> None:
         require("FedSLRDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        """Draws the samples of each client, of which some may be the same; ascending."""
         labels = class_labels(self, targets)
         total = len(labels)
         within = 1 <= num_clients <= total
@@ -81,14 +85,23 @@ class FedSLRDirichlet(Partitioner):
         samples = np.concatenate([np.sort(own) for own in held])
         return Ragged.from_sizes(samples, np.array(room))
 
-    def describe(self) -> str:
-        return (
-            f"label distribution of each client drawn from Dir({self.alpha}, ..., {self.alpha}), "
-            "images repeated where a class runs out (FedSLR, FedDyn)"
-        )
+
+class _PFLlib(CountsByClass):
+    """The base of PFLlib's rules, with its smallest number of samples of a client, L."""
+
+    def __init__(self, batch_size: int, train_ratio: float) -> None:
+        name = type(self).__name__
+        self.batch_size = check_whole(f"{name}.batch_size", batch_size)
+        holds = 0 < train_ratio < 1
+        require(f"{name}.train_ratio", train_ratio, holds, "above 0 and below 1")
+        self.train_ratio = train_ratio
+
+    def least(self, total: int, num_clients: int) -> int:
+        """Returns L."""
+        return int(min(self.batch_size / (1 - self.train_ratio), total / num_clients / 2))
 
 
-class PFLlibDirichlet(Partitioner):
+class PFLlibDirichlet(_PFLlib):
     """PFLlib's partition "dir".
 
     For each class, in ascending order, shares of the M clients are drawn from Dir_M(α, ..., α).
@@ -103,8 +116,7 @@ class PFLlibDirichlet(Partitioner):
 
     Args:
         alpha: Concentration α.
-        batch_size: Of PFLlib's `dataset_utils.py`, for L only.
-        train_ratio: Of the same file, for L only.
+        batch_size: Of PFLlib's `dataset_utils.py`, for L only, as is `train_ratio`.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -113,30 +125,26 @@ class PFLlibDirichlet(Partitioner):
         0
     """
 
+    words = "class proportions over the clients as PFLlib's dir (alpha={alpha})"
+
     def __init__(self, alpha: float = 0.1, batch_size: int = 10, train_ratio: float = 0.75) -> None:
         require("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
-        self.batch_size = check_whole("PFLlibDirichlet.batch_size", batch_size)
-        self.train_ratio = train_ratio
-        _least(self, 1, 1)
+        super().__init__(batch_size, train_ratio)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels = class_labels(self, targets)
-        least = _least(self, len(labels), num_clients)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        least = self.least(available.sum(), num_clients)
         for _ in range(10_000):
-            counts = self._draw(np.bincount(labels), num_clients, rng)
+            counts = self._draw(available, num_clients, rng)
             if counts.sum(0).min() >= least:
-                return assign_counts(labels, counts, rng)
+                return counts
         raise ConfigError(
             f"PFLlibDirichlet.alpha: {self.alpha}; with num_clients={num_clients} it must be "
             f"larger, as 10,000 draws did not give {least} samples to every client"
         )
 
     def _draw(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        """Draws the number of samples of each class and client, int64 [K, M]; 0 if a draw fails.
-
-        A draw fails where only full clients have a share of a class above 0.
-        """
+        """Draws the counts [K, M]; 0 where only full clients have a share of a class above 0."""
         counts = np.zeros((len(available), num_clients), np.int64)
         for label, samples in enumerate(available.tolist()):
             shares = rng.dirichlet(np.full(num_clients, self.alpha))
@@ -148,11 +156,8 @@ class PFLlibDirichlet(Partitioner):
             counts[label] = np.diff(edges, prepend=0)
         return counts
 
-    def describe(self) -> str:
-        return f"class proportions over the clients as PFLlib's dir (alpha={self.alpha})"
 
-
-class PFLlibPathological(Partitioner):
+class PFLlibPathological(_PFLlib):
     """PFLlib's partition "pat": clients with c classes, neighbours with the same ones.
 
     Every client can take c classes. Class after class, in ascending order, goes to the first
@@ -164,8 +169,7 @@ class PFLlibPathological(Partitioner):
     Args:
         classes: c.
         balance: PFLlib's argument of this name.
-        batch_size: Of PFLlib's `dataset_utils.py`, for L only.
-        train_ratio: Of the same file, for L only.
+        batch_size: As in `PFLlibDirichlet`, with `train_ratio`.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -185,16 +189,11 @@ class PFLlibPathological(Partitioner):
     ) -> None:
         self.classes = check_whole("PFLlibPathological.classes", classes)
         self.balance = balance
-        self.batch_size = check_whole("PFLlibPathological.batch_size", batch_size)
-        self.train_ratio = train_ratio
-        _least(self, 1, 1)
+        super().__init__(batch_size, train_ratio)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels = class_labels(self, targets)
-        available = np.bincount(labels)
-        most, least = len(available), _least(self, len(labels), num_clients)
-        expected = f"at most {most}, the number of classes in the data"
-        require("PFLlibPathological.classes", self.classes, self.classes <= most, expected)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        most, least = len(available), self.least(available.sum(), num_clients)
+        check_classes("PFLlibPathological.classes", self.classes, most)
         places = np.full(num_clients, self.classes)
         counts = np.zeros((most, num_clients), np.int64)
         for label, samples in enumerate(available.tolist()):
@@ -211,14 +210,14 @@ class PFLlibPathological(Partitioner):
                 counts[label, who] = rng.integers(low, high, len(who))
             counts[label, who[-1]] = samples - counts[label, who[:-1]].sum()
             places[who] -= 1
-        return assign_counts(labels, counts, rng)
+        return counts
 
     def describe(self) -> str:
         sizes = "equal" if self.balance else "random"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
 
 
-class FLBenchClasses(Partitioner):
+class FLBenchClasses(CountsByClass):
     """FL-bench's `--classes c`: every client draws c different classes, all equally likely.
 
     A class of n samples with h clients gives n // h samples to each; the last of them also gets the
@@ -235,12 +234,12 @@ class FLBenchClasses(Partitioner):
         array([3, 3, 3, 3, 3])
     """
 
+    words = "{classes} random classes per client as in FL-bench"
+
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("FLBenchClasses.classes", classes)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels = class_labels(self, targets)
-        available = np.bincount(labels)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key = "FLBenchClasses.classes"
         holders = draw_classes(key, self.classes, len(available), num_clients, rng)
         counts = np.zeros(holders.shape, np.int64)
@@ -250,10 +249,7 @@ class FLBenchClasses(Partitioner):
                 share, rest = divmod(samples, len(who))
                 counts[label, who] = share
                 counts[label, who[-1]] += rest if rest < share else 0
-        return assign_counts(labels, counts, rng)
-
-    def describe(self) -> str:
-        return f"{self.classes} random classes per client as in FL-bench"
+        return counts
 
 
 class LEAF(Natural):
@@ -276,6 +272,8 @@ class LEAF(Natural):
         >>> data.num_clients, data.left_out()["samples_unused"]
         (2, 3)
     """
+
+    words = "a client for each user with at least {min_samples} samples (LEAF)"
 
     def __init__(
         self,
@@ -302,26 +300,128 @@ class LEAF(Natural):
         number[np.sort(rng.permutation(enough)[:num_clients])] = np.arange(num_clients)
         return number[owners]
 
-    def describe(self) -> str:
-        return f"a client for each user with at least {self.min_samples} samples (LEAF)"
+
+class FlukeDirichlet(CountsByClass):
+    """fluke's distribution "dir" with `balanced=False`.
+
+    Every client first gets m samples of each class. Of each class, the other samples are divided
+    among the M clients by a multinomial draw, with shares drawn from Dir_M(β, ..., β). A client
+    thus has samples of every class.
+
+    Args:
+        beta: Concentration β.
+        min_ex_class: m.
+
+    Example:
+        >>> from datamodules import DigitsDataModule, SplitOwn
+        >>> rule = FlukeDirichlet(0.1, min_ex_class=4)
+        >>> data = DigitsDataModule(5, rule, SplitOwn(test=0.0, validation=0.0))
+        >>> bool((data.label_counts() >= 4).all())
+        True
+    """
+
+    words = (
+        "{min_ex_class} samples of each class for each client, all others by class proportions "
+        "drawn from a Dirichlet distribution (fluke, beta={beta})"
+    )
+
+    def __init__(self, beta: float = 0.1, min_ex_class: int = 2) -> None:
+        require("FlukeDirichlet.beta", beta, 0 < beta < np.inf, "positive and finite")
+        self.beta = beta
+        self.min_ex_class = check_whole("FlukeDirichlet.min_ex_class", min_ex_class, 0)
+
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        rarest, least = available.min(), self.min_ex_class
+        most = rarest // num_clients
+        cause = f"as the rarest class has {rarest} samples"
+        expected = f"at most {most} with num_clients={num_clients}, {cause}"
+        require("FlukeDirichlet.min_ex_class", least, least <= most, expected)
+        shares = rng.dirichlet(np.full(num_clients, self.beta), size=len(available))
+        return least + rng.multinomial(available - least * num_clients, shares)
+
+
+class FlukeClasses(Partitioner):
+    """fluke's distribution "lbl_qnt": c random classes per client, random numbers of samples.
+
+    Every client draws c different classes, all equally likely. As long as there are classes that no
+    client has, each of them replaces a random class of a random client. Every sample then goes to
+    one of the clients of its class, all equally likely.
+
+    Args:
+        class_per_client: c.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=10, partition=FlukeClasses(3))
+        >>> bool(((data.label_counts() > 0).sum(1) <= 3).all())
+        True
+    """
+
+    words = "{class_per_client} random classes per client as in fluke"
+
+    def __init__(self, class_per_client: int = 2) -> None:
+        self.class_per_client = check_whole("FlukeClasses.class_per_client", class_per_client)
+
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        labels, classes = class_labels(self, targets), self.class_per_client
+        known = int(labels.max()) + 1
+        key, least = "FlukeClasses.class_per_client", -(-known // num_clients)
+        expected = f"at least {least} with num_clients={num_clients}, as there are {known} classes"
+        require(key, classes, classes >= least, expected)
+        drawn = draw_classes(key, classes, known, num_clients, rng)
+        lists = np.stack([rng.permutation(np.flatnonzero(own)) for own in drawn.T])  # [M, c]
+        while len(missing := np.setdiff1d(np.arange(known), lists)):
+            for label in missing:
+                lists[rng.integers(num_clients), rng.integers(classes)] = label
+        owners = np.empty(len(labels), np.int64)
+        for label in range(known):
+            (samples,) = np.nonzero(labels == label)
+            who = np.flatnonzero((lists == label).any(1))
+            owners[samples] = rng.choice(who, len(samples))
+        return owners
+
+
+class FlukeQuantity(Partitioner):
+    """fluke's distribution "qnt": quantities by a power law, labels IID.
+
+    Every client first gets `min_quantity` samples. Each other sample goes to the client
+    floor(M u^(1/α)) with u uniform in [0, 1), so that client i expects the share
+    ((i + 1) / M)^α - (i / M)^α of them.
+
+    Args:
+        alpha: α; 1 gives equal expected sizes, larger numbers more to the last clients.
+        min_quantity: The smallest number of samples of a client.
+
+    Example:
+        >>> from datamodules import DigitsDataModule
+        >>> sizes = DigitsDataModule(num_clients=5, partition=FlukeQuantity()).client_sizes
+        >>> bool(sizes[4] > sizes[:4].sum())
+        True
+    """
+
+    words = (
+        "client sizes by a power law as in fluke (alpha={alpha}), at least {min_quantity}, samples "
+        "assigned uniformly at random"
+    )
+
+    def __init__(self, alpha: float = 4.0, min_quantity: int = 2) -> None:
+        require("FlukeQuantity.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
+        self.alpha = alpha
+        self.min_quantity = check_whole("FlukeQuantity.min_quantity", min_quantity)
+
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        least = self.min_quantity
+        check_least(self, "min_quantity", len(targets), num_clients)
+        others = len(targets) - least * num_clients
+        drawn = np.floor(rng.random(others) ** (1 / self.alpha) * num_clients).astype(np.int64)
+        first = np.repeat(np.arange(num_clients), least)
+        return rng.permutation(np.concatenate([first, np.minimum(drawn, num_clients - 1)]))
 
 
 def draw_classes(key: str, classes: int, most: int, num_clients: int, rng: Generator) -> np.ndarray:
-    """Draws `classes` of K = `most` classes for each client, all sets equally likely, bool [K, M].
-
-    Raises:
-        ConfigError: `classes`, the argument called `key`, exceeds K.
-    """
-    expected = f"at most {most}, the number of classes in the data"
-    require(key, classes, classes <= most, expected)
+    """Draws `classes` of `most` classes for each client, all sets equally likely, bool [K, M]."""
+    check_classes(key, classes, most)
     order = np.argsort(rng.random((most, num_clients)), axis=0)
     holders = np.zeros((most, num_clients), bool)
     np.put_along_axis(holders, order[:classes], True, axis=0)
     return holders
-
-
-def _least(rule: PFLlibDirichlet | PFLlibPathological, total: int, num_clients: int) -> int:
-    """Returns PFLlib's smallest number of samples of a client."""
-    ratio = rule.train_ratio
-    require(f"{type(rule).__name__}.train_ratio", ratio, 0 < ratio < 1, "above 0 and below 1")
-    return int(min(rule.batch_size / (1 - ratio), total / num_clients / 2))

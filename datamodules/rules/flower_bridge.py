@@ -169,11 +169,7 @@ def flower_partitioner(
 
 
 class _Columns(Mapping[str, np.ndarray]):
-    """The columns of a `datasets.Dataset`, each read when a rule asks for it.
-
-    Args:
-        dataset: The data set.
-    """
+    """The columns of a `datasets.Dataset`, each read when a rule asks for it."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -182,9 +178,6 @@ class _Columns(Mapping[str, np.ndarray]):
         if name not in self._dataset.column_names:
             raise KeyError(name)
         return np.asarray(self._dataset[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._dataset.column_names
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._dataset.column_names)

@@ -43,7 +43,6 @@ class Given(Partitioner):
         return len(self._partition)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        """Returns all samples of each client, of whichever split; see `Partitioner.assign`."""
         stored, about = self._partition, self._partition.about
         found = (len(targets), targets_hash(targets))
         expected = (about.get("samples"), about.get("targets_hash"))

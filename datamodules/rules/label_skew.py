@@ -1,5 +1,6 @@
 """Partition rules with label skew: the label distributions of the clients differ."""
 
+from abc import abstractmethod
 from typing import Literal
 
 import numpy as np
@@ -7,10 +8,22 @@ from numpy.random import Generator
 
 from ..errors import ConfigError, check_whole, require
 from ..partitions.index_arrays import stable_argsort
-from .partitioner import Partitioner, apportion, check_min_size, even_owners
+from .partitioner import Partitioner, apportion, check_least, even_owners
 
 
-class Dirichlet(Partitioner):
+class CountsByClass(Partitioner):
+    """The base of rules that choose only how many samples of each class every client gets."""
+
+    @abstractmethod
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        """Returns how many of the `available` samples [K] of each class M clients get, [K, M]."""
+
+    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        labels = class_labels(self, targets)
+        return assign_counts(labels, self.counts(np.bincount(labels), num_clients, rng), rng)
+
+
+class Dirichlet(CountsByClass):
     """Label skew drawn from a Dirichlet distribution, in either convention of the field.
 
     `over="clients"`: for each class, the shares of the M clients are drawn from Dir_M(α, ..., α).
@@ -68,16 +81,14 @@ class Dirichlet(Partitioner):
         self.size_cap = size_cap
         self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels = class_labels(self, targets)
-        available = np.bincount(labels)
-        check_min_size(self, len(labels) // num_clients, num_clients, self.min_size)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        check_least(self, "min_size", available.sum(), num_clients)
         if self.over == "labels":
-            return assign_counts(labels, self._counts_by_client(available, num_clients, rng), rng)
+            return self._counts_by_client(available, num_clients, rng)
         for _ in range(self.max_retries):
             counts = self._counts_by_class(available, num_clients, rng)
             if counts.sum(0).min() >= self.min_size:
-                return assign_counts(labels, counts, rng)
+                return counts
         raise ConfigError(
             f"Dirichlet.min_size: {self.min_size}; not reached with alpha={self.alpha} and "
             f"num_clients={num_clients} in max_retries={self.max_retries} draws; use a larger "
@@ -131,18 +142,16 @@ class Dirichlet(Partitioner):
         return counts.T
 
     def describe(self) -> str:
-        by_class, by_client = (
-            "class proportions over the clients",
-            "label distribution of each client",
-        )
-        what = by_class if self.over == "clients" else by_client
+        what = "class proportions over the clients"
+        if self.over == "labels":
+            what = "label distribution of each client"
         equal = self.equal_sizes or self.over == "labels"
         extra = ", equal sizes" if equal else f", at least {self.min_size} samples each"
         capped = ", capped at the mean size" if self.size_cap else ""
         return f"{what} drawn from a Dirichlet distribution (alpha={self.alpha}{extra}{capped})"
 
 
-class ClassesPerClient(Partitioner):
+class ClassesPerClient(CountsByClass):
     """Pathological label skew: every client holds samples of exactly k classes.
 
     The classes of a client are drawn at random such that the numbers of clients per class differ by
@@ -161,15 +170,14 @@ class ClassesPerClient(Partitioner):
         array([2, 2, 2, 2, 2])
     """
 
+    words = "{classes} classes per client (pathological)"
+
     def __init__(self, classes: int = 2) -> None:
         self.classes = check_whole("ClassesPerClient.classes", classes)
 
-    def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        labels = class_labels(self, targets)
-        available = np.bincount(labels)
+    def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         key, classes = "ClassesPerClient.classes", self.classes
-        expected = f"at most {len(available)}, the number of classes in the data"
-        require(key, classes, classes <= len(available), expected)
+        check_classes(key, classes, len(available))
         most = np.minimum(available, num_clients)
         expected = (
             f"at most {most.sum() // num_clients} with num_clients={num_clients}, as the data "
@@ -182,7 +190,7 @@ class ClassesPerClient(Partitioner):
             who = rng.permutation(np.flatnonzero(row))
             if len(who):
                 counts[label, who] = np.bincount(even_owners(available[label], len(who)))
-        return assign_counts(labels, counts, rng)
+        return counts
 
     def _holders(self, most: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         """Draws which client holds which class, bool [K, M]."""
@@ -202,9 +210,6 @@ class ClassesPerClient(Partitioner):
             places[chosen] -= 1
         return holders
 
-    def describe(self) -> str:
-        return f"{self.classes} classes per client (pathological)"
-
 
 class Shards(Partitioner):
     """Pathological label skew of McMahan et al. 2017 (FedAvg).
@@ -223,6 +228,8 @@ class Shards(Partitioner):
         True
     """
 
+    words = "{shards_per_client} shards of samples sorted by label per client"
+
     def __init__(self, shards_per_client: int = 2) -> None:
         self.shards_per_client = check_whole("Shards.shards_per_client", shards_per_client)
 
@@ -238,8 +245,11 @@ class Shards(Partitioner):
         owners[sorted_by_label(labels, rng)] = client_of_shard[shard]
         return owners
 
-    def describe(self) -> str:
-        return f"{self.shards_per_client} shards of samples sorted by label per client"
+
+def check_classes(key: str, classes: int, known: int) -> None:
+    """Raises a ConfigError if an argument exceeds the number of classes."""
+    expected = f"at most {known}, the number of classes in the data"
+    require(key, classes, classes <= known, expected)
 
 
 def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
@@ -270,23 +280,15 @@ def sorted_by_label(labels: np.ndarray, rng: Generator) -> np.ndarray:
 
 
 def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> np.ndarray:
-    """Assigns a given number of random samples of each class to each client.
-
-    Args:
-        labels: Integers [N], 0 to K-1.
-        counts: int64 [K, M]; each row adds up to at most the number of samples of the class.
-        rng: The source of randomness.
+    """Assigns `counts` [K, M] random samples of each class to each client.
 
     Returns:
-        The client of every sample, int32 [N], -1 for samples without a client.
+        The client of each sample of `labels` [N], int32, -1 for samples without a client.
     """
-    unused = np.bincount(labels) - counts.sum(1)
     clients = np.append(np.arange(counts.shape[1]), -1).astype(np.int32)
-    per_class = np.column_stack([counts, unused])
+    per_class = np.column_stack([counts, np.bincount(labels) - counts.sum(1)]).ravel()
     owners = np.empty(len(labels), np.int32)
-    owners[sorted_by_label(labels, rng)] = np.repeat(
-        np.tile(clients, len(counts)), per_class.ravel()
-    )
+    owners[sorted_by_label(labels, rng)] = np.repeat(np.tile(clients, len(counts)), per_class)
     return owners
 
 

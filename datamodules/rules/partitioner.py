@@ -1,7 +1,7 @@
 """Partition rules without label skew: IID, by quantity, and shared samples."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 from numpy.random import Generator
@@ -11,31 +11,32 @@ from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
 
-class Partitioner(ABC):
+class Partitioner:
     """A partition rule: which samples every client holds.
 
-    A subclass implements `describe` and either `owners`, which gives every sample to at most one
-    client, or `assign`, which lets clients share samples. Attributes that a constructor sets, other
-    than private ones, appear in `repr` and so in the record of a run.
+    A subclass has `words`, or a method `describe`, and either `owners`, which gives every sample to
+    at most one client, or `assign`, which lets clients share samples. Attributes that a constructor
+    sets, other than private ones, appear in `repr` and so in the record of a run.
 
     The constructor of a rule raises a ConfigError if an argument is out of range, and `assign` if
     the data do not fit: rules that skew labels need one integer class per sample, others what
     their docstring says.
 
     Attributes:
+        words: The rule in words, with the names of attributes in braces, for the record of a run.
         counts_clients: Whether the rule itself determines the number of clients, so that a data
             module's `num_clients` may be None; the method `count` then returns it.
 
     Example:
         >>> class Odd(Partitioner):
+        ...     words = "odd samples to client 0, all others to no client"
         ...     def owners(self, targets, num_clients, rng):
         ...         return np.where(np.arange(len(targets)) % 2, 0, -1)
-        ...     def describe(self):
-        ...         return "odd samples to client 0, all others to no client"
         >>> Odd().assign(np.zeros(5), 1, np.random.default_rng(0))[0]
         array([1, 3])
     """
 
+    words: ClassVar[str]
     counts_clients = False
 
     def bound(
@@ -45,8 +46,8 @@ class Partitioner(ABC):
 
         Args:
             columns: Values of the samples by name, such as "client_ids", [num_train] or
-                [num_samples] each.
-            num_train: The number of training samples, which come first.
+                [num_samples] each; the training samples come first.
+            num_train: The number of training samples.
             num_samples: The number of all samples.
 
         Raises:
@@ -94,12 +95,11 @@ class Partitioner(ABC):
         """Returns the client of every sample, integers [N]; -1 for a sample without a client."""
         raise NotImplementedError(f"{type(self).__name__} must implement owners or assign")
 
-    @abstractmethod
     def describe(self) -> str:
         """Describes the rule in words, for the record of a run."""
+        return self.words.format_map(vars(self))
 
     def __repr__(self) -> str:
-        """Returns the constructor call that builds this rule."""
         arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_")
         return f"{type(self).__name__}({arguments})"
 
@@ -113,13 +113,12 @@ class IID(Partitioner):
         array([315, 314, 314, 314])
     """
 
+    words = "samples assigned uniformly at random (IID)"
+
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         owners = even_owners(len(targets), num_clients)
         rng.shuffle(owners)
         return owners
-
-    def describe(self) -> str:
-        return "samples assigned uniformly at random (IID)"
 
 
 class LogNormal(Partitioner):
@@ -140,13 +139,18 @@ class LogNormal(Partitioner):
         True
     """
 
+    words = (
+        "client sizes proportional to log-normal draws (sigma={sigma}), at least {min_size}, "
+        "samples assigned uniformly at random"
+    )
+
     def __init__(self, sigma: float, min_size: int = 10) -> None:
         require("LogNormal.sigma", sigma, 0 <= sigma < np.inf, "at least 0 and finite")
         self.sigma = sigma
         self.min_size = check_whole("LogNormal.min_size", min_size)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        check_min_size(self, len(targets) // num_clients, num_clients, self.min_size)
+        check_least(self, "min_size", len(targets), num_clients)
         normal = rng.standard_normal(num_clients)
         with np.errstate(over="ignore"):  # only sigma * (a negative number) can overflow: exp is 0
             weights = np.exp(self.sigma * (normal - normal.max()))
@@ -163,12 +167,6 @@ class LogNormal(Partitioner):
         if spare := len(targets) - int(sizes.sum()):
             sizes += apportion(np.maximum(shares - self.min_size, 0), spare)
         return rng.permutation(np.repeat(np.arange(num_clients), sizes))
-
-    def describe(self) -> str:
-        return (
-            f"client sizes proportional to log-normal draws (sigma={self.sigma}), at least "
-            f"{self.min_size}, samples assigned uniformly at random"
-        )
 
 
 class Sampled(Partitioner):
@@ -190,22 +188,17 @@ class Sampled(Partitioner):
         array([21, 21, 21])
     """
 
+    words = "each with {size} samples drawn from one data set that all clients share"
+
     def __init__(self, size: int = 30) -> None:
         self.size = check_whole("Sampled.size", size)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> Drawn:
-        """Draws the key of the clients' samples; see `Partitioner.assign`.
-
-        Returns:
-            Index arrays that are computed on access, so that a million clients take no memory.
-        """
+        """Draws the key of index arrays that are computed on access, and take no memory."""
         total = len(targets)
-        expected = f"at most {total}, the number of samples"
-        require("Sampled.size", self.size, self.size <= total, expected)
+        within = self.size <= total
+        require("Sampled.size", self.size, within, f"at most {total}, the number of samples")
         return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
-
-    def describe(self) -> str:
-        return f"each with {self.size} samples drawn from one data set that all clients share"
 
 
 def even_owners(num_samples: int, num_clients: int) -> np.ndarray:
@@ -231,7 +224,8 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     return np.diff(edges, axis=-1, prepend=0)
 
 
-def check_min_size(rule: Partitioner, mean_size: int, num_clients: int, min_size: int) -> None:
-    """Raises a ConfigError if `min_size` exceeds the mean number of samples per client."""
-    expected = f"at most {mean_size}, the mean number of samples with num_clients={num_clients}"
-    require(f"{type(rule).__name__}.min_size", min_size, min_size <= mean_size, expected)
+def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:
+    """Raises a ConfigError if the argument of this name exceeds the mean samples per client."""
+    mean, least = total // num_clients, getattr(rule, name)
+    expected = f"at most {mean}, the mean number of samples with num_clients={num_clients}"
+    require(f"{type(rule).__name__}.{name}", least, least <= mean, expected)

@@ -65,10 +65,7 @@ class PerSample(Partitioner):
         return self if self._values is None else self._with(self._values[samples])
 
     def sample_values(self, total: int | None = None) -> np.ndarray:
-        """Returns the value of every sample, [N].
-
-        Args:
-            total: N, if it is known.
+        """Returns the value of every sample, [N]; N is `total` if that is known.
 
         Raises:
             ConfigError: There are no values, their number is wrong, or some are missing.
@@ -244,7 +241,6 @@ class ByValue(PerSample):
     def bound(
         self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
     ) -> "PerSample":
-        """Returns the rule with the values of the data set, unless it uses targets or its own."""
         return self if self._by_target else super().bound(columns, num_train, num_samples)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,14 +54,11 @@ def read_items(
         read: Reads an item, from 0 to N - 1; it may raise a ConfigError. Where processes are not
             forked it has to be picklable.
         names: The names of the items, at least one, for messages.
-        differ: The message where two items differ in shape, with places for their names and their
-            shapes.
-        file: An `.npy` file that is read instead if it exists, and else written; None keeps the
-            items in memory.
+        differ: The message where two items differ in shape, with places for names and shapes.
+        file: As `decode` has it in its cache.
 
     Returns:
-        The items [N, ...], in memory, or mapped from the file into memory. What is written to
-        mapped items does not reach the file.
+        The items [N, ...]; see `decode`.
     """
     if file is None:
         return _stack(read, names, differ, None)
@@ -88,7 +86,7 @@ def _stack(
         blocks,
         batch_size=None,
         num_workers=workers if workers > 1 else 0,
-        collate_fn=_unchanged,
+        collate_fn=unchanged,
         generator=torch.Generator(),
     )
     for block in loader:
@@ -131,7 +129,6 @@ class _Blocks(Dataset):
         self.read, self.number = read, number
 
     def __len__(self) -> int:
-        """Returns the number of blocks."""
         return -(-self.number // _BLOCK)
 
     def __getitem__(self, block: int) -> list[np.ndarray] | ConfigError:
@@ -164,6 +161,6 @@ def _fingerprint(paths: Sequence[Path], size: int | None) -> str:
     return digest.hexdigest()[:32]
 
 
-def _unchanged(block: object) -> object:
-    """Returns a block as it is; by default PyTorch's loader makes tensors of arrays."""
-    return block
+def unchanged(batch: Any) -> Any:
+    """Returns a batch as it is, where PyTorch's loader would put items together."""
+    return batch

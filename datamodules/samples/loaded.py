@@ -39,11 +39,7 @@ class Loaded(NamedTuple):
 
 
 def check_loaded(name: str, loaded: object) -> None:
-    """Checks the result of `load`, which may be a user's own method, and tells what looks wrong.
-
-    Args:
-        name: The class of the data module.
-        loaded: The result.
+    """Checks the result of `load` of the data module `name`, and warns of what looks wrong.
 
     Raises:
         ConfigError: It is not a `Loaded` of samples, or the values in memory are not finite.
@@ -63,8 +59,13 @@ def check_loaded(name: str, loaded: object) -> None:
             )
         if isinstance(samples, TensorSamples):
             check_finite(f"{prefix}inputs", samples.inputs)
-            check_finite(f"{prefix}targets", samples.targets)
-            _check_targets(f"{prefix}targets", samples.targets)
+            check_finite(key := f"{prefix}targets", samples.targets)
+            if not samples.targets.is_floating_point() and _is_one_hot(samples.targets):
+                n, classes = samples.targets.shape  # they would be that many classes of each sample
+                raise ConfigError(
+                    f"{key}: one-hot rows of shape {(n, classes)}; they must be the numbers of the "
+                    f"classes, of shape ({n},): {key}.argmax(1)"
+                )
     for remark in _remarks(loaded.train, loaded.test):
         rank_zero_warn(f"{name}: {remark}", category=UserWarning)
 
@@ -88,24 +89,8 @@ def host_targets(samples: Samples) -> np.ndarray:
     return targets
 
 
-def _check_targets(key: str, targets: Tensor) -> None:
-    """Raises a ConfigError if whole targets [N, K] are one-hot: they would be K classes of each."""
-    if targets.is_floating_point() or not _is_one_hot(targets):
-        return
-    shape = tuple(targets.shape)
-    raise ConfigError(
-        f"{key}: one-hot rows of shape {shape}; they must be the numbers of the classes, of shape "
-        f"({shape[0]},): {key}.argmax(1)"
-    )
-
-
 def _remarks(train: Samples, test: Samples | None) -> list[str]:
-    """Returns sentences about samples that can be used, but are probably not what was meant.
-
-    Args:
-        train: The training samples.
-        test: The official test samples, if there are any.
-    """
+    """Returns sentences about samples that can be used, but are probably not what was meant."""
     found, targets = [], train.targets
     if targets is not None and targets.is_floating_point() and _is_one_hot(targets):
         found.append(

@@ -51,8 +51,7 @@ class MappedSamples(TensorSamples):
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the targets, as the inputs are in a file."""
-        return self.targets.nbytes
+        return self.targets.nbytes  # the inputs are in a file
 
     @classmethod
     def read(cls, samples: DatasetSamples, file: str | os.PathLike) -> "MappedSamples":
@@ -85,22 +84,16 @@ class MappedSamples(TensorSamples):
         differ = (
             "DatasetSamples.dataset: the inputs of the items {} and {} have the shapes {} and {}"
         )
-        file = Path(file).expanduser()
-        return cls(read_items(read, range(len(samples)), f"{differ}; {ITEMS}", file), targets)
+        items = read_items(read, range(len(samples)), f"{differ}; {ITEMS}", Path(file).expanduser())
+        return cls(items, targets)
 
 
 def train_and_test(
     inputs: np.ndarray, targets: np.ndarray, num_train: int
 ) -> tuple[TensorSamples, TensorSamples | None]:
-    """Returns training samples and official test samples as parts of the same arrays.
+    """Returns the first `num_train` samples, and the others, the official test samples, or None.
 
-    Args:
-        inputs: Inputs [N, ...], in memory or mapped from a file, the training samples first.
-        targets: Targets [N].
-        num_train: The number of training samples.
-
-    Returns:
-        `MappedSamples` if the inputs are mapped, else `TensorSamples`; None without test samples.
+    Inputs [N, ...] in memory give `TensorSamples`, those mapped from a file `MappedSamples`.
     """
     kind = MappedSamples if isinstance(inputs, np.memmap) else TensorSamples
     x, y = torch.from_numpy(inputs), torch.from_numpy(targets)

@@ -36,21 +36,13 @@ class Samples(ABC):
     targets: Tensor | None
 
     @abstractmethod
-    def __len__(self) -> int:
-        """Returns N, the number of samples."""
+    def __len__(self) -> int: ...
 
     @abstractmethod
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples at `index`.
+        """Returns inputs [*S, ...] and targets [*S, ...] at `index`, int64 of any shape S.
 
-        Images stored as uint8 are returned as float32 in [0, 1]. Stored in this way they take a
-        quarter of the memory.
-
-        Args:
-            index: Indices of samples, int64 of any shape S.
-
-        Returns:
-            Inputs [*S, ...] and targets [*S, ...].
+        Images stored as uint8, which take a quarter of the memory, become float32 in [0, 1].
         """
 
     @abstractmethod
@@ -115,7 +107,6 @@ class TensorSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "TensorSamples":
-        """Returns a copy on `device`, or this object if its tensors are on `device` already."""
         inputs, targets = self.inputs.to(device), self.targets.to(device)
         if inputs is self.inputs and targets is self.targets:
             return self
@@ -137,7 +128,8 @@ class DatasetSamples(Samples):
         device: The device of the tensors that `gather` returns.
 
     Raises:
-        ConfigError: The numbers of items and targets differ.
+        ConfigError: The numbers of items and targets differ, or (when samples are gathered) the
+            items are not pairs, or differ in shape.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -167,11 +159,6 @@ class DatasetSamples(Samples):
         return self._length
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Reads the items at `index` one by one; see `Samples.gather`.
-
-        Raises:
-            ConfigError: The items are no pairs, or their inputs or targets differ in shape.
-        """
         # For an empty index one item is read all the same, as its shape is needed.
         items = [self.dataset[i] for i in index.reshape(-1).tolist() or [0]]
         inputs, targets = (column[: index.numel()] for column in stack_items(items))
@@ -191,10 +178,6 @@ class DatasetSamples(Samples):
 
 def concatenate(first: Samples, second: Samples) -> Samples:
     """Joins training and official test samples; the indices of the latter follow the former.
-
-    Args:
-        first: The training samples.
-        second: The official test samples.
 
     Raises:
         ConfigError: Only one of the two is streamed, or their inputs or targets differ in shape or

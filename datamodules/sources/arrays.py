@@ -57,10 +57,8 @@ class TensorDataModule(FederatedDataModule):
 class ArrayDataModule(FederatedDataModule):
     """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
 
-    Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
-    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
-    uint8, and every batch is scaled to float32 in [0, 1]. Inputs and targets of
-    type float64 (or wider) become float32; `TensorDataModule` keeps their type.
+    `TensorDataModule` explains the types and the other arguments; but here inputs and targets of
+    type float64 (or wider) become float32.
 
     In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
 
@@ -69,13 +67,7 @@ class ArrayDataModule(FederatedDataModule):
           init_args: {file: mine.npz, num_clients: 10, partition: IID}
 
     Args:
-        inputs: Training inputs [N, ...].
-        targets: Training targets [N] or [N, ...].
-        test_inputs: Inputs of the official test set, if there is one.
-        test_targets: Targets of the official test set, if there is one.
-        client_ids: For `Natural`: the client of each training sample, or of each sample (training
-            samples first), numbers or text.
-        file: Path of an `.npz` file whose arrays have the names above, instead of the arrays.
+        file: Path of an `.npz` file whose arrays have the names of the arguments, instead of them.
         **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
@@ -101,28 +93,22 @@ class ArrayDataModule(FederatedDataModule):
         given = {key: np.asarray(value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
         if file is not None:
-            expected = f"None, as {', '.join(given)} are given"
-            require(key, str(file), not given, expected)
-        self._file = None if file is None else Path(file).expanduser()
-        self._loaded: Loaded | None = None
-        if self._file is None:
-            self._loaded = self._from_arrays("an array, as there is no file", given)
+            require(key, str(file), not given, f"None, as {', '.join(given)} are given")
+        self._source: Loaded | Path
+        if file is None:
+            self._source = self._from_arrays("an array, as there is no file", given)
         else:
-            require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
+            self._source = Path(file).expanduser()
+            require(key, str(file), self._source.is_file(), "the path of an existing .npz file")
 
     def load(self) -> Loaded:
-        if self._loaded is not None:
-            return self._loaded
-        assert self._file is not None
-        return self._from_arrays(f"an array in {str(self._file)!r}", _read(self._file))
+        source = self._source
+        if isinstance(source, Loaded):
+            return source
+        return self._from_arrays(f"an array in {str(source)!r}", _read(source))
 
     def _from_arrays(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
-        """Converts arrays to samples, and notes which arrays are rounded.
-
-        Args:
-            expected: What inputs and targets must be, for the message of an error.
-            arrays: The arrays, by name.
-        """
+        """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
         for key in ("inputs", "targets"):
             require(f"ArrayDataModule.{key}", None, key in arrays, expected)
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
@@ -171,10 +157,10 @@ def _as_loaded(
     client_ids: np.ndarray | None = None,
 ) -> Loaded:
     """Builds the samples of a data set from its tensors."""
-    if (test_inputs is None) != (test_targets is None):
-        names = ("test_inputs", "test_targets")
-        missing, given = names if test_inputs is None else reversed(names)
-        raise ConfigError(f"{missing}: None; it must be given, as {given} is")
+    given = {"test_inputs": test_inputs, "test_targets": test_targets}
+    for missing, other in (given, reversed(given)):
+        if given[missing] is None and given[other] is not None:
+            raise ConfigError(f"{missing}: None; it must be given, as {other} is")
     test = None
     if test_inputs is not None and test_targets is not None:
         test = TensorSamples(test_inputs, test_targets)

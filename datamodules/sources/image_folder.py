@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_optional, require
 from ..samples.images import decode
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -88,12 +88,9 @@ class ImageFolderDataModule(FederatedDataModule):
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels, self.table = levels or "class", table
         self.cache = None if cache is None else Path(cache).expanduser()
-        self.image_size = image_size
-        if image_size is not None:
-            self.image_size = check_whole("ImageFolderDataModule.image_size", image_size)
+        self.image_size = check_optional("ImageFolderDataModule.image_size", image_size)
 
     def prepare_data(self) -> None:
-        """Decodes the images into the cache, if there is one; has no effect if that is done."""
         if self.cache is not None:
             self._decode(self._find()[0])
 
@@ -101,13 +98,11 @@ class ImageFolderDataModule(FederatedDataModule):
         found, num_train = self._find()
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
-        owners = None
-        if found[0].client is not None:
-            owners = np.array([image.client for image in found])
-        return Loaded(train, test, owners, class_names=classes.tolist())
+        owners = [image.client for image in found]
+        ids = None if owners[0] is None else np.array(owners)
+        return Loaded(train, test, ids, class_names=classes.tolist())
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:
-        """Returns the pixels of images, uint8 [N, 3, H, W]."""
         return decode([image.path for image in found], self.image_size, self.cache)
 
     def _find(self) -> tuple[list["_Image"], int]:
@@ -188,17 +183,8 @@ class _Image(NamedTuple):
 
 
 def _image(path: Path, values: dict[str, str], place: str) -> _Image:
-    """Returns an image with its class, client and split.
-
-    Args:
-        path: The file.
-        values: Names of folders by level, or a row of the table by column.
-        place: The image or the line of the table, for the message of an error.
-    """
+    """Returns an image, with `values` from its folders or its row, which is at `place`."""
     split = values.get("split", "train")
-    if split not in ("train", "test"):
-        expected = "train or test"
-        raise ConfigError(
-            f"ImageFolderDataModule: split {split!r} of {place}; it must be {expected}"
-        )
+    key, known = f"ImageFolderDataModule: the split of {place}", ("train", "test")
+    require(key, split, split in known, "train or test")
     return _Image(path, values["class"], values.get("client"), split)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_optional, check_whole, one_line, require
 from ..protocols.protocol import OfficialSplit, Protocol
 from ..rules.partitioner import Partitioner
 from ..rules.sample_values import Natural
@@ -148,11 +148,16 @@ class LeafDataModule(FederatedDataModule):
                 for user in content["users"]:
                     if user in columns:
                         raise ValueError(f"the user {user} is listed twice")
-                    columns[user] = self._user(user, content["user_data"][user])
+                    data = content["user_data"][user]
+                    inputs, targets = self.inputs(data["x"]), self.targets(data["y"])
+                    if len(inputs) != len(targets):
+                        number = f"{len(inputs)} inputs and {len(targets)} targets"
+                        raise ValueError(f"{user} has {number}")
+                    columns[user] = np.full(len(targets), user), inputs, targets
             except (KeyError, TypeError, ValueError) as error:
-                reason = " ".join(f"{type(error).__name__}: {error}".split())
                 raise ConfigError(
-                    f"{key} cannot be read ({reason}); it must be a file of LEAF's {self.leaf_name}"
+                    f"{key} cannot be read ({one_line(error)}); it must be a file of LEAF's "
+                    f"{self.leaf_name}"
                 ) from error
         if not columns:
             raise ConfigError(
@@ -161,13 +166,6 @@ class LeafDataModule(FederatedDataModule):
             )
         owners, inputs, targets = map(np.concatenate, zip(*columns.values(), strict=True))
         return owners, inputs, targets
-
-    def _user(self, user: str, data: dict[str, list]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the name of a user, repeated, the converted inputs and the targets."""
-        inputs, targets = self.inputs(data["x"]), self.targets(data["y"])
-        if len(inputs) != len(targets):
-            raise ValueError(f"{user} has {len(inputs)} inputs and {len(targets)} targets")
-        return np.full(len(targets), user), inputs, targets
 
 
 class FEMNISTDataModule(LeafDataModule):
@@ -198,10 +196,8 @@ class FEMNISTDataModule(LeafDataModule):
         self, writers: int | None = None, agents: int | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.writers, self.agents = writers, agents
-        for key in ("writers", "agents"):
-            if getattr(self, key) is not None:
-                setattr(self, key, check_whole(f"FEMNISTDataModule.{key}", getattr(self, key)))
+        self.writers = check_optional("FEMNISTDataModule.writers", writers)
+        self.agents = check_optional("FEMNISTDataModule.agents", agents)
 
     def inputs(self, rows: list) -> np.ndarray:
         """Returns images, uint8 [n, 1, 28, 28]."""
@@ -253,7 +249,6 @@ class CelebADataModule(LeafDataModule):
         self.image_size = check_whole("CelebADataModule.image_size", image_size)
 
     def prepare_data(self) -> None:
-        """Decodes the images into the cache, if there is one; has no effect if that is done."""
         if self.cache is not None:
             self.load()
 
@@ -262,7 +257,6 @@ class CelebADataModule(LeafDataModule):
         return np.array(rows, str)
 
     def encode(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Returns the images, uint8 [N, 3, H, W]."""
         folder = self.folder / "raw" / "img_align_celeba"
         paths = [folder / name for part in parts for name in part]
         for path in paths:

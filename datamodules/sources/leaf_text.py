@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_optional, check_whole, one_line, require
 from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -31,20 +31,13 @@ class ShakespeareDataModule(LeafDataModule):
     Neighbouring samples share 79 characters. LEAF's own split, `OfficialSplit`, leaves a gap
     between training and test samples; `SplitOwn` does not.
 
-    Args:
-        **kwargs: The arguments of `LeafDataModule`.
-
     Example:
-        >>> data = ShakespeareDataModule(root="~/leaf", min_samples=64, num_clients=100)
-        >>> data.command
+        >>> ShakespeareDataModule(root="~/leaf", min_samples=64, num_clients=100).command
         './preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8'
     """
 
     leaf_name = "shakespeare"
     command = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8"
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
     def inputs(self, rows: list) -> np.ndarray:
         """Returns the numbers of the characters, int32 [n, 80]."""
@@ -115,9 +108,8 @@ class Sent140DataModule(LeafDataModule):
                 "embs.json that LEAF's models/sent140/get_embs.sh writes"
             )
             require(key, str(embeddings), holds, expected)
-        self.vocabulary_size = vocabulary_size
-        if vocabulary_size is not None:
-            self.vocabulary_size = check_whole("Sent140DataModule.vocabulary_size", vocabulary_size)
+        key = "Sent140DataModule.vocabulary_size"
+        self.vocabulary_size = check_optional(key, vocabulary_size)
         self.length = check_whole("Sent140DataModule.length", length)
         self.vocabulary: list[str] = []
         self.vectors: Tensor | None = None
@@ -128,7 +120,6 @@ class Sent140DataModule(LeafDataModule):
         return np.array([row[4] for row in rows], object)
 
     def encode(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Returns the numbers of the words, int32 [N, length]."""
         if self.embeddings is None:
             counts = Counter(word for text in parts[0] for word in words(text))
             by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
@@ -177,10 +168,9 @@ def read_vectors(path: Path, limit: int | None = None) -> tuple[list[str], Tenso
         if vectors.ndim != 2 or len(vectors) != len(vocabulary):
             raise ValueError("the numbers of words and vectors differ")
     except (KeyError, TypeError, ValueError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ConfigError(
-            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({reason}); it must hold "
-            "a vector for each word"
+            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({one_line(error)}); it "
+            "must hold a vector for each word"
         ) from error
     return vocabulary, torch.from_numpy(np.pad(vectors, ((0, 1), (0, 0))))
 

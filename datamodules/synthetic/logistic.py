@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,13 +49,7 @@ class HeterogeneousLogistic(TheoryProblem):
         validation_samples: The number of validation samples of each client.
         test_samples: The number of test samples of each client.
         labels: "argmax" or "sampled".
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of all random draws; None is 0.
-        num_workers: Worker processes of the loaders.
-
-    Attributes:
-        heterogeneity: The largest distance of an identified true model from the mean of all
-            identified true models; not the argument of the same name.
+        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = HeterogeneousLogistic(num_clients=4, features=3, labels="sampled")
@@ -74,11 +68,9 @@ class HeterogeneousLogistic(TheoryProblem):
         validation_samples: int = 0,
         test_samples: int = 0,
         labels: Literal["argmax", "sampled"] = "argmax",
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
-        name = type(self).__name__
+        name, sizes = type(self).__name__, (samples_per_client, validation_samples, test_samples)
         check_whole(f"{name}.samples_per_client", samples_per_client)
         check_whole(f"{name}.features", features)
         check_whole(f"{name}.classes", classes, 2)
@@ -87,8 +79,7 @@ class HeterogeneousLogistic(TheoryProblem):
         holds = 0 <= heterogeneity < math.inf
         require(f"{name}.heterogeneity", heterogeneity, holds, "at least 0 and finite")
         require(f"{name}.labels", labels, labels in ("argmax", "sampled"), "'argmax' or 'sampled'")
-        sizes = (samples_per_client, validation_samples, test_samples)
-        super().__init__(num_clients, sizes, batch_size, seed, num_workers)
+        super().__init__(num_clients, sizes, **kwargs)
         self.features, self.classes, self.labels = features, classes, labels
         self.deviation = float(heterogeneity)
 
@@ -121,22 +112,19 @@ class HeterogeneousLogistic(TheoryProblem):
 
     @property
     def heterogeneity(self) -> float:
-        """The largest distance of an identified true model from the mean of all of them."""
+        """The largest distance of an identified true model from the mean; not the argument R."""
         models = self.identified(self.true_models)
         return float((models - models.mean(0)).norm(dim=1).max())
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor] | None:
         """Solves the problem by Newton's method; see `TheoryProblem.solve`.
 
-        The result is None if the samples of all clients together (for a penalty of 0: of any single
-        client) are separable, or if a penalty is so close to 0 (1e-9) that float64 does not show
-        whether they are.
+        None if the samples of all clients together (for a penalty of 0: of any single client) are
+        separable, or if float64 does not show whether they are, as for a penalty near 0 (1e-9).
         """
         require("solve.penalty", penalty, penalty >= 0, "at least 0")
         solution = coupled_softmax(*self.train_arrays(), self.classes, penalty)
-        if solution is None:
-            return None
-        return torch.from_numpy(solution[0]), torch.from_numpy(solution[1])
+        return solution and (torch.from_numpy(solution[0]), torch.from_numpy(solution[1]))
 
     def identified(self, models: Tensor) -> Tensor:
         """Returns models [..., P] minus the mean of their rows, which changes no probability."""
@@ -174,9 +162,7 @@ class AgentLogistic(TheoryProblem):
         non_iid: "weak" or "strong".
         alpha: α of the network; only `smoothness` depends on this argument.
         beta: β of the network; only `smoothness` depends on this argument.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of all random draws; None is 0.
-        num_workers: Worker processes of the loaders.
+        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = AgentLogistic(num_clients=4, features=3, non_iid="strong")
@@ -192,9 +178,7 @@ class AgentLogistic(TheoryProblem):
         non_iid: Literal["weak", "strong"] = "weak",
         alpha: float = 1.0,
         beta: float = 0.1,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         check_whole(f"{name}.samples_per_client", samples_per_client)
@@ -202,7 +186,7 @@ class AgentLogistic(TheoryProblem):
         require(f"{name}.non_iid", non_iid, non_iid in ("weak", "strong"), "'weak' or 'strong'")
         for key, value in (("alpha", alpha), ("beta", beta)):
             require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
-        super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)
+        super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
         self.features, self.non_iid = features, non_iid
         self.alpha, self.beta = float(alpha), float(beta)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,13 +38,6 @@ class TheoryProblem(FederatedDataModule):
         seed: Seed of all random draws; None is 0.
         num_workers: Worker processes of the loaders.
 
-    Attributes:
-        true_models: The models that generated the data, float64 [M, P], or None.
-        smoothness: L, an upper bound of the eigenvalues of every f_i's Hessian, or None.
-        strong_convexity: μ, a positive lower bound of these eigenvalues, or None.
-        heterogeneity: R, an upper bound of the distances of all true models from some point, or
-            None.
-
     Example:
         >>> from datamodules import LeastSquares
         >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
@@ -55,9 +49,9 @@ class TheoryProblem(FederatedDataModule):
         self,
         num_clients: int,
         samples: tuple[int, int, int],
-        batch_size: int | None,
-        seed: int | None,
-        num_workers: int,
+        batch_size: int | None = 32,
+        seed: int | None = None,
+        num_workers: int = 0,
     ) -> None:
         super().__init__(num_clients, Natural(), InOrder(*samples), batch_size, seed, num_workers)
         self._sizes = samples
@@ -177,9 +171,7 @@ class LeastSquares(TheoryProblem):
         condition: κ = L/μ, at least 1.
         heterogeneity: R, the distance of every true model from w_0.
         noise: Standard deviation of the noise in the targets.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of all random draws; None is 0.
-        num_workers: Worker processes of the loaders.
+        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)
@@ -196,9 +188,7 @@ class LeastSquares(TheoryProblem):
         condition: float = 10.0,
         heterogeneity: float = 1.0,
         noise: float = 1.0,
-        batch_size: int | None = 32,
-        seed: int | None = None,
-        num_workers: int = 0,
+        **kwargs: Any,
     ) -> None:
         name = type(self).__name__
         check_whole(f"{name}.features", features)
@@ -208,7 +198,7 @@ class LeastSquares(TheoryProblem):
             require(f"{name}.{key}", value, 0 <= value < math.inf, "at least 0 and finite")
         holds = features > 1 or condition == 1
         require(f"{name}.condition", condition, holds, "1, as features=1 gives one eigenvalue")
-        super().__init__(num_clients, (samples_per_client, 0, 0), batch_size, seed, num_workers)
+        super().__init__(num_clients, (samples_per_client, 0, 0), **kwargs)
         self.features, self.condition, self.noise = features, float(condition), float(noise)
         self._radius = float(heterogeneity)
 
@@ -223,7 +213,6 @@ class LeastSquares(TheoryProblem):
 
     @cached_property
     def true_models(self) -> Tensor:
-        """The true models w_i*, float64 [M, d]."""
         common = _unit(generator(self.seed, "least squares w_0"), self.features)
         rngs = [generator(self.seed, "least squares u", k) for k in range(self.num_clients)]
         own = np.stack([_unit(rng, self.features) for rng in rngs])
@@ -241,7 +230,6 @@ class LeastSquares(TheoryProblem):
 
     @property
     def heterogeneity(self) -> float:
-        """The distance R of every true model from w_0."""
         return self._radius
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:

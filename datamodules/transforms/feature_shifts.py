@@ -190,12 +190,10 @@ class ClientNoise(Transform):
 
 @lru_cache
 def _rotations(angles: tuple[float, ...], height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Returns from which pixels a rotation takes each pixel, and their shares.
+    """Returns from which pixels a rotation takes each pixel, and their shares, for J angles.
 
-    Returns:
-        Places int64 [k, J, H W] for J angles, where H W is outside of the image; and shares
-        float32 [k, J, H W]. k is 4, the corners of a bilinear interpolation, or less where all
-        other shares are zero.
+    Places are int64 [k, J, H W], where H W is outside of the image, shares float32 [k, J, H W]. k
+    is 4, the corners of a bilinear interpolation, or less where all other shares are zero.
     """
     row, column = np.divmod(np.arange(height * width), width)
     up, right = (height - 1) / 2 - row, column - (width - 1) / 2

@@ -67,12 +67,7 @@ class Transform(ABC):
     per_client = False
 
     def bound(self, train: Samples, num_clients: int) -> "Transform":
-        """Returns the transform with what it takes from the data; by default itself.
-
-        Args:
-            train: The training samples of the data set.
-            num_clients: M.
-        """
+        """Returns the transform with what it takes from the training samples and M."""
         return self
 
     @abstractmethod
@@ -86,7 +81,6 @@ class Transform(ABC):
         """
 
     def __repr__(self) -> str:
-        """Returns the constructor call that builds this transform."""
         arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_")
         return f"{type(self).__name__}({arguments})"
 
@@ -337,11 +331,9 @@ class Pipeline:
         return inputs
 
     def __bool__(self) -> bool:
-        """Returns whether there are transforms."""
         return bool(self.transforms)
 
     def __repr__(self) -> str:
-        """Returns the transforms, in order."""
         return f"Pipeline({', '.join(map(repr, self.transforms))})"
 
 

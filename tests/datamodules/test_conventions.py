@@ -260,7 +260,7 @@ def test_leaf_refuses_what_does_not_fit(one_line):
 # ---- the table of conventions in docs/partitions.md ----------------------------------------------
 
 
-CONVENTIONS = ("conventions", "flower_bridge", "fluke")
+CONVENTIONS = ("conventions", "flower_bridge")
 
 
 def conventions():

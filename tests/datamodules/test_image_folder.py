@@ -130,7 +130,7 @@ def test_mistakes_are_named(tmp_path, one_line):
     with one_line("levels: 'class', but there is", "cat/a.bmp'", "at <class>/<image>"):
         load(tmp_path / "set")
     write(tmp_path / "split", {"val/a/1.png": 3})
-    with one_line("split 'val' of", "val/a/1.png", "must be train or test"):
+    with one_line("the split of", "val/a/1.png: 'val'; it must be train or test"):
         load(tmp_path / "split", "split/class")
     write(tmp_path / "tests", {"test/a/1.png": 3})
     with one_line("holds test images only"):

@@ -130,5 +130,5 @@ def test_the_share_of_test_samples_is_that_of_each_class(share, tested):
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -0.2])
 def test_a_share_that_leaves_nothing_is_refused(share, one_line):
-    with one_line("MNIST5kDataModule: test_share", str(share)):
+    with one_line(f"MNIST5kDataModule.test_share: {share}"):
         MNIST5kDataModule(test_share=share)

@@ -333,7 +333,7 @@ def test_an_interrupted_download_is_continued(tmp_path, internet):
     before = dm.load().test
     inside = {path.name for path in (tmp_path / "tiny-imagenet-200").iterdir()}
     assert not [name for name in inside if "partial" in name]
-    assert {path.name for path in tmp_path.glob("tiny*")} == {*dm.archives, dm.folder}
+    assert {path.name for path in tmp_path.glob("tiny*")} == {*dm.archives, "tiny-imagenet-200"}
     (tmp_path / "tiny-imagenet-200" / "val_labels.npy").unlink()
     del internet[1][:]
     dm.prepare_data()

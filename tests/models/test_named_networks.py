@@ -194,7 +194,10 @@ def test_images_may_be_gray_and_small(build):
             "resnet18.norm: 'x'; it must be 'group' or",
         ),
         (lambda: TorchVision("resnet18", norm="group", norm_groups=3), "it must divide 64, the"),
-        (lambda: TorchVision("squeezenet1_0"), "no linear layer but Conv2d; give the class itself"),
+        (
+            lambda: TorchVision("squeezenet1_0"),
+            "is a Conv2d, not a linear layer; give the class itself",
+        ),
         pytest.param(
             lambda: TorchVision("vgg11", small_images=True),
             "its first convolution has stride 1",

@@ -51,6 +51,7 @@ class APFL(FederatedAlgorithm):
 
     has_personalized = True
     personal_buffers = "initial"
+    personalization_penalty = None
 
     def __init__(
         self, network: Network, *, alpha: float = 0.5, adaptive: bool = False, **kwargs: Any
@@ -64,13 +65,7 @@ class APFL(FederatedAlgorithm):
         if adaptive:
             self.add_client_state("alpha", lambda: self.global_model.new_full((1,), alpha))
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the models."""
-        return None
-
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round: twice those of FedAvg."""
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -97,7 +92,6 @@ class APFL(FederatedAlgorithm):
         return shared
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns α_i v_i + (1 - α_i) w."""
         alpha = self._alpha(clients)
         return alpha * clients.state["v"] + (1 - alpha) * clients.received["w"]
 

@@ -65,6 +65,7 @@ class CFL(FederatedAlgorithm):
     has_global = False
     has_personalized = True
     tables = ("clusters",)
+    personalization_penalty = None
     models: Tensor
     cluster: Tensor
 
@@ -88,11 +89,6 @@ class CFL(FederatedAlgorithm):
         self.most_clusters = most_clusters
         self.add_server_state("models", self.global_model.repeat(most_clusters))
         self.add_server_state("cluster", lambda: torch.zeros(self.num_clients))
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: CFL solves another problem."""
-        return None
 
     def check_setup(self) -> None:
         """Refuses rounds of some clients, in which no cluster would be complete."""
@@ -139,7 +135,6 @@ class CFL(FederatedAlgorithm):
         self.log_metric("clusters", clusters)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns the models of the clients' clusters."""
         models = clients.received["models"].view(self.most_clusters, -1)
         return models[self._clusters(clients)]
 

@@ -42,6 +42,7 @@ class Ditto(FederatedAlgorithm):
 
     has_personalized = True
     personal_buffers = "initial"
+    personalization_penalty = None  # λ holds v_i to FedAvg's model, not to the minimum over both
 
     def __init__(
         self, network: Network, *, penalty: float = 0.1, personal_epochs: int = 1, **kwargs: Any
@@ -52,17 +53,10 @@ class Ditto(FederatedAlgorithm):
         self.penalty, self.personal_epochs = penalty, personal_epochs
         self.add_client_state("v", lambda: self.global_model)
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: λ holds v_i to FedAvg's model, not to the minimum over both."""
-        return None
-
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round, those of v_i included."""
         return sizes * (self.epochs_of(sizes) + self.personal_epochs)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains w_i as FedAvg does, and then v_i; sends w_i."""
         sent = self.local_sgd(clients, w)
         clients.state["v"] = self.local_sgd(
             clients.personal,
@@ -75,5 +69,4 @@ class Ditto(FederatedAlgorithm):
         return sent
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns v_i."""
         return clients.state["v"]

@@ -74,11 +74,9 @@ class FedACS(ModelMixtures):
         self.quantile, self.candidates = quantile, candidates
 
     def first_upload(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]
 
     def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
-        """Returns a_ij / sum_j a_ij."""
         return attention(cosine(models), self.quantile)
 
     def begin_round(self, round_index: int) -> None:
@@ -93,7 +91,6 @@ class FedACS(ModelMixtures):
             self.log_metric("collaborators", float(partners.double().mean()))
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Takes local SGD steps from u_i."""
         clients.state["w"] = self.local_sgd(clients, w)
         return {}
 

@@ -69,6 +69,7 @@ class FedALA(FederatedAlgorithm):
     """
 
     has_personalized = True
+    personalization_penalty = None
     personal_part: Tensor
 
     def __init__(
@@ -99,13 +100,7 @@ class FedALA(FederatedAlgorithm):
         )
         self.add_client_state("learned", lambda: self.global_model.new_zeros(1))
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the models."""
-        return None
-
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round, [C], with those of one pass."""
         return super().cost(sizes) + self.share * sizes
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -116,7 +111,6 @@ class FedALA(FederatedAlgorithm):
         return v
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns ŵ_i with the newest w."""
         return self._mixed(clients, clients.received["w"], clients.state["weights"])
 
     def _mixed(

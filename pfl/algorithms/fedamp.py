@@ -99,11 +99,9 @@ class FedAMP(ModelMixtures):
         return xi + torch.diag(1 - xi.sum(1))
 
     def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
-        """Returns ξ with the α_k of a round."""
         return self.weights(models, self.alpha_of(round_index))
 
     def begin_round(self, round_index: int) -> None:
-        """Computes ξ of the cohort's last models."""
         self.mix(self.cohort(round_index), round_index)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -114,7 +112,6 @@ class FedAMP(ModelMixtures):
         return v
 
     def begin_evaluation(self) -> None:
-        """Collects the last cohort's models, in which clients that never trained take part."""
         if len(self.unseen_clients):
             last = self.cohort(self.rounds - 1) if self.rounds else self.population[:0]
             self._known = self.kept_models(last)

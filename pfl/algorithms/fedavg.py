@@ -26,5 +26,4 @@ class FedAvg(FederatedAlgorithm):
     """
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes local SGD steps and sends w_i."""
         return self.local_sgd(clients, w)

@@ -56,6 +56,7 @@ class FedBABU(FederatedAlgorithm):
     """
 
     has_personalized = True
+    personalization_penalty = None
     head: Tensor
 
     def __init__(
@@ -75,17 +76,11 @@ class FedBABU(FederatedAlgorithm):
         self.finetune_epochs, self.finetune_part = finetune_epochs, finetune_part
         self.add_constant("head", part)
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the models."""
-        return None
-
     def download(self) -> Message:
         """Returns a message of φ; h_0 costs no bytes, since every client has it from the start."""
         return Message(self.global_model, masked(self.global_model, ~self.head).nbytes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains the body and sends it."""
         sent = masked(self.local_sgd(clients, w, part=~self.head), ~self.head)
         return replace(sent, reference=masked(w, ~self.head).values)
 
@@ -94,11 +89,9 @@ class FedBABU(FederatedAlgorithm):
         self.global_model.copy_(torch.where(self.head, self.global_model, mean["w"]))
 
     def adaptation_start(self, clients: Clients) -> Tensor:
-        """Returns (φ, h_0)."""
         return clients.received["w"].expand(len(clients), -1)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns the models after fine-tuning."""
         parts = {"body": ~self.head, "head": self.head, "full": None}
         part, epochs = parts[self.finetune_part], self.finetune_epochs
         return self.adapt(clients, clients.received["w"], epochs=epochs, part=part)

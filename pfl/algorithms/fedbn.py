@@ -64,7 +64,6 @@ class FedBN(PartlyPersonal):
         return isinstance(module, NORMALIZATIONS)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains all layers; keeps the normalization layers and sends the others."""
         return self.keep_and_send(clients, self.local_sgd(clients, self.personalized(clients)))
 
 

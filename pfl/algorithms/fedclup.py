@@ -140,11 +140,9 @@ class FedCLUP(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> float:
-        """λ."""
         return float(self.lam)
 
     def learning_rate(self, round_index: int) -> float:
-        """Returns η at the present λ."""
         return self._rate(round_index, self.personalization_penalty)
 
     def _rate(self, round_index: int, penalty: float) -> float:
@@ -153,13 +151,11 @@ class FedCLUP(FederatedAlgorithm):
         return super().learning_rate(round_index)
 
     def begin_round(self, round_index: int) -> None:
-        """Applies the rule of the authors' code once half of the rounds are over."""
         half = max(1, (self.max_rounds or 0) // 2)
         if self.penalty_schedule == "authors_code" and self.rounds == half:
             self.lam.fill_(self._authors_code_penalty())
 
     def download(self) -> dict[str, Message]:
-        """Returns w, and λ."""
         return {"w": dense(self.global_model), "penalty": header(self.lam)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
@@ -175,12 +171,10 @@ class FedCLUP(FederatedAlgorithm):
         return {"w": dense(w_i)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets w <- (1 - γλ) w + γλ mean w_i."""
         self.global_model.lerp_(mean["w"], self._global_rate())
         self.log_metric("penalty", self.personalization_penalty)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]
 
     # ---- steps and penalty --------------------------------------------------------------------

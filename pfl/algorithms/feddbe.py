@@ -70,6 +70,7 @@ class FedDBE(FederatedAlgorithm):
 
     has_global = False  # the head is trained for features with a bias memory
     has_personalized = True
+    personalization_penalty = None  # κ ties features, and not the models
     mean: Tensor
 
     def __init__(
@@ -92,13 +93,7 @@ class FedDBE(FederatedAlgorithm):
         # Whether r is known, 0 or 1, and its K values.
         self.add_server_state("mean", self.global_model.new_zeros(1 + self.width))
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: κ ties features, and not the models."""
-        return None
-
     def download(self) -> dict[str, Message]:
-        """Returns w and, once it is known, r."""
         nbytes = int(self.mean[0]) * self.mean[1:].nbytes
         return {"w": dense(self.global_model), "mean": Message(self.mean, nbytes)}
 
@@ -132,13 +127,11 @@ class FedDBE(FederatedAlgorithm):
         return {"w": dense(v), "mean": Message(sent, nbytes, weighting="samples")}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces w by the clients' mean, and sets r in the first round."""
         super().server_update(mean)
         if not self.mean[0] and mean["mean"].any():  # zeros come from clients without samples
             self.mean[0], self.mean[1:] = 1, mean["mean"]
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w with the bias b + A m_i."""
         w = clients.received["w"].expand(len(clients), -1)
         return self._with_memory(w, clients.state["memory"])
 

@@ -67,7 +67,6 @@ class FedDyn(FederatedAlgorithm):
         return {"w": dense(v), "g": Message(stored - g, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Updates h, and sets θ to the mean of the clients' models - h / α."""
         change = mean.get("g", self.alpha * (self.global_model - mean["w"]))  # of g_i, mean over S
         self.h += change * (self.participants / self.num_clients)
         self.global_model.copy_(mean["w"] - self.h / self.alpha)

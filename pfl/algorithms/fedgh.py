@@ -70,6 +70,7 @@ class FedGH(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    personalization_penalty = None
     personal_part: Tensor
 
     def __init__(
@@ -103,21 +104,14 @@ class FedGH(FederatedAlgorithm):
             self.add_client_state("body", lambda: self.global_model[self.personal_part])
 
     @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the models."""
-        return None
-
-    @property
     def head(self) -> nn.Linear:
         """The last layer of the network; its parameters are a part of the global model."""
         return cast(nn.Linear, self.network.get_submodule(self.head_name))
 
     def check_setup(self) -> None:
-        """Finds the number of classes, and refuses samples with several labels."""
         self.classes = number_of_classes(self)
 
     def download(self) -> Message:
-        """Returns a message of h."""
         return masked(self.global_model, ~self.personal_part)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

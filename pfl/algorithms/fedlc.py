@@ -62,7 +62,6 @@ class FedLC(FederatedAlgorithm):
         self.calibration = calibration
 
     def check_setup(self) -> None:
-        """Finds the number of classes, and refuses samples with several labels."""
         self.classes = number_of_classes(self)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

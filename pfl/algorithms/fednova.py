@@ -68,5 +68,4 @@ class FedNova(FederatedAlgorithm):
         return {"d": dense((v - w) / norm.clamp_min(1.0)), "norm": dense(norm)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Moves w by τ sum p_i d_i."""
         super().server_update({"w": self.global_model + mean["norm"] * mean["d"]})

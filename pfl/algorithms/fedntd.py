@@ -69,11 +69,9 @@ class FedNTD(FederatedAlgorithm):
         self.distillation, self.temperature = distillation, temperature
 
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
         self.has_classes = number_of_classes(self) is not None
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains with the distillation, and sends the model."""
         if not self.has_classes or self.distillation == 0:
             return self.local_sgd(clients, w)
         return self.local_sgd(clients, w, objective=Objective(self._losses, older={"received": w}))

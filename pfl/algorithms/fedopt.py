@@ -63,7 +63,6 @@ class AdaptiveServer(FederatedAlgorithm):
         """Returns the new v from Δ^2, [P]."""
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains as in FedAvg."""
         return self.local_sgd(clients, w)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
@@ -106,7 +105,6 @@ class FedAdagrad(AdaptiveServer):
         super().__init__(network, server_lr=server_lr, betas=(beta, 0.0), tau=tau, **kwargs)
 
     def second_moment(self, square: Tensor) -> Tensor:
-        """Returns v + Δ^2."""
         return self.v + square
 
 
@@ -125,7 +123,6 @@ class FedAdam(AdaptiveServer):
     """
 
     def second_moment(self, square: Tensor) -> Tensor:
-        """Returns β_2 v + (1 - β_2) Δ^2."""
         return self.betas[1] * self.v + (1 - self.betas[1]) * square
 
 
@@ -142,5 +139,4 @@ class FedYogi(AdaptiveServer):
     """
 
     def second_moment(self, square: Tensor) -> Tensor:
-        """Returns v - (1 - β_2) Δ^2 sign(v - Δ^2)."""
         return self.v - (1 - self.betas[1]) * square * torch.sign(self.v - square)

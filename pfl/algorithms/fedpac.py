@@ -104,7 +104,6 @@ class FedPAC(PartlyPersonal):
         self.keep_messages("statistics", lambda: self.global_model.new_zeros(width))  # V_i and H_i
 
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
         self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
@@ -130,7 +129,6 @@ class FedPAC(PartlyPersonal):
         return {"w": masked(self.global_model, ~self.personal_part), "centroids": centroids}
 
     def download_for(self, ids: np.ndarray) -> dict[str, Message]:
-        """Returns the mixed heads."""
         return {"head": dense(self._heads[torch.from_numpy(np.searchsorted(self._ids, ids))])}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:

@@ -35,6 +35,5 @@ class FedPer(PartlyPersonal):
     """
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Takes local SGD steps of the whole model, keeps h_i and sends φ_i."""
         v = self.local_sgd(clients, self.personalized(clients))
         return self.keep_and_send(clients, v)

@@ -87,11 +87,9 @@ class FedProto(FederatedAlgorithm):
         return None if self.penalty else 0.0
 
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
         self.has_classes = number_of_classes(self) is not None
 
     def download(self) -> dict[str, Message]:
-        """Returns the known prototypes."""
         known = int(self.prototypes[:, 0].sum())
         nbytes = known * self.prototypes[0].nbytes  # the class's number, and K values
         return {"prototypes": Message(self.prototypes.flatten(), nbytes)}
@@ -108,13 +106,11 @@ class FedProto(FederatedAlgorithm):
         return {"sums": Message(sums.flatten(1), nbytes)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces the prototypes of the classes that the cohort has."""
         sums = mean["sums"].view(self.shape)
         new = sums / sums[:, :1]
         self.prototypes.copy_(torch.where(sums[:, :1] > 0, new, self.prototypes))
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]
 
     def _losses(

@@ -34,5 +34,4 @@ class FedProx(FederatedAlgorithm):
         self.proximal_weight = proximal_weight
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes proximal local SGD steps and sends v."""
         return self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)

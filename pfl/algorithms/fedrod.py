@@ -67,6 +67,7 @@ class FedRoD(FederatedAlgorithm):
     """
 
     has_personalized = True
+    personalization_penalty = None
     personal_part: Tensor
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
@@ -80,13 +81,7 @@ class FedRoD(FederatedAlgorithm):
             "head", lambda: torch.zeros_like(self.global_model[self.personal_part])
         )
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the heads."""
-        return None
-
     def check_setup(self) -> None:
-        """Finds whether the samples have classes, and refuses samples with several labels."""
         self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
@@ -117,7 +112,6 @@ class FedRoD(FederatedAlgorithm):
         return v
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns (θ, h + p_i)."""
         w = clients.received["w"].expand(len(clients), -1)
         return self._added(w, clients.state["head"], self.personal_part)
 

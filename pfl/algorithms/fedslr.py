@@ -74,6 +74,7 @@ class FedSLR(FederatedAlgorithm):
 
     has_personalized = True
     personal_buffers = "received"
+    personalization_penalty = None
     gamma_mean: Tensor
     ranks: Tensor
 
@@ -120,13 +121,7 @@ class FedSLR(FederatedAlgorithm):
             start[layer.span] = self.global_model[layer.span]
         return start
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: FedSLR solves another problem."""
-        return None
-
     def download(self) -> Message:
-        """Returns the global model as low-rank factors layer by layer, or sparse."""
         if self.global_component == "sparse":
             # The initial model is not sparse and is sent densely.
             return min(
@@ -176,7 +171,6 @@ class FedSLR(FederatedAlgorithm):
             self.ranks.copy_(ranks)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w + p_i."""
         return clients.received["w"] + clients.state["p"]
 
     def parameters_global(self) -> int:

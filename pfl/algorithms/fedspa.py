@@ -67,6 +67,7 @@ class FedSpa(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    personalization_penalty = None
 
     def __init__(
         self,
@@ -94,11 +95,6 @@ class FedSpa(FederatedAlgorithm):
         self.density, self.values = density, fixed + rest
         self.pruning_rate, self.pruning_rounds = pruning_rate, pruning_rounds
         self.add_client_state("mask", lambda: packed(self.initial_mask()[None])[0])
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: FedSpa solves another problem."""
-        return None
 
     def check_setup(self) -> None:
         """Refuses a run without a last round if T is not given."""
@@ -159,15 +155,12 @@ class FedSpa(FederatedAlgorithm):
         return new
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Takes the clients' mean update off w."""
         self.global_model.sub_(mean["w"])
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w * m_i."""
         return clients.received["w"] * self.masks(clients)
 
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
-        """Returns the number of values in a mask."""
         return torch.full((len(clients),), self.values)
 
 

@@ -48,9 +48,7 @@ class GlobalTrain(FederatedAlgorithm):
         return Message(self.global_model, 0)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains w on the samples of the only client, which owns all."""
         return Message(self.local_sgd(clients, w), 0)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets w to the trained model."""
         self.global_model.copy_(mean["w"])

@@ -34,6 +34,7 @@ class GPGD(FederatedAlgorithm):
         tensor([8, 8])
     """
 
+    personalization_penalty = None
     ranks: Tensor
 
     def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
@@ -42,17 +43,10 @@ class GPGD(FederatedAlgorithm):
         self.low_rank_penalty = low_rank_penalty
         self.add_server_state("ranks", self.space.full_ranks)
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: GPGD solves another problem."""
-        return None
-
     def download(self) -> Message:
-        """Returns the global model's low-rank factors."""
         return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes local SGD steps and sends v."""
         return self.local_sgd(clients, w)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
@@ -63,5 +57,4 @@ class GPGD(FederatedAlgorithm):
         self.ranks.copy_(ranks)
 
     def parameters_global(self) -> int:
-        """Returns the number of values of the factors."""
         return int(low_rank_size(self.space, self.ranks))

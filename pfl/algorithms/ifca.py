@@ -58,6 +58,7 @@ class IFCA(FederatedAlgorithm):
     has_global = False
     has_personalized = True
     tables = ("clusters",)
+    personalization_penalty = None
     models: Tensor
     statistics: Tensor
 
@@ -83,17 +84,11 @@ class IFCA(FederatedAlgorithm):
         copies = clusters if self.buffer_policy == "average" else 0
         self.add_server_state("statistics", lambda: self.global_buffers.repeat(copies))
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: IFCA solves another problem."""
-        return None
-
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a round, with a forward pass as a third of one."""
         return super().cost(sizes) + sizes * (self.clusters / 3)
 
     def begin_round(self, round_index: int) -> None:
-        """Draws the first models before the first round."""
         if round_index == 0:
             for number, model in enumerate(self.models.view(self.clusters, -1)[1:], start=1):
                 self._draw(model, generator(self.seed, "clusters", number))
@@ -108,7 +103,6 @@ class IFCA(FederatedAlgorithm):
             model[layer.span] = model[layer.span][order]
 
     def download(self) -> dict[str, Message]:
-        """Returns all models, and their running statistics."""
         return {"models": dense(self.models), "statistics": dense(self.statistics)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:

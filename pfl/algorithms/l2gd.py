@@ -99,7 +99,6 @@ class L2GD(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> float:
-        """λ."""
         return self.penalty
 
     def check_setup(self) -> None:
@@ -129,11 +128,9 @@ class L2GD(FederatedAlgorithm):
         return super().local_sgd(clients, start, **kwargs)
 
     def download(self) -> dict[str, Message]:
-        """Returns x̄, and how far it pulls."""
         return {"w": dense(self.global_model), "pull": header(self.pull)}
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes the averaging steps of the last round and the local steps of this one."""
         clients.state["x"] = x = self.local_sgd(clients, self.personalized(clients))
         return x
 

@@ -46,5 +46,4 @@ class LGFedAvg(PartlyPersonal):
         super().__init__(network, personal=personal, buffers="local", **kwargs)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains body and head together; keeps the body and sends the head."""
         return self.keep_and_send(clients, self.local_sgd(clients, self.personalized(clients)))

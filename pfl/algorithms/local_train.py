@@ -24,6 +24,7 @@ class LocalTrain(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    personalization_penalty = 0.0
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(
@@ -31,17 +32,11 @@ class LocalTrain(FederatedAlgorithm):
         )
         self.add_client_state("w", lambda: self.global_model)
 
-    @property
-    def personalization_penalty(self) -> float:
-        """0: every client trains alone."""
-        return 0.0
-
     def download(self) -> Message:
         """Returns a message without bytes: every client has the common initial model already."""
         return Message(self.global_model, 0)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Takes local SGD steps and sends nothing."""
         clients.state["w"] = self.local_sgd(clients, clients.state["w"])
         return {}
 
@@ -49,5 +44,4 @@ class LocalTrain(FederatedAlgorithm):
         """Does nothing."""
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]

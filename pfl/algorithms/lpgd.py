@@ -33,15 +33,12 @@ class LPGD(FederatedAlgorithm):
         0.01
     """
 
+    personalization_penalty = None
+
     def __init__(self, network: Network, *, low_rank_penalty: float = 1e-4, **kwargs: Any) -> None:
         super().__init__(network, weighting="uniform", **kwargs)
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         self.low_rank_penalty = low_rank_penalty
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: LPGD solves another problem."""
-        return None
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         """Takes proximal local SGD steps and sends the factors of v."""

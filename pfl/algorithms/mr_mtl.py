@@ -49,15 +49,12 @@ class MRMTL(FederatedAlgorithm):
 
     @property
     def personalization_penalty(self) -> float:
-        """λ."""
         return self.penalty
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes local steps from w_i, which the penalty holds to w, and sends the new w_i."""
         w_i = self.local_sgd(clients, clients.state["w"], prox_weight=self.penalty, prox_center=w)
         clients.state["w"] = w_i
         return w_i
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]

@@ -61,6 +61,7 @@ class PerFedAvg(FederatedAlgorithm):
     """
 
     has_personalized = True
+    personalization_penalty = None
 
     def __init__(
         self,
@@ -82,13 +83,7 @@ class PerFedAvg(FederatedAlgorithm):
         self.alpha, self.variant, self.delta = alpha, variant, delta
         self.adaptation_steps = adaptation_steps
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: no penalty ties the models."""
-        return None
-
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round: 2 or 4 times those of FedAvg."""
         return super().cost(sizes) * (2 if self.variant == "FO" else 4)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -105,11 +100,9 @@ class PerFedAvg(FederatedAlgorithm):
         return v
 
     def adaptation_start(self, clients: Clients) -> Tensor:
-        """Returns w."""
         return clients.received["w"].expand(len(clients), -1)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w - α g_i(w), of the client's own training samples."""
         w = clients.received["w"]
         return self.adapt(clients, w, steps=self.adaptation_steps, lr=self.alpha)
 

@@ -80,7 +80,6 @@ class pFedMe(FederatedAlgorithm):
         return self.penalty
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round: K times those of FedAvg."""
         return self.personal_steps * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
@@ -100,9 +99,7 @@ class pFedMe(FederatedAlgorithm):
         return v
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets w <- (1 - β) w + β mean_S w_i."""
         self.global_model.lerp_(mean["w"], self.server_mixture)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns θ_i."""
         return clients.state["theta"]

@@ -77,11 +77,9 @@ class SCAFFOLD(FederatedAlgorithm):
         self.add_server_state("c", torch.zeros_like(self.global_model))
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the number of sample gradients, those of option I's pass included."""
         return super().cost(sizes) + (sizes if self.option == "I" else 0)
 
     def download(self) -> dict[str, Message]:
-        """Returns x and c."""
         return {"w": dense(self.global_model), "c": dense(self.c)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
@@ -101,7 +99,6 @@ class SCAFFOLD(FederatedAlgorithm):
         return {"y": dense(y - w), "c": dense(new - c_i)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets x <- x + η_g mean_S (y_i - x) and c <- c + 1/N sum_S (c_i+ - c_i)."""
         self.global_model.add_(mean["y"], alpha=self.server_lr)
         self.c += mean["c"] * (self.participants / self.num_clients)
 

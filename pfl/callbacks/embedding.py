@@ -1,4 +1,5 @@
 """A picture of what the global and the personalized model make of one client's samples."""
+# mypy: disable-error-code="override, assignment"
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ class EmbeddingFigure(Callback):
             raise ConfigError(f"EmbeddingFigure.client: {client}; it must be at least 0")
         self.client = client
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         loop = _loop(trainer)
         if self.client >= loop.num_clients:
             raise ConfigError(
@@ -65,8 +66,7 @@ class EmbeddingFigure(Callback):
         if not loop.datamodule.has_labels:
             raise ConfigError("EmbeddingFigure: it needs classes, and the targets are numbers")
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self.client % trainer.world_size != trainer.global_rank:
             return  # another process keeps the client's states
         with torch.no_grad(), pl_module.in_full_precision():

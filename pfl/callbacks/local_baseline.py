@@ -1,4 +1,5 @@
 """The local baseline: what every client would have reached without the others."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -59,15 +60,13 @@ class LocalBaseline(Callback):
         self.by_round: dict[int, dict[ScoreName, np.ndarray]] = {}
         self._initial: dict[str, Tensor] | None = None
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The initial model of another run is forgotten; a checkpoint restores its own later.
         if stage == "fit" and pl_module.rounds == 0:
             self._initial = self.scores = None
             self.by_round = {}
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self._initial is None:
             w = pl_module.global_model.clone()
             buffers = pl_module.oracle.buffers.read(pl_module.network, w)
@@ -83,7 +82,7 @@ class LocalBaseline(Callback):
         self._initial = state_dict["initial"]
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, checkpoint: dict[str, Any]
     ) -> None:
         saved = checkpoint.get("callbacks")
         missing = isinstance(saved, dict) and self.state_key not in saved
@@ -93,8 +92,8 @@ class LocalBaseline(Callback):
                 "that its initial model is not known; leave LocalBaseline out, or start anew"
             )
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm) and self._initial is not None
+    def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
+        assert self._initial is not None
         loop = trainer.datamodule  # type: ignore[attr-defined]
         rows = RunRecorder.of(trainer).rows
         best = best_round(rows, loop.select_by, loop.metrics.higher_is_better) or {}
@@ -105,7 +104,7 @@ class LocalBaseline(Callback):
         self.scores = found[pl_module.rounds]
         self.by_round = {k: by_name({("test", "local"): values}) for k, values in found.items()}
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The run has written its result, so the baseline's own checkpoint is not needed any more.
         if stage == "fit" and trainer.is_global_zero:
             BaselineCheckpoint.path(trainer).unlink(missing_ok=True)

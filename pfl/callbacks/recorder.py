@@ -1,4 +1,5 @@
 """The record of a run: config, a row per round, a row per client, a summary, a table."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class RunRecorder(Callback):
 
     # ---- training -----------------------------------------------------------------------------
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+    def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         # The rows of another method's run are forgotten; a checkpoint restores its own later.
         if stage == "fit" and getattr(pl_module, "rounds", None) == 0:
             self.rows, self.seconds, self.settings, self.resumed = [], 0.0, {}, []
@@ -113,9 +114,8 @@ class RunRecorder(Callback):
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.folder / "checkpoints")
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._start = time.monotonic() - self.seconds
-        assert isinstance(pl_module, FederatedAlgorithm)
         if self.place.writes and self.config is not None:
             with files.replaced(self.folder / "config.yaml") as file:
                 file.write(self.config.encode())
@@ -142,8 +142,7 @@ class RunRecorder(Callback):
             with files.replaced(path) as file:
                 file.write(self._saved_config.encode())
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:
             rank_zero_warn(
                 f"The method has been through {pl_module.rounds} rounds; this run continues with "
@@ -156,8 +155,7 @@ class RunRecorder(Callback):
         """Lets other processes write into the run's folder; the Trainer calls it after a run."""
         self.place.unlock()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self.rows and self.rows[-1]["round"] == pl_module.rounds:
             return  # resumed after the round's evaluation: the checkpoint has the row
         self.rows.append(dict(pl_module.row))
@@ -167,21 +165,20 @@ class RunRecorder(Callback):
         if pl_module.evaluation and is_tested(pl_module.row):
             self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._write_result(trainer, pl_module, finished=True)
 
     def has_result(self) -> bool:
         """Returns whether the folder has the result of the run as it is, written at its end."""
         return self.place.has_result(self.rows[-1]["round"])
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self.place.writes:
             nothing = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
     def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, exception: BaseException
     ) -> None:
         if not isinstance(pl_module, FederatedAlgorithm) or pl_module.rounds == 0:
             return  # the rows are not yet, or no longer, this method's
@@ -195,9 +192,8 @@ class RunRecorder(Callback):
         return {name: getattr(self, name) for name in names}
 
     def on_save_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, checkpoint: dict[str, Any]
     ) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
         if trainer.state.fn != "fit":
             return
         # A round that has trained but not ended is not repeated by a run that is resumed from here.
@@ -222,7 +218,7 @@ class RunRecorder(Callback):
         self._saved_config = state_dict["config"]
 
     def on_load_checkpoint(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, checkpoint: dict[str, Any]
     ) -> None:
         if trainer.state.fn == "fit":
             check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
@@ -235,24 +231,23 @@ class RunRecorder(Callback):
 
     # ---- test and predict ---------------------------------------------------------------------
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_test_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._write_evaluation(trainer, pl_module, "test")
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.state.fn == "validate":  # and not within `fit`
             self._write_evaluation(trainer, pl_module, "validate")
 
     def _write_evaluation(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, name: str
+        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, name: str
     ) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
         table = ClientTable.of(pl_module, _loop(trainer))
         if self.place.writes:
             self.place.make()
             files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.local_rank == 0:  # an earlier prediction may have had more processes
             for path in self.folder.glob("predictions*.csv"):
                 path.unlink(missing_ok=True)
@@ -261,7 +256,7 @@ class RunRecorder(Callback):
     def on_predict_batch_end(
         self,
         trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
+        pl_module: FederatedAlgorithm,
         outputs: Any,
         batch: Any,
         batch_idx: int,

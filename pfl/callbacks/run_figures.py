@@ -1,4 +1,5 @@
 """Callbacks that draw the figures of a run."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -22,11 +23,11 @@ class RunFigure(Callback):
 
     results = ("report.png",)  # a resumed run writes it if it is missing
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.is_global_zero:  # the figure of fewer rounds
             (RunRecorder.of(trainer).folder / "report.png").unlink(missing_ok=True)
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         recorder = RunRecorder.of(trainer)
         if not (trainer.is_global_zero and recorder.summary):
             return
@@ -50,8 +51,7 @@ class CollaborationMap(Callback):
         True
     """
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
             return
         folder = RunRecorder.of(trainer).folder

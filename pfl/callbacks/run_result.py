@@ -95,12 +95,7 @@ class ClientTable:
 def compare(
     scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
 ) -> dict[str, Any]:
-    """Compares the clients' test scores with the local baseline.
-
-    Args:
-        scores: The clients' scores after the same round, [M] each.
-        metrics: For each metric beside accuracy and loss whether large values are good.
-        select_by: The model that counts, by `loop.select_by`.
+    """Compares the clients' test scores with the local baseline; see `gains` for the arguments.
 
     Returns:
         The baseline's mean, standard deviation and worst tenth as `test/local/...`; the shares of
@@ -175,9 +170,7 @@ def named_clients(
 
     Args:
         names: The clients' names.
-        scores: The clients' scores after the last round, [M] each.
-        metrics: For each metric beside accuracy and loss whether large values are good.
-        by: The score that counts, by `loop.select_by`.
+        scores, metrics, by: As for `gains`.
     """
     result: dict[str, Any] = {}
     for name in candidates(map(str, scores), "test", by)[:1]:

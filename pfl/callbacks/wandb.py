@@ -1,4 +1,5 @@
 """Records that W&B gets besides the metrics of Lightning's logger."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -69,9 +70,9 @@ class WandbRecord(Callback):
             for logger in _loggers(trainer):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         loop = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(loop, FederatedLoop) and isinstance(pl_module, FederatedAlgorithm)
+        assert isinstance(loop, FederatedLoop)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
             logger.log_hyperparams(
@@ -86,8 +87,7 @@ class WandbRecord(Callback):
                 files.write_json(path, {"id": run.id})
                 _send_partition(run, loop)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         loggers, row = _loggers(trainer), pl_module.row
         if not loggers or pl_module.evaluation is None or not _means(row):
             return
@@ -105,7 +105,7 @@ class WandbRecord(Callback):
             logger.experiment.log(content)
         self._by_bytes |= _means(row).keys()
 
-    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         recorder = RunRecorder.of(trainer)
         for logger in _loggers(trainer) if recorder.summary else []:
             assert recorder.table is not None

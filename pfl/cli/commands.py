@@ -30,7 +30,6 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def error(self, message: str) -> NoReturn:
-        """Raises a ConfigError."""
         raise ConfigError(f"{self.prog.removeprefix('pfl ')}: {message}")
 
 

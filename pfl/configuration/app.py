@@ -14,7 +14,6 @@ import torch
 from jsonargparse import ArgumentError, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from typing_extensions import override
 
 import pfl.datamodules
 import pfl.models  # noqa: F401
@@ -206,7 +205,6 @@ class FederatedCLI(CommandLine):
 class CheckCLI(FederatedCLI):
     """The command line of `fit` that builds the method, the data module and the loop only."""
 
-    @override
     def instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         parts = Namespace(model=config.model, data=config.data, loop=config.loop)

@@ -199,10 +199,11 @@ def option_keys() -> dict[str, list[str] | None]:
             (datamodules, datamodules.FederatedDataModule),
         )
     )
-    groups: dict[str, list[type]] = {"model": [method.FederatedAlgorithm, *methods], "data": data}
+    of_all = method.FederatedAlgorithm.__mro__[:2]
+    groups: dict[str, list[type]] = {"model": [*of_all, *methods], "data": data}
     groups |= {"trainer": [Trainer], "loop": [FederatedLoop]}
     keys = {f"{g}.{n}" for g, classes in groups.items() for c in classes for n in _parameters(c)}
-    choices = {g: [cls.__name__ for cls in groups[g]] for g in ("model", "data")}
+    choices = {"model": [cls.__name__ for cls in methods], "data": [cls.__name__ for cls in data]}
     return dict.fromkeys([*sorted(keys), "config", "ckpt_path", "seed_everything"]) | choices
 
 

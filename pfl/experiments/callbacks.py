@@ -1,4 +1,5 @@
 """Callbacks of an experiment's runs: trials that end early, and checkpoints of the best round."""
+# mypy: disable-error-code="override"
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 from filelock import FileLock
 from lightning.pytorch.callbacks import Callback
-from typing_extensions import override
 
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -36,18 +36,15 @@ class BestRound(Callback):
         self.metric = metric
         self.best: float | None = None
 
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         score = _score(trainer, pl_module, self.metric)
         if score is not None and (self.best is None or score > self.best):
             self.best = score
             trainer.save_checkpoint(Path(trainer.default_root_dir) / "checkpoints" / "best.ckpt")
 
-    @override
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
 
-    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best = state_dict["best"]
 
@@ -91,9 +88,7 @@ class Pruning(Callback):
         self.metric = metric
         self.budget = budget
 
-    @override
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        assert isinstance(pl_module, FederatedAlgorithm)
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         row = {"round": pl_module.rounds, **pl_module.row}
         if self.budget is not None and cost_of(row, self.budget[0]) > self.budget[1]:
             trainer.should_stop = True

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from typing_extensions import override
-
 from pfl.callbacks.run_result import versions
 from pfl.configuration import files
 from pfl.errors import ConfigError
@@ -62,7 +60,6 @@ class Reproduction(Comparison):
     written: list[Crosstab] = field(init=False, repr=False, compare=False, metadata=INNER)
     shown: list[Panel] = field(init=False, repr=False, compare=False, metadata=INNER)
 
-    @override
     def __post_init__(self) -> None:
         object.__setattr__(self, "shown", [])
         baseline = self.baseline
@@ -78,7 +75,6 @@ class Reproduction(Comparison):
         if baseline is None:
             object.__setattr__(self, "baseline", self.jobs()[0].run)
 
-    @override
     def jobs(self) -> list[Job]:
         jobs = super().jobs()
         return [
@@ -88,7 +84,6 @@ class Reproduction(Comparison):
         ]
 
     @classmethod
-    @override
     def from_file(
         cls, name: str | Path, changes: Sequence[Config] = (), *, full: bool = False
     ) -> Reproduction:

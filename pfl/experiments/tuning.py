@@ -338,7 +338,6 @@ class Tuned:
         return Table([*head, *COSTS], rows)
 
     def __str__(self) -> str:
-        """Returns the table as text."""
         return text(self.table())
 
     def _content(self) -> Config:

@@ -47,15 +47,12 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info
-from torch import Tensor, nn
+from torch import Tensor
 
-from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.communication import Ledger, Message, dense
 from pfl.distributed.collectives import gather, sum_over_processes
-from pfl.engines.base import EngineName
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError, require_one_of
 from pfl.method import checkpoint, checks
@@ -67,6 +64,7 @@ from pfl.method.scoring import Evaluation, predictions
 from pfl.method.set_up import (
     allocate,
     check_precision,
+    end_within_budget,
     inspect_network,
     make_private,
     plan_chunks,
@@ -94,27 +92,11 @@ class FederatedAlgorithm(LocalTraining):
 
     Args:
         network: The architecture with its initial values. It always holds the global model.
-        lr: Local learning rate η.
-        lr_decay: Factor on `lr` after every round.
-        weight_decay: A factor; weight_decay * w is added to local gradients.
-        local_epochs: Passes of a client over its own data in a round.
-        local_steps: A number of local steps that replaces `local_epochs`; null: none does.
-        batch_size: Samples in a local step; null: all of the client's samples (full gradients).
-        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round,
-            with the learning rate `lr`. null: plain SGD.
         server_optimizer: An optimizer that takes w - mean(w_i) as the gradient of the global model
             w. null: SGD with rate 1, which replaces w by the mean.
         weighting: The clients' weights in the mean: "samples" (their numbers of training samples)
             or "uniform".
-        buffers: What happens to buffers that training changes (BatchNorm's running statistics).
-            "average": they go where the parameters of their model go. A model that is sent has
-            them with it, a mean of models has their mean, and a model that a client keeps has its
-            own. "local": they never leave the client, which keeps those of each model it trains.
-        loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
-            mean squared error for floating targets.
-        engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
-            one client after another; "vmap", all clients at once; "debug", slowly, with client,
-            round, epoch and step in every error (docs/add-a-method.md).
+        **kwargs: The arguments of local training; see `LocalTraining`.
 
     Attributes:
         global_model: The global model, [P].
@@ -172,6 +154,7 @@ class FederatedAlgorithm(LocalTraining):
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the tables to which the method adds rows with `log_table`."""
 
+    run: RunFacts
     round: Round
     ledger: Ledger
 
@@ -179,32 +162,11 @@ class FederatedAlgorithm(LocalTraining):
         self,
         network: Network,
         *,
-        lr: float = 0.1,
-        lr_decay: float = 1.0,
-        weight_decay: float = 0.0,
-        local_epochs: int = 1,
-        local_steps: int | None = None,
-        batch_size: int | None = 32,
-        optimizer: OptimizerFactory | None = None,
         server_optimizer: OptimizerFactory | None = None,
         weighting: Literal["samples", "uniform"] = "samples",
-        buffers: Literal["average", "local"] = "average",
-        loss: nn.Module | None = None,
-        engine: EngineName = "auto",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(
-            network,
-            lr,
-            lr_decay,
-            weight_decay,
-            local_epochs,
-            local_steps,
-            batch_size,
-            optimizer,
-            buffers,
-            loss,
-            engine,
-        )
+        super().__init__(network, **kwargs)
         require_one_of("weighting", weighting, "samples", "uniform")
         self.weighting = weighting
         self.server_optimizer_factory = server_optimizer or partial(torch.optim.SGD, lr=1.0)
@@ -219,7 +181,6 @@ class FederatedAlgorithm(LocalTraining):
         self.rounds_compared = False  # by the engine "debug", in its first round
         self._server_states: set[str] = set()
         self._late_states: dict[str, Callable[[], Tensor]] = {}
-        self._facts: RunFacts | None = None
         self._pass: Evaluation | None = None
         self._rounds_apart = 1  # from one scheduled evaluation to the next
         self._loaded: dict[str, Any] | None = None
@@ -451,7 +412,7 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def participant_ids(self) -> np.ndarray:
         """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
-        if self._facts is not None and self._facts.private is not None:
+        if hasattr(self, "run") and self.run.private is not None:
             refuse_private(self, "participant_ids")
         return self._participant_ids
 
@@ -460,40 +421,29 @@ class FederatedAlgorithm(LocalTraining):
         self._participant_ids = ids
 
     @property
-    def run(self) -> RunFacts:
-        """The facts of the run."""
-        if self._facts is None:
-            self._facts = RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
-        return self._facts
-
-    @run.setter
-    def run(self, facts: RunFacts) -> None:
-        self._facts = facts
-
-    @property
     def num_clients(self) -> int:
         """M, the number of clients that train: all but those of `loop.unseen`."""
-        return len(self.run.population)
+        return len(self.run.loop.population)
 
     @property
     def population(self) -> np.ndarray:
         """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
-        return self.run.population
+        return self.run.loop.population
 
     @property
     def unseen_clients(self) -> np.ndarray:
         """The ids of the clients that never train (`loop.unseen`), ascending int64."""
-        return self.run.unseen_clients
+        return self.run.loop.unseen_clients
 
     @property
     def client_sizes(self) -> np.ndarray:
         """Number of training samples of every client by id, int64; `[self.population]` is [M]."""
-        return self.run.client_sizes
+        return self.run.loop.datamodule.client_sizes
 
     @property
     def seed(self) -> int:
         """The seed of the run's cohorts and sample orders, for `generator(self.seed, ...)`."""
-        return self.run.seed
+        return self.run.loop.seed
 
     @property
     def max_rounds(self) -> int | None:
@@ -503,20 +453,20 @@ class FederatedAlgorithm(LocalTraining):
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round (from 0), ascending int64."""
         refuse_on_client(self, "cohort")
-        return self.run.cohort(round_index)
+        return self.run.loop.cohort(round_index)
 
     @property
     def cohort_size(self) -> int:
         """The number of clients in a round; with Bernoulli sampling the expected one."""
-        return self.run.cohort_size
+        return self.run.loop.cohort_size
 
     def problem_constant(self, name: str) -> float | None:
         """Returns a constant of the data module, such as `smoothness`, or None."""
-        return self.run.problem_constant(name)
+        return getattr(self.run.loop.datamodule, name, None)
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""
-        self.run.require_all_clients(type(self).__name__)
+        self.run.loop.require_all_clients(type(self).__name__)
 
     def require_validation(self, reason: str) -> None:
         """Refuses a run that does not measure a validation loss; for `check_setup`.
@@ -706,7 +656,7 @@ class FederatedAlgorithm(LocalTraining):
         """Checks method, network, loss, data and Trainer against each other, before anything."""
         checks.check_complete(self, FederatedAlgorithm)
         loop, trainer = loop_of(self.trainer, type(self).__name__), self.trainer
-        self._facts = RunFacts(loop, trainer)
+        self.run = RunFacts(loop, trainer)
         self.process_threads = torch.get_num_threads()
         check_precision(trainer, loop)
         if not loop.val_dataloader():
@@ -723,28 +673,9 @@ class FederatedAlgorithm(LocalTraining):
         self.check_setup()
         checks.check_aggregation(self)
         make_private(self, loop)
-        if self.run.private is not None:
-            self._end_within_budget(self.run.private)
+        end_within_budget(self)
         if self.oracle.engine.strict:
             refuse_all_reads(self)
-
-    def _end_within_budget(self, private: PrivateMean) -> None:
-        """Ends the run before it passes `loop.privacy.epsilon`."""
-        budget, rounds = private.privacy.epsilon, self.max_rounds
-        if budget is None or rounds is None:
-            return
-        allowed = private.accountant.rounds_within(budget, rounds)
-        if allowed == 0:
-            raise ConfigError(
-                f"loop.privacy.epsilon: {budget}; the first round alone takes "
-                f"{private.accountant.epsilon(1):.4g}; give more noise or a larger budget"
-            )
-        if allowed < rounds:
-            rank_zero_info(
-                f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
-                f"would pass epsilon {budget:g}"
-            )
-            self.trainer.fit_loop.max_epochs = allowed
 
     def on_fit_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
@@ -766,7 +697,6 @@ class FederatedAlgorithm(LocalTraining):
         torch.set_num_threads(self.process_threads)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Returns the server's optimizer of the global model."""
         return self.server_optimizer_factory([self.space.vector])
 
     # ---- what Lightning calls: rounds ---------------------------------------------------------
@@ -831,7 +761,6 @@ class FederatedAlgorithm(LocalTraining):
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
-        """Returns the predictions of each kind of model for each client's test samples."""
         with self.in_full_precision():
             self.load_state(clients)
             return predictions(self, clients)
@@ -860,7 +789,7 @@ class FederatedAlgorithm(LocalTraining):
         self._loaded = checkpoint_.get("federated")
         for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
             setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
-        if self._facts is not None:  # else `load_from_checkpoint`, which loads the model only
+        if hasattr(self, "run"):  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
             checkpoint.check(self, checkpoint_)

@@ -158,7 +158,7 @@ def _identity(module: FederatedAlgorithm) -> dict[str, Any]:
     return {
         "algorithm": type(module).__name__,
         "parameters": module.space.size,
-        "partition": module.run.partition_hash,
+        "partition": module.run.loop.datamodule.partition.hash,
     }
 
 
@@ -170,7 +170,7 @@ def _fixed_settings(module: FederatedAlgorithm) -> dict[str, Any]:
     layers = re.sub(r" at 0x\w+", "", repr(module.network))
     return {
         "network": f"{type(module.network).__name__} {zlib.crc32(layers.encode()):08x}",
-        "seed": module.run.seed,
+        "seed": module.seed,
         "samples": module.run.sample_sums,
     }
 

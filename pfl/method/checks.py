@@ -76,39 +76,27 @@ def messages(
     return result
 
 
-def downloads(method: FederatedAlgorithm, sent: Any) -> dict[str, Message]:
-    """Returns what the server sends to all clients as messages [K] by name.
-
-    Raises:
-        ConfigError: It is something else.
-    """
-    where = f"{type(method).__name__}.download"
-    result = _by_name(where, sent, f"a message [{method.space.size}] of the global model")
-    for name, message in result.items():
-        if message.values.dim() != 1:
-            raise ConfigError(
-                f"model: {where} returned {kind_text(message.values)} as {name!r}; a message to "
-                f"all clients has the shape [K]"
-            )
-    return result
-
-
-def personal_downloads(
-    method: FederatedAlgorithm, sent: Any, clients: Clients
+def downloads(
+    method: FederatedAlgorithm, sent: Any, clients: Clients | None = None
 ) -> dict[str, Message]:
-    """Returns what the server sends to each of C clients alone as messages [C, K] by name.
+    """Returns what the server sends, by name: messages [K] to all, or [C, K] to each of C clients.
 
     Raises:
         ConfigError: It is something else.
     """
-    where, count = f"{type(method).__name__}.download_for", len(clients)
-    result = _by_name(where, sent, f"models [{count}, {method.space.size}]")
+    name, size = type(method).__name__, method.space.size
+    if clients is None:
+        where = f"{name}.download"
+        model, shape = f"a message [{size}] of the global model", "a message to all clients is [K]"
+    else:
+        where, count = f"{name}.download_for", len(clients)
+        model, shape = f"models [{count}, {size}]", f"each of the {count} clients must have a row"
+    result = _by_name(where, sent, model)
     for name, message in result.items():
-        if message.values.dim() != 2 or len(message.values) != count:
-            raise ConfigError(
-                f"model: {where} returned {kind_text(message.values)} as {name!r}; it must have a "
-                f"row for each of the {count} clients"
-            )
+        values = message.values
+        rows_fit = clients is None or len(values) == len(clients)
+        if values.dim() != (1 if clients is None else 2) or not rows_fit:
+            raise ConfigError(f"model: {where} returned {kind_text(values)} as {name!r}; {shape}")
     return result
 
 
@@ -228,7 +216,6 @@ class HiddenScores(dict[str, float]):
     """An evaluation's numbers in a private run, which `after_evaluation` must not read."""
 
     def __getitem__(self, name: str) -> float:
-        """Refuses the read."""
         raise ConfigError(
             f"loop.privacy: after_evaluation reads {name!r}; the clients' scores are not private, "
             f"and what follows from them would not be either"

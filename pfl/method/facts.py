@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import cached_property
 
-import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -36,40 +35,10 @@ class RunFacts:
         return self.loop.participation.private_mean(self.max_rounds)
 
     @property
-    def population(self) -> np.ndarray:
-        """The ids of the M clients that train, in some rounds or in all, ascending int64 [M]."""
-        return self.loop.population
-
-    @property
-    def unseen_clients(self) -> np.ndarray:
-        """The ids of the clients that never train (`loop.unseen`), ascending int64."""
-        return self.loop.unseen_clients
-
-    @property
-    def client_sizes(self) -> np.ndarray:
-        """Number of training samples of every client by id, int64; `[population]` is [M]."""
-        return self.loop.datamodule.client_sizes
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run's cohorts and sample orders, for `generator(seed, ...)`."""
-        return self.loop.seed
-
-    @property
     def max_rounds(self) -> int | None:
         """The number of rounds after which the run ends; None if that is not known beforehand."""
         rounds = self.trainer.max_epochs if self.trainer is not None else self._max_rounds
         return None if rounds is None or rounds < 0 else rounds
-
-    @property
-    def cohort_size(self) -> int:
-        """The number of clients in a round; with Bernoulli sampling the expected one."""
-        return self.loop.cohort_size
-
-    @property
-    def partition_hash(self) -> str:
-        """The hash of the partition, by which a checkpoint is recognised."""
-        return self.loop.datamodule.partition.hash
 
     @cached_property
     def sample_sums(self) -> Tensor:
@@ -85,21 +54,6 @@ class RunFacts:
             values = torch.cat(pair, 1)
             sums.append(values @ torch.linspace(1, 2, values.shape[1], dtype=torch.float64))
         return torch.cat(sums)
-
-    def cohort(self, round_index: int) -> np.ndarray:
-        """Returns the ids of the clients that train in a round (from 0), ascending int64."""
-        return self.loop.cohort(round_index)
-
-    def problem_constant(self, name: str) -> float | None:
-        """Returns a constant of the clients' objectives, such as `smoothness`.
-
-        None if the data module does not have the constant.
-        """
-        return getattr(self.loop.datamodule, name, None)
-
-    def require_all_clients(self, method: str) -> None:
-        """Refuses a run in which a round trains some of the clients only."""
-        self.loop.require_all_clients(method)
 
     def require_validation(self, reason: str) -> None:
         """Refuses a run that does not measure a validation loss, or in which it is not private."""

@@ -36,7 +36,25 @@ ADAPT = "adapt"  # the name of the local steps of an evaluation, which are not c
 class LocalTraining(MovableModule):
     """A network, the engine that runs it with the models of many clients, and their local steps.
 
-    The docstring of `FederatedAlgorithm` explains the arguments.
+    Args:
+        network: The architecture with its initial values.
+        lr: Local learning rate η.
+        lr_decay: Factor on `lr` after every round.
+        weight_decay: A factor; weight_decay * w is added to local gradients.
+        local_epochs: Passes of a client over its own data in a round.
+        local_steps: A number of local steps that replaces `local_epochs`; null: none does.
+        batch_size: Samples in a local step; null: all of the client's samples (full gradients).
+        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round,
+            with the learning rate `lr`. null: plain SGD.
+        buffers: What happens to buffers that training changes (BatchNorm's running statistics).
+            "average": they go where the parameters of their model go. A model that is sent has
+            them with it, a mean of models has their mean, and a model that a client keeps has its
+            own. "local": they never leave the client, which keeps those of each model it trains.
+        loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
+            mean squared error for floating targets.
+        engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
+            one client after another; "vmap", all clients at once; "debug", slowly, with client,
+            round, epoch and step in every error (docs/add-a-method.md).
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.
@@ -47,16 +65,17 @@ class LocalTraining(MovableModule):
     def __init__(
         self,
         network: Network,
-        lr: float,
-        lr_decay: float,
-        weight_decay: float,
-        local_epochs: int,
-        local_steps: int | None,
-        batch_size: int | None,
-        optimizer: OptimizerFactory | None,
-        buffers: Literal["average", "local"],
-        loss: nn.Module | None,
-        engine: EngineName,
+        *,
+        lr: float = 0.1,
+        lr_decay: float = 1.0,
+        weight_decay: float = 0.0,
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        batch_size: int | None = 32,
+        optimizer: OptimizerFactory | None = None,
+        buffers: Literal["average", "local"] = "average",
+        loss: nn.Module | None = None,
+        engine: EngineName = "auto",
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):

@@ -30,6 +30,7 @@ class ModelMixtures(FederatedAlgorithm):
     has_global = False
     has_personalized = True
     keeps_model = True
+    personalization_penalty = None
     _known: dict[str, Tensor]
     tables = ("collaboration",)
 
@@ -37,11 +38,6 @@ class ModelMixtures(FederatedAlgorithm):
         super().__init__(network, server_optimizer=None, **kwargs)
         self.add_client_state("w", lambda: self.global_model)
         self.keep_messages("w", lambda: self.global_model)
-
-    @property
-    def personalization_penalty(self) -> None:
-        """None: a mixture solves another problem."""
-        return None
 
     def mixing_weights(self, models: Tensor, round_index: int) -> Tensor:
         """Returns ξ of models [n, P], float64 [n, n], whose rows sum to one."""
@@ -54,7 +50,6 @@ class ModelMixtures(FederatedAlgorithm):
         return self._weights
 
     def download(self) -> dict[str, Message]:
-        """Returns nothing: there is no global model."""
         return {}
 
     def download_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
@@ -73,7 +68,6 @@ class ModelMixtures(FederatedAlgorithm):
         """Does nothing: there is no global model."""
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns w_i."""
         return clients.state["w"]
 
     def newcomer(self, clients: Clients) -> Tensor:

@@ -101,6 +101,7 @@ class PartlyPersonal(FederatedAlgorithm):
 
     has_global = False
     has_personalized = True
+    personalization_penalty = None
     personal_part: Tensor
 
     def __init__(self, network: Network, *, personal: Part = "head", **kwargs: Any) -> None:
@@ -110,13 +111,7 @@ class PartlyPersonal(FederatedAlgorithm):
         self.add_constant("personal_part", part)
         self.add_client_state("head", lambda: self.global_model[self.personal_part])
 
-    @property
-    def personalization_penalty(self) -> None:
-        """None: the clients share a part of the model, and no penalty ties the others."""
-        return None
-
     def download(self) -> Message | dict[str, Message]:
-        """Returns a message of φ."""
         return masked(self.global_model, ~self.personal_part)
 
     def keep_and_send(self, clients: Clients, v: Tensor) -> Message:
@@ -125,11 +120,9 @@ class PartlyPersonal(FederatedAlgorithm):
         return masked(v, ~self.personal_part)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces φ by the clients' mean."""
         self.global_model.copy_(torch.where(self.personal_part, self.global_model, mean["w"]))
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns (φ, h_i)."""
         v = clients.received["w"].repeat(len(clients), 1)
         replace_values_in(self.personal_part, v, clients.state["head"])
         return v

@@ -81,7 +81,7 @@ class Round:
         """Collects what clients send first, and forms what all clients receive."""
         method = self.method
         if method.sends_first:
-            for clients, messages in first_uploads(method, method.run.cohort(self.index)):
+            for clients, messages in first_uploads(method, method.cohort(self.index)):
                 for name, message in self._attack(messages, clients).items():
                     method.states.store.write(KEPT + name, clients.ids, message.values)
                 up = sum(message.nbytes for message in messages.values())
@@ -94,7 +94,7 @@ class Round:
         """Gives the clients what they receive in this round; returns each client's bytes."""
         method = self.method
         with on_side("server", "download_for"):
-            own = checks.personal_downloads(method, method.download_for(clients.ids), clients)
+            own = checks.downloads(method, method.download_for(clients.ids), clients)
         messages = {**self._download, **own}
         clients.received = {name: message.values for name, message in messages.items()}
         clients.personal_messages = frozenset(own)
@@ -191,9 +191,9 @@ class Round:
 
         Returns no client instead of any other chunk.
         """
-        run = self.method.run
-        here = np.isin(run.cohort(self.index)[:1], clients.ids)
-        pool = clients.data.as_one_client(run.population)
+        method = self.method
+        here = np.isin(method.cohort(self.index)[:1], clients.ids)
+        pool = clients.data.as_one_client(method.population)
         return replace(clients, ids=np.zeros(here.sum(), np.int64), data=pool)
 
     def _compare_groups(self, clients: Clients) -> bool:
@@ -217,7 +217,7 @@ class Round:
         if totals.private is not None:  # the number of clients that came is not public
             method.participants = totals.private.cohort
             totals.metrics |= totals.private.facts(method.rounds + 1)
-        who, sizes = method.run.loop.participation, method.run.client_sizes[totals.ids]
+        who, sizes = method.run.loop.participation, method.client_sizes[totals.ids]
         received = totals.means(self.index, sizes, who.attacking(self.index, totals.ids))
         self._require_none("the client state", totals.not_finite)
         self._require_none("the clients' message", not_finite(received or {}))

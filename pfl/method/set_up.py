@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
@@ -79,9 +79,13 @@ def inspect_network(
     data.poisson = False
     if loop.sample_privacy is not None:
         method.states.declare(GRADIENTS, lambda: torch.zeros(1), False)
-    client = int(loop.datamodule.client_sizes.argmax()) if client is None else client
+    sizes, size = loop.datamodule.client_sizes, method.batch_size
+    client = int(sizes.argmax()) if client is None else client
     probe = Clients(np.array([client]), 0, data, dtype=space.vector.dtype)
-    batch = next(probe.batches(LocalSchedule(_probe_size(method, loop))))
+    # Two samples, or one if some client has a batch of one, which BatchNorm refuses.
+    left = sizes if size is None else sizes % size
+    count = 1 if size == 1 or (left[sizes > 0] == 1).any() else 2
+    batch = next(probe.batches(LocalSchedule(count)))
     inputs, targets = batch.inputs[0], batch.targets[0]
     oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision=precision)
     if loop.metrics:
@@ -117,11 +121,27 @@ def make_private(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
     method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, loop.seed)
 
 
-def _probe_size(method: FederatedAlgorithm, loop: FederatedLoop) -> int:
-    """Returns 2 samples, or 1 if some client has a batch of one, which BatchNorm refuses."""
-    sizes = loop.datamodule.client_sizes
-    left = sizes if method.batch_size is None else sizes % method.batch_size
-    return 1 if method.batch_size == 1 or (left[sizes > 0] == 1).any() else 2
+def end_within_budget(method: FederatedAlgorithm) -> None:
+    """Ends a private run before it passes `loop.privacy.epsilon`.
+
+    Raises:
+        ConfigError: The first round passes it.
+    """
+    private, rounds = method.run.private, method.max_rounds
+    if private is None or rounds is None or (budget := private.privacy.epsilon) is None:
+        return
+    allowed = private.accountant.rounds_within(budget, rounds)
+    if allowed == 0:
+        raise ConfigError(
+            f"loop.privacy.epsilon: {budget}; the first round alone takes "
+            f"{private.accountant.epsilon(1):.4g}; give more noise or a larger budget"
+        )
+    if allowed < rounds:
+        rank_zero_info(
+            f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
+            f"would pass epsilon {budget:g}"
+        )
+        method.trainer.fit_loop.max_epochs = allowed
 
 
 def plan_chunks(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> None:

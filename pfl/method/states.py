@@ -155,12 +155,13 @@ class States:
 
         A client that never took part counts with the initial value.
         """
-        seen, run = self.store.seen(name), self.method.run
-        owned = int(self._own(run.population).sum())
-        total = (owned - len(seen)) * self.store.initial(name).to(self.method.device)
-        for ids in np.split(seen, range(run.loop.chunk_size, len(seen), run.loop.chunk_size)):
-            total += self.store.read(name, ids, self.method.device).sum(0)
-        return sum_over_processes(total) / len(run.population)
+        seen, method = self.store.seen(name), self.method
+        owned = int(self._own(method.population).sum())
+        total = (owned - len(seen)) * self.store.initial(name).to(method.device)
+        size = method.run.loop.chunk_size
+        for ids in np.split(seen, range(size, len(seen), size)):
+            total += self.store.read(name, ids, method.device).sum(0)
+        return sum_over_processes(total) / method.num_clients
 
     def _own(self, ids: np.ndarray) -> np.ndarray:
         """Returns which of the clients lie on this process, bool [n]."""

@@ -68,12 +68,7 @@ def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
 
 
 def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[float, float]]:
-    """Returns pairs of a round and the seconds that communication has taken up to its end.
-
-    Args:
-        rows: The rows of `metrics.csv`, one for each round.
-        bandwidth: Bits that a client sends, or receives, in a second.
-    """
+    """Returns pairs of a round and the seconds that communication has taken up to its end."""
     before, seconds, points = 0.0, 0.0, []
     for row in rows:
         if "comm/uplink_bytes" in row and "participants" in row:

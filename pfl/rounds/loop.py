@@ -308,7 +308,6 @@ class FederatedLoop(LightningDataModule):
     # ---- loaders ------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ChunkLoader:
-        """Returns the chunks of the current round's cohort."""
         return ChunkLoader(self, ["train"])
 
     def val_dataloader(self) -> ChunkLoader | list[Any]:
@@ -317,7 +316,6 @@ class FederatedLoop(LightningDataModule):
         return ChunkLoader(self, splits) if splits else []
 
     def test_dataloader(self) -> ChunkLoader:
-        """Returns chunks of all clients, with their test samples."""
         if not self._split_sizes("test").any():
             raise ConfigError("data.protocol: no client has a test sample; give it a test share")
         return ChunkLoader(self, ["test"])

@@ -269,7 +269,7 @@ def test_an_empty_round_happens_and_has_noise(fit):
     seed = next(s for s in range(99) if (generator(s, "cohort", 0).random(4) >= 0.25).all())
     loop = dict(sampling="bernoulli", clients_per_round=1, privacy=private(), seed=seed)
     fit(algorithm, small_world(), 1, **loop)
-    assert algorithm.run.cohort(0).tolist() == []
+    assert algorithm.cohort(0).tolist() == []
     noise = torch.from_numpy(generator(seed, "privacy", 0).standard_normal(len(before)))
     torch.testing.assert_close(algorithm.global_model, before + noise, rtol=0, atol=1e-15)
     assert algorithm.participants == 1  # as expected, whoever came
@@ -439,7 +439,7 @@ def test_clients_must_wait_for_their_next_turn(fit):
     with pytest.raises(ConfigError, match=line):
         run(privacy=private(bands=3), sampling="cyclic", clients_per_round=2)
     done = run(privacy=private(bands=2), sampling="cyclic", clients_per_round=2)
-    cohorts = [done.run.cohort(number).tolist() for number in range(4)]
+    cohorts = [done.cohort(number).tolist() for number in range(4)]
     assert cohorts[:2] == cohorts[2:] and sorted(cohorts[0] + cohorts[1]) == [0, 1, 2, 3]
     # Two of four rounds for each client, of plain Gaussians.
     delta = done.run.private.accountant.delta

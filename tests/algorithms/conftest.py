@@ -6,7 +6,14 @@ import pytest
 
 from models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, small_network, small_world
+from tests.algorithms.traced import unlike
 from tests.problems import run
+
+
+@pytest.fixture
+def problem():
+    """Four unlike clients; a file whose methods need others has a fixture of the same name."""
+    return unlike()
 
 
 @pytest.fixture

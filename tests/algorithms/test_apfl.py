@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from pfl.algorithms import APFL, FedAvg, LocalTrain
 from tests.algorithms import reference_clup_pd as reference
@@ -19,17 +18,10 @@ from tests.algorithms.traced import (
     full,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Models, Steps, scalar_problem
-from tests.refusal import refused
 
 ADAPTIVE = pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- a second implementation --------------------------------------------------------------------
@@ -246,17 +238,3 @@ def test_both_gradients_are_counted(fit, problem):
     fit(algorithm, problem, 1)
     assert algorithm.samples_seen == 2 * 2 * sum(SIZES)
     assert algorithm.cost(np.array(SIZES)).tolist() == [4 * n for n in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "right"),
-    [
-        ("alpha", -0.1, "in [0, 1]"),
-        ("alpha", 1.5, "in [0, 1]"),
-        ("alpha", float("nan"), "in [0, 1]"),
-        ("optimizer", torch.optim.Adam, "leave it out"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value, right):
-    with refused(f"model.{key}: ", right):
-        APFL(problem.network(), **{key: value})

@@ -24,11 +24,6 @@ ALL = list(range(len(SIZES)))
 TRAINING = FULL | dict(lr=RATE, lr_decay=DECAY, local_steps=STEPS)
 
 
-@pytest.fixture
-def problem():
-    return unlike()
-
-
 def cosine(a, b):
     return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
@@ -170,11 +165,3 @@ def test_a_client_without_samples_has_no_weight():
 def test_rounds_of_some_clients_are_refused(fit, problem):
     with refused("loop.clients_per_round", "CFL"):
         fit(made(problem), problem, 1, clients_per_round=2)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("mean_norm", -1.0), ("largest_norm", -1.0), ("most_clusters", 0)]
-)
-def test_values_that_cannot_be_are_refused(problem, key, value):
-    with refused(f"model.{key}"):
-        made(problem, **{key: value})

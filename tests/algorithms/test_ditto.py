@@ -18,17 +18,10 @@ from tests.algorithms.traced import (
     full,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Models, Steps
-from tests.refusal import refused
 
 PENALTY = 0.7
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- a second implementation --------------------------------------------------------------------
@@ -171,12 +164,3 @@ def test_the_personal_epochs_are_counted(fit, problem):
     fit(algorithm, problem, 1)
     assert algorithm.samples_seen == (2 + 3) * sum(SIZES)
     assert algorithm.cost(np.array(SIZES)).tolist() == [5 * n for n in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "right"),
-    [("penalty", -1.0, "at least 0"), ("personal_epochs", 0, "at least 1")],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value, right):
-    with refused(f"model.{key}: {value}", right):
-        Ditto(problem.network(), **{key: value})

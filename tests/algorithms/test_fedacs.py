@@ -11,7 +11,6 @@ from tests import problems
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import table
 from tests.problems import least_squares
-from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 QUANTILES = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0]  # with 7 clients nothing is left from 6/7 on
@@ -297,14 +296,3 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
             assert row[f"{split}/personalized/loss"] == pytest.approx(np.mean(losses), rel=1e-9)
         assert not any("global" in name for name in row)
     assert algorithm.personalization_penalty is None or algorithm.personalization_penalty != np.inf
-
-
-# ---- what is refused ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "key, value", [("quantile", -0.1), ("quantile", 1.5), ("candidates", "everyone")]
-)
-def test_impossible_arguments_are_refused(problem, key, value):
-    with refused(key, str(value)):
-        FedACS(problem.network(), **{key: value})

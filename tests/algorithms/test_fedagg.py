@@ -15,7 +15,6 @@ from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import rates_by_round
 from tests.problems import History, Steps, batches_of_clients, least_squares
-from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 SIZES = (7, 2, 5, 3)
@@ -330,28 +329,3 @@ def test_a_resumed_run_has_its_terms(tmp_path, digits):
         for callbacks in ((), (Forget(),))
     ]
     assert (models[0] - models[1]).abs().max() > 1e-4
-
-
-# ---- what is refused ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "key, value",
-    [
-        ("rate_penalty", 0.0),
-        ("rate_penalty", -0.1),
-        ("rate_penalty", 1.5),
-        ("max_rate", 0.0),
-        ("max_rate", -1.0),
-        ("damping_steps", 0),
-        ("mean_field", "exact"),
-        ("dynamics", "others"),
-        ("tolerance", -1e-3),
-        ("local_epochs", 0),
-        ("local_steps", 5),
-    ],
-)
-def test_impossible_arguments_are_refused(problem, key, value):
-    """`local_steps` as well: the rates are those of local epochs."""
-    with refused(key, *([str(value)] if key != "local_steps" else [])):
-        FedAgg(problem.network(), **{key: value})

@@ -20,7 +20,6 @@ from tests.algorithms.class_world import (
     world,
 )
 from tests.problems import History, Steps
-from tests.refusal import refused
 
 WEIGHT_LR, THRESHOLD, WINDOW, MOST = 4.0, 5e-3, 3, 7
 ARGUMENTS = dict(weight_lr=WEIGHT_LR, threshold=THRESHOLD, window=WINDOW, most_passes=MOST)
@@ -213,19 +212,3 @@ def test_a_client_without_samples_learns_nothing(fit):
     assert np.array_equal(two["w"], one["w"])
     assert (two["weights"][4] == 1).all()
     assert not two["learned"][4]
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [
-        ("share", 0.0, "in (0, 1]"),
-        ("share", 1.5, "in (0, 1]"),
-        ("weight_lr", 0.0, "positive"),
-        ("threshold", 0.0, "positive"),
-        ("window", 1, "at least 2"),
-        ("most_passes", 0, "at least 1"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(argument, value, expected):
-    with refused(f"model.{argument}: {value}; it must be {expected}"):
-        FedALA(network(), **{argument: value})

@@ -314,23 +314,6 @@ def test_a_client_that_never_took_part_has_the_initial_model(fit, problem):
 # ---- refusals -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("kind", "key", "value"),
-    [
-        (FedAMP, "alpha", 0.0),
-        (FedAMP, "alpha_decay", 1.5),
-        (FedAMP, "decay_rounds", 0),
-        (FedAMP, "sigma", -1.0),
-        (FedAMP, "penalty", -0.5),
-        (HeurFedAMP, "own_weight", 1.2),
-        (HeurFedAMP, "sigma", 0.0),
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, kind, key, value):
-    with refused(f"model.{key}"):
-        kind(problem.network(), **{key: value})
-
-
 def test_negative_weights_are_refused_before_any_training(fit, problem):
     """Three others weigh at most α / σ each: α = 2 needs σ = 6."""
     with refused("model.sigma: 5;", "at least 6"):

@@ -12,7 +12,6 @@ from pfl.algorithms import FedBABU
 from pfl.communication import Message
 from tests.algorithms import two_layers
 from tests.problems import History
-from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 TRACE = [[0, 1, 2], [0, 2], [], [2], [0, 1]]  # client 3 never takes part
@@ -129,10 +128,3 @@ def test_fine_tuning_leaves_no_trace(fit):
     assert plain == {name: row[name] for name in plain}
     assert row["test/personalized/loss"] != row["test/global/loss"]
     assert method.client_state_names == []
-
-
-def test_arguments_out_of_range_are_refused():
-    with refused("model.finetune_epochs: 0; it must be at least 1"):
-        FedBABU(MLP(64, (8,)), finetune_epochs=0)
-    with refused("model.finetune_part: 'all'; it must be body or head or full"):
-        FedBABU(MLP(64, (8,)), finetune_part="all")

@@ -139,32 +139,6 @@ def test_steps_that_need_the_smoothness_say_so(fit, rule):
         fit(FedCLUP(problem.network(0.0), **rule, **FULL), problem, 1)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(penalty=-0.1),
-        dict(penalty="corollary"),
-        dict(penalty_schedule="linear"),
-        dict(server_step=0.0),
-        dict(server_step="inverse"),
-        dict(local_step="corollary1"),
-        dict(smoothness=0.0),
-        dict(strong_convexity=0.0),
-        dict(heterogeneity=-1.0),
-        dict(noise=-1.0),
-        dict(growth=0.5),
-        dict(patience=0),
-        dict(tolerance=-1e-3),
-        dict(max_penalty=0.1),  # below the penalty, 0.5: the rule would lower it
-    ],
-    ids=str,
-)
-def test_values_that_cannot_be_are_refused(wrong):
-    (key,) = wrong
-    with refused(key):
-        FedCLUP(MLP(64, (8,)), **wrong)
-
-
 # ---- the plateau rule ---------------------------------------------------------------------------
 
 EVERYONE, SMOOTH = range(4), 4.0

@@ -178,15 +178,6 @@ def test_clients_without_samples_give_no_mean(fit):
     assert not history["memory"][1].any()
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [("penalty", -1.0, "at least 0"), ("momentum", 0.0, "in (0, 1]"), ("momentum", 1.5, "in (0")],
-)
-def test_arguments_out_of_range_are_refused(argument, value, expected):
-    with refused(f"model.{argument}: {value}; it must be {expected}"):
-        FedDBE(network(), **{argument: value})
-
-
 def test_a_head_without_a_bias_is_refused():
     with refused("model.network: the head '1' needs a weight and a bias that are trained; FedDBE"):
         FedDBE(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False)))

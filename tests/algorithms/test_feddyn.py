@@ -21,17 +21,11 @@ from tests.algorithms.traced import (
     full,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Steps, least_squares, matrix_problem, scalar_problem
 from tests.refusal import refused
 
 ALPHA = 0.7
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- a second implementation --------------------------------------------------------------------

@@ -16,13 +16,11 @@ from tests.algorithms.class_world import (
     network,
     rate,
     samples,
-    several_labels,
     start,
     world,
     z_of,
 )
 from tests.problems import History
-from tests.refusal import refused
 
 CALIBRATION = 0.6
 
@@ -125,14 +123,3 @@ def test_scores_of_absent_classes_are_left_alone(fit):
     fit(method, world(), 1, trace=[[2]])
     torch.testing.assert_close(method.global_model, start(), rtol=0, atol=1e-13)
     assert len(method.global_model) == SIZE
-
-
-def test_several_labels_per_sample_are_refused(fit):
-    net, data = several_labels()
-    with refused("data: the targets are several labels per sample; FedLC needs one"):
-        fit(FedLC(net), data, 1)
-
-
-def test_a_negative_calibration_is_refused():
-    with refused("model.calibration: -1.0; it must be at least 0"):
-        FedLC(network(), calibration=-1.0)

@@ -19,15 +19,8 @@ from tests.algorithms.traced import (
     TRACE,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Steps, batches_of_clients, scalar_problem
-from tests.refusal import refused
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 def fednova(problem, x, batches, mu=0.0, weighting="samples", slip=None):
@@ -144,13 +137,3 @@ def test_the_sum_of_coefficients_is_sent(fit, problem):
     algorithm = fit(FedNova(problem.network(START), **BATCHES), problem, 1)
     assert algorithm.bytes_down == 8 * len(START) * len(SIZES)
     assert algorithm.bytes_up == 8 * (len(START) + 1) * len(SIZES)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("proximal_weight", -1.0), ("proximal_weight", 10.1), ("optimizer", torch.optim.SGD)],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value):
-    """η μ is at most 1 with η = 0.1."""
-    with refused(f"model.{key}"):
-        FedNova(problem.network(), lr=0.1, **{key: value})

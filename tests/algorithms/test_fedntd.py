@@ -18,13 +18,11 @@ from tests.algorithms.class_world import (
     network,
     rate,
     samples,
-    several_labels,
     start,
     world,
     z_of,
 )
 from tests.problems import History
-from tests.refusal import refused
 
 DISTILLATION, TEMPERATURE = 3.0, 0.4
 
@@ -131,18 +129,3 @@ def test_the_first_step_is_that_of_fedavg(fit):
         fit(method, world(), 1, trace=[[0, 1, 2]])
     both = [method.global_model for method in methods]
     torch.testing.assert_close(*both, rtol=0, atol=1e-14)
-
-
-def test_several_labels_per_sample_are_refused(fit):
-    net, data = several_labels()
-    with refused("data: the targets are several labels per sample; FedNTD needs one"):
-        fit(FedNTD(net), data, 1)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [("distillation", -1.0, "at least 0"), ("temperature", 0.0, "positive")],
-)
-def test_arguments_out_of_range_are_refused(argument, value, expected):
-    with refused(f"model.{argument}: {value}; it must be {expected}"):
-        FedNTD(network(), **{argument: value})

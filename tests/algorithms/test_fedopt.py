@@ -19,10 +19,8 @@ from tests.algorithms.traced import (
     full,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Steps
-from tests.refusal import refused
 
 SERVER: dict[str, Any] = dict(server_lr=0.3, tau=0.05)
 BETAS = (0.6, 0.7)
@@ -31,11 +29,6 @@ METHODS = {
     "Adam": partial(FedAdam, betas=BETAS, **SERVER),
     "Yogi": partial(FedYogi, betas=BETAS, **SERVER),
 }
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- a second implementation --------------------------------------------------------------------
@@ -205,18 +198,3 @@ def test_a_client_without_samples_has_no_weight(fit, problem):
     fit(algorithm, reference.with_an_idle_client(problem), 3, callbacks=[history], trace=trace)
     without = full(3, [[i for i in cohort if i < len(SIZES)] for cohort in trace])
     assert_rounds(history, adaptive(problem, START, without, "Yogi", **SERVER, **RATES), "w", "v")
-
-
-@pytest.mark.parametrize(
-    ("kind", "key", "value", "right"),
-    [
-        (FedAdam, "server_lr", 0.0, "positive"),
-        (FedYogi, "tau", 0.0, "positive"),
-        (FedAdam, "betas", (0.9, 1.0), "two numbers in [0, 1)"),
-        (FedAdam, "betas", (0.9,), "two numbers in [0, 1)"),
-        (FedAdagrad, "beta", 1.0, "in [0, 1)"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, kind, key, value, right):
-    with refused(f"model.{key}: {value}", right):
-        kind(problem.network(), **{key: value})

@@ -5,7 +5,6 @@ from itertools import combinations
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from pfl.algorithms import FedPAC, FedRep
 from pfl.algorithms.fedpac import mixing_weights, simplex_minimum
@@ -23,13 +22,11 @@ from tests.algorithms.class_world import (
     network,
     rate,
     samples,
-    several_labels,
     start,
     world,
     z_of,
 )
 from tests.problems import History
-from tests.refusal import refused
 
 HEAD = dict(head_epochs=2, head_lr=0.4)
 PENALTY = 0.8
@@ -283,23 +280,3 @@ def test_a_client_without_samples_lends_no_head(fit):
         for name in ("w", "head", "centroids"):
             np.testing.assert_allclose(beside[name], alone[name], rtol=0, atol=1e-15)
         assert np.array_equal(beside["head"][4], start()[BODY:])
-
-
-def test_a_head_that_is_no_linear_layer_is_refused():
-    with refused("model.network: the head '1' of Sequential is a Conv2d; FedPAC needs a linear"):
-        FedPAC(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [("penalty", -1.0, "at least 0"), ("head_epochs", 0, "at least 1"), ("head_lr", 0, "positive")],
-)
-def test_arguments_out_of_range_are_refused(argument, value, expected):
-    with refused(f"model.{argument}: {value}; it must be {expected}"):
-        FedPAC(network(), **{argument: value})
-
-
-def test_several_labels_per_sample_are_refused(fit):
-    net, data = several_labels()
-    with refused("data: the targets are several labels per sample; FedPAC needs one"):
-        fit(FedPAC(net), data, 1)

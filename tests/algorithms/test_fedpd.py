@@ -314,25 +314,6 @@ def test_an_empty_round_of_a_trace_changes_nothing(fit, problem, skip):
     assert_rounds([history.rounds[t] for t in full], expected, "w", "x", "lam")
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        dict(proximal_step=0.0),
-        dict(skip_probability=1.0),
-        dict(skip_probability=-0.1),
-        dict(communication_period=0),
-        dict(residual_tolerance=-1e-3),
-        dict(refresh_period=0),
-        dict(inner_step=0.0),
-    ],
-    ids=str,
-)
-def test_values_that_cannot_be_are_refused(problem, wrong):
-    (key,) = wrong
-    with refused(key):
-        FedPD(problem.network(START), **wrong)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_oracle_two_refuses_states_in_sixteen_bits(fit, problem, dtype):
     """Its g_i is corrected step by step, so that every rounding of x_i or g_i would stay in it."""

@@ -5,7 +5,6 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from pfl.algorithms import FedProto, LocalTrain
 from tests.algorithms.class_world import (
@@ -20,13 +19,11 @@ from tests.algorithms.class_world import (
     network,
     rate,
     samples,
-    several_labels,
     start,
     world,
     z_of,
 )
 from tests.problems import Models
-from tests.refusal import refused
 
 PENALTY = 0.8
 
@@ -152,19 +149,3 @@ def test_a_client_without_samples_changes_nothing(fit):
     assert np.array_equal(two["w_i"], one["w_i"])
     assert np.array_equal(two["w_i"][4], start())
     assert two["up"][4] == 0
-
-
-def test_a_head_that_is_no_linear_layer_is_refused():
-    with refused("model.network: the head '1' of Sequential is a Conv2d; FedProto needs a linear"):
-        FedProto(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
-
-
-def test_a_negative_penalty_is_refused():
-    with refused("model.penalty: -1.0; it must be at least 0"):
-        FedProto(network(), penalty=-1.0)
-
-
-def test_several_labels_per_sample_are_refused(fit):
-    net, data = several_labels()
-    with refused("data: the targets are several labels per sample; FedProto needs one"):
-        fit(FedProto(net), data, 1)

@@ -19,7 +19,6 @@ from tests.algorithms.class_world import (
     network,
     rate,
     samples,
-    several_labels,
     start,
     world,
     z_of,
@@ -174,19 +173,8 @@ def test_the_optimizer_of_the_user_trains_both(fit):
     np.testing.assert_allclose(history["head"][0][0], p, rtol=0, atol=1e-12)
 
 
-def test_a_head_that_is_no_linear_layer_is_refused():
-    with refused("model.network: the head '1' of Sequential is a Conv2d; FedRoD needs a linear"):
-        FedRoD(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
-
-
 def test_a_frozen_head_is_refused():
     frozen = nn.Sequential(OrderedDict(body=nn.Linear(4, 3), head=nn.Linear(3, 2)))
     frozen.head.requires_grad_(False)
     with refused("model.network: the head is frozen; FedRoD trains it"):
         FedRoD(frozen)
-
-
-def test_several_labels_per_sample_are_refused(fit):
-    net, data = several_labels()
-    with refused("data: the targets are several labels per sample; FedRoD needs one"):
-        fit(FedRoD(net), data, 1)

@@ -30,15 +30,10 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
-from tests.algorithms.traced import BATCHES, FULL, RATES, SIZES, START, unlike
+from tests.algorithms.traced import BATCHES, FULL, RATES, SIZES, START
 from tests.problems import History, Problem, Steps
 
 COHORTS = [[1], [0, 2, 3], [3], [2, 1]]  # which should not matter
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 @pytest.fixture

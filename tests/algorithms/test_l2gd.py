@@ -19,7 +19,6 @@ from tests.algorithms.traced import (
     SIZES,
     START,
     furthest,
-    unlike,
 )
 from tests.problems import History
 from tests.refusal import refused
@@ -27,11 +26,6 @@ from tests.refusal import refused
 P, PENALTY = 0.3, 0.6
 ROUNDS = 8
 COINS = dict(penalty=PENALTY, averaging_probability=P)
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- the paper's loop ---------------------------------------------------------------------------
@@ -244,23 +238,6 @@ def test_a_run_of_averaging_steps_takes_one_communication(fit, problem):
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "right"),
-    [
-        ("penalty", -0.1, "at least 0"),
-        ("averaging_probability", 0.0, "above 0 and below 1"),
-        ("averaging_probability", 1.0, "above 0 and below 1"),
-        ("local_steps", 5, "null, the default, as L2GD draws the number of local steps"),
-        ("local_epochs", 2, "1, the default, as L2GD draws the number of local steps"),
-        ("optimizer", torch.optim.Adam, "plain local steps"),
-        ("penalty", 2.6, "at most p / (lr (1 - p)) = 2.5"),  # 0.2 / (0.1 * 0.8)
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value, right):
-    with refused(f"model.{key}", right):
-        L2GD(problem.network(), **{key: value})
 
 
 def test_client_sampling_is_refused(fit, problem):

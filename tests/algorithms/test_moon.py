@@ -21,7 +21,6 @@ from tests.algorithms.class_world import (
     z_of,
 )
 from tests.problems import History
-from tests.refusal import refused
 
 CONTRAST, TEMPERATURE = 2.0, 0.4
 
@@ -126,12 +125,3 @@ def test_without_contrast_it_is_fedavg(fit, contrast, rounds):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
     else:
         assert torch.equal(actual, expected)
-
-
-@pytest.mark.parametrize(
-    ("argument", "value", "expected"),
-    [("contrast", -1.0, "at least 0"), ("temperature", 0.0, "positive")],
-)
-def test_arguments_out_of_range_are_refused(argument, value, expected):
-    with refused(f"model.{argument}: {value}; it must be {expected}"):
-        MOON(network(), **{argument: value})

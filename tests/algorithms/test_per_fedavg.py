@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, PerFedAvg
 from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
-from tests.refusal import refused
 
 LOSS = HalfSquaredError()
 START = np.linspace(-1.0, 1.0, 8)
@@ -256,18 +254,3 @@ def test_the_personalized_model_is_adapted_with_alpha(fit, problem, steps, batch
     for clients in algorithm.iter_clients():
         for rule in (algorithm.adaptation_start, algorithm.newcomer):
             np.testing.assert_array_equal(rule(clients), np.tile(w, (len(clients), 1)))
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("alpha", 0.0),
-        ("variant", "SO"),
-        ("delta", -1e-3),
-        ("adaptation_steps", 0),
-        ("optimizer", torch.optim.Adam),
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value):
-    with refused(f"model.{key}"):
-        PerFedAvg(problem.network(), **{key: value})

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from pfl.algorithms import FedAvg, pFedMe
 from tests.algorithms import reference_clup_pd as reference
@@ -19,18 +18,11 @@ from tests.algorithms.traced import (
     full,
     furthest,
     in_cohorts,
-    unlike,
 )
 from tests.problems import History, Steps, least_squares
-from tests.refusal import refused
 
 # η λ = 0.5, so that each local step goes half of the way from w_i to θ_i.
 MOREAU = {"penalty": 5.0, "personal_steps": 3, "personal_lr": 0.08, "server_mixture": 0.7}
-
-
-@pytest.fixture
-def problem():
-    return unlike()
 
 
 # ---- a second implementation --------------------------------------------------------------------
@@ -291,19 +283,3 @@ def test_the_inner_steps_are_counted(fit, problem):
     fit(algorithm, problem, 1)
     assert algorithm.samples_seen == 3 * 2 * sum(SIZES)
     assert algorithm.cost(np.array(SIZES)).tolist() == [6 * n for n in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "right"),
-    [
-        ("penalty", 0.0, "positive"),
-        ("personal_steps", 0, "at least 1"),
-        ("personal_lr", -0.1, "positive"),
-        ("server_mixture", 0.0, "positive"),
-        ("lr", 0.1, "at most 1 / penalty, 0.06667"),  # 1 / 15
-        ("optimizer", torch.optim.Adam, "leave it out"),
-    ],
-)
-def test_values_that_cannot_be_are_refused(problem, key, value, right):
-    with refused(f"model.{key}: ", right):
-        pFedMe(problem.network(), **{key: value})

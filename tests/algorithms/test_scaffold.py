@@ -10,7 +10,6 @@ from datamodules import Partitioner, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl.algorithms import SCAFFOLD, FedAvg
 from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
-from tests.refusal import refused
 
 LOSS = HalfSquaredError()
 START = np.linspace(-1.0, 1.0, 8)
@@ -318,11 +317,3 @@ def test_option_one_costs_a_pass(fit, problem, option):
     passes = 2 if option == "I" else 1
     assert algorithm.samples_seen == passes * sum(SIZES)
     assert algorithm.cost(np.array(SIZES)).tolist() == [passes * n for n in SIZES]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("server_lr", 0.0), ("option", "III"), ("optimizer", torch.optim.Adam)]
-)
-def test_values_that_cannot_be_are_refused(problem, key, value):
-    with refused(f"model.{key}"):
-        SCAFFOLD(problem.network(), **{key: value})

@@ -21,6 +21,7 @@ KINDS: dict[type[nn.Module], str] = {
     nn.Linear: "linear",
     nn.Conv2d: "convolution",
     nn.MaxPool2d: "pooling",
+    nn.GroupNorm: "group norm",
     nn.Flatten: "flatten",
     nn.ReLU: "relu",
     nn.Tanh: "tanh",
@@ -48,6 +49,7 @@ class Chain:
         self.layers = Layers(
             kinds,
             settings=[_settings(step) for step in self.steps],
+            epsilons=[float(getattr(step, "eps", 0)) for step in self.steps],
             first=next(n for n, step in enumerate(self.steps) if spans[step]),
             flat=self.batched,
             channels_last=not self.batched and "pooling" in kinds,
@@ -71,7 +73,9 @@ class Chain:
             return None
         kinds = [KINDS[type(step)] for step in steps]
         if "convolution" not in kinds:  # samples are vectors in all layers
-            if "pooling" in kinds or (inputs.ndim > 2 and "flatten" not in kinds):
+            if {"pooling", "group norm"} & set(kinds) or (
+                inputs.ndim > 2 and "flatten" not in kinds
+            ):
                 return None
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
             first: Any = chain.steps[chain.layers.first]
@@ -213,6 +217,8 @@ def _settings(step: nn.Module) -> list[int]:
     last: list[int] = []
     if isinstance(step, nn.Conv2d):
         window, last = (step.stride, step.padding, step.dilation), [step.groups]
+    elif isinstance(step, nn.GroupNorm):
+        last = [step.num_groups]
     elif isinstance(step, nn.MaxPool2d):
         window = (step.kernel_size, step.stride, step.padding, step.dilation)
         last = [int(step.ceil_mode)]

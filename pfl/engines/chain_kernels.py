@@ -21,7 +21,8 @@ class Layers(NamedTuple):
 
     Attributes:
         kinds: Their names in `pfl.engines.chain.KINDS`.
-        settings: The sizes of their windows.
+        settings: The sizes of their windows; the number of groups of a normalization.
+        epsilons: What normalizations add to variances; 0 for other layers.
         first: The index of the first layer with parameters.
         flat: Whether samples are vectors.
         channels_last: Whether images are stored with their channels last.
@@ -29,6 +30,7 @@ class Layers(NamedTuple):
 
     kinds: list[str]
     settings: list[list[int]]
+    epsilons: list[float]
     first: int
     flat: bool
     channels_last: bool
@@ -73,6 +75,22 @@ def add_product(into: Tensor, left: Tensor, right: Tensor, beta: float, alpha: f
         into.baddbmm_(left, right, beta=beta, alpha=alpha)
 
 
+def map_sizes(x: Tensor) -> tuple[int, int, int]:
+    """Returns the numbers of samples, channels, and values in a channel, of x [B, K, ...]."""
+    return x.size(0), x.size(1), x.numel() // max(1, x.size(0) * x.size(1))
+
+
+def move(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float) -> None:
+    """Computes into <- beta into + alpha g, in place, for the parameters that move."""
+    for place, gradient in zip(into, gradients):  # noqa: B905 (not in TorchScript)
+        if place.numel() == 0:
+            continue
+        if beta == 0.0:
+            torch.mul(gradient, alpha, out=place)
+        else:
+            place.mul_(beta).add_(gradient, alpha=alpha)
+
+
 def forward(
     x: Tensor, layers: Layers, parameters: list[list[Tensor]]
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -89,6 +107,14 @@ def forward(
             y, extra = torch.ops.aten.max_pool2d_with_indices(
                 x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0
             )
+        elif kind == "group norm":
+            own = parameters[n]
+            scale, shift = (own[0], own[1]) if len(own) > 0 else (None, None)
+            b, c, pixels = map_sizes(x)
+            y, mean, inverse = torch.native_group_norm(
+                x, scale, shift, b, c, pixels, s[0], layers.epsilons[n]
+            )
+            extra = torch.stack([mean, inverse])
         elif kind == "flatten":
             y = x.flatten(1)
         elif kind == "relu":
@@ -146,13 +172,30 @@ def backward(
                 s[6],
                 [on, moving[0], moving[1]],
             )
-            for place, gradient in zip(into[n], [g, of_bias]):  # noqa: B905 (not in TorchScript)
-                if place.numel() == 0:
-                    continue
-                if beta == 0.0:
-                    torch.mul(gradient, alpha, out=place)
-                else:
-                    place.mul_(beta).add_(gradient, alpha=alpha)
+            move(into[n], [g, of_bias], beta, alpha)
+            d = before
+        elif kind == "group norm":
+            scale = parameters[n][0] if len(parameters[n]) > 0 else None
+            moving = [len(into[n]) > 0 and into[n][i].numel() > 0 for i in range(2)]
+            # The kernel reads d in the layout of x.
+            if x.is_contiguous():
+                d = d.contiguous()
+            else:
+                d = d.contiguous(memory_format=torch.channels_last)
+            b, c, pixels = map_sizes(x)
+            before, g, of_bias = torch.ops.aten.native_group_norm_backward(
+                d,
+                x,
+                kept[n + 1][0],
+                kept[n + 1][1],
+                scale,
+                b,
+                c,
+                pixels,
+                s[0],
+                [on, moving[0], moving[1]],
+            )
+            move(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(

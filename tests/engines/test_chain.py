@@ -63,16 +63,19 @@ CHAINS = {
 CONVOLUTIONS = {
     "LeNet5": lambda: LeNet5(image_size=16),
     "CNN": lambda: CNN(image_size=16, kernel_size=3, hidden=8),
+    "SmallCNN": lambda: SmallCNN(image_size=16, width=4),
     # ReLU and pooling next to each other, apart and at the ends; strides, groups, no bias.
     "everything": lambda: nn.Sequential(
         nn.MaxPool2d(2, stride=1),
         nn.Conv2d(1, 4, (3, 2), stride=2, padding=(1, 0), bias=False),
         nn.ReLU(),
+        nn.GroupNorm(2, 4, eps=0.1),
         nn.ReLU(),
         nn.MaxPool2d((2, 1), padding=(1, 0), ceil_mode=True),
         nn.Tanh(),
         nn.MaxPool2d(2),
         nn.Conv2d(4, 2, 2, groups=2, dilation=1),
+        nn.GroupNorm(1, 2, affine=False),
         nn.Flatten(),
         nn.Linear(4, 3),
         nn.ReLU(),
@@ -80,7 +83,10 @@ CONVOLUTIONS = {
     "no linear layer": lambda: nn.Sequential(nn.Conv2d(1, 3, 16), nn.Flatten()),
 }
 OTHERS = {
-    "normalization": SmallCNN,
+    "running statistics": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Flatten()
+    ),
+    "normalized vectors": lambda: nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.GroupNorm(2, 4)),
     "residuals": ResNet18,
     "padding by reflection": lambda: nn.Sequential(
         nn.Conv2d(1, 1, 3, padding=1, padding_mode="reflect"), nn.Flatten(), nn.Linear(4, 2)

@@ -218,6 +218,10 @@ def test_vmap_is_refused_where_it_cannot_run_and_auto_takes_the_sequential_engin
     assert oracle.engine.name == "sequential"
 
 
+def gelu_after_convolution():
+    return nn.Sequential(nn.Conv2d(2, 2, 8), nn.GELU(), nn.Flatten(), nn.Linear(2, 3))
+
+
 COMPILED = "compiled chain" if is_scripted(train) else "eager chain"
 
 
@@ -228,9 +232,10 @@ COMPILED = "compiled chain" if is_scripted(train) else "eager chain"
         (lambda: MLP(12, (7,), 3), (12,), cross_entropy, "chain", True),
         (lambda: LeNet5(num_classes=3, image_size=16), (1, 16, 16), default_loss, COMPILED, False),
         (lambda: mlp(nn.GELU()), (12,), default_loss, "vmap", True),
-        (lambda: SmallCNN(2, 8, 3, width=2), (2, 8, 8), default_loss, "sequential", False),
+        (lambda: SmallCNN(2, 8, 3, width=2), (2, 8, 8), default_loss, COMPILED, False),
+        (gelu_after_convolution, (2, 8, 8), default_loss, "sequential", False),
     ],
-    ids=["linear chain", "own loss", "chain with convolutions", "no chain", "convolutions"],
+    ids=["linear chain", "own loss", "convolutions", "no chain", "normalization", "maps, no chain"],
 )
 def test_auto_takes_the_fastest_engine_that_works(build, shape, loss, engine, batched):
     """On a CPU: chains where there are some; no batches of convolutions. Without TorchScript the

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
+from pfl.aggregation.joined import clipped_sums
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.randomness import generator
@@ -227,27 +228,11 @@ class PrivateMean:
     def sums(
         self, messages: Mapping[str, Tensor], references: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Returns the sums of C clients' clipped messages by name, and of those below the clip.
-
-        A client's message that is not finite counts as zero.
-
-        Args:
-            messages: The values [C, K] by name.
-            references: Public values [K] that are subtracted, for some of the names.
-        """
-        rows = {n: v - references[n] if n in references else v for n, v in messages.items()}
-        squares = [values.double().square().sum(1) for values in rows.values()]
-        norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0)
-        scale = torch.where(norms.isfinite(), self.clip / norms.clamp_min(self.clip), 0.0)
-        # An infinite value times 0 is not a number, so such rows are replaced.
-        bad = ~norms.isfinite()
-        sums = {
-            name: scale.to(values) @ (values.masked_fill(bad[:, None], 0) if bad.any() else values)
-            for name, values in rows.items()
-        }
-        if self.privacy.adaptive is not None and squares:
+        """Returns `clipped_sums` of C clients, and with `adaptive` how many are below the clip."""
+        sums, norms = clipped_sums(messages, references, self.clip)
+        if self.privacy.adaptive is not None and sums:
             # Half a client is taken off each indicator, so that its sensitivity is 1/2.
-            sums[BELOW] = ((norms <= self.clip).double() - 0.5).sum().reshape(1).to(scale)
+            sums[BELOW] = ((norms <= self.clip).double() - 0.5).sum().reshape(1)
         return sums
 
     def release(
@@ -260,7 +245,7 @@ class PrivateMean:
 
         Args:
             sums: The sums over all clients of the round, in the same order in every process.
-            references: As in `sums`.
+            references: As in `clipped_sums`.
             round_index: The round, from 0.
         """
         rng = generator(self.seed, "privacy", round_index)

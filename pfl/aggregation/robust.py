@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.attacks import Attack
+from pfl.aggregation.joined import join, split
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 
@@ -26,7 +27,13 @@ class Rule(ABC):
         >>> rows = torch.tensor([[0.0, 1.0], [1.0, 2.0], [900.0, -900.0]])
         >>> Median()(rows)
         tensor([1., 1.])
+
+    Attributes:
+        limit: A number if the rule is the mean of messages that are scaled to this norm at most,
+            which needs no two of them at the same time; None: it needs all messages.
     """
+
+    limit: float | None = None
 
     @abstractmethod
     def __call__(self, rows: Tensor) -> Tensor:
@@ -169,7 +176,8 @@ class NormBound(Rule):
     """The mean of messages that are scaled to a norm of at most `limit` (Sun et al. 2019).
 
     A message is measured from its reference: a model from the model that the client received. f
-    attackers of n move the mean by at most 2 `limit` f / n.
+    attackers of n move the mean by at most 2 `limit` f / n. With a limit, messages are added up as
+    they come; without, all messages of a round are kept until its end.
 
     Args:
         limit: The largest norm; None: the median of the norms of the round.
@@ -209,11 +217,17 @@ class RobustMean:
 
     Args:
         rule: The rule; None: the method's weighted mean.
-        attack: What the attackers of the run do; None: there are none.
+        attack: What the attackers of the run do together; None: nothing.
+
+    Attributes:
+        limit: The norm to which messages are scaled, if all that is needed is their sum.
+        not_finite: How many clients' messages counted as zero, once they were combined.
     """
 
     def __init__(self, rule: Rule | None, attack: Attack | None) -> None:
         self.rule, self.attack = rule, attack
+        self.limit = rule.limit if rule is not None and attack is None else None
+        self.not_finite = 0
 
     def combine(
         self,
@@ -232,18 +246,16 @@ class RobustMean:
             weights: The weights of the clients in the mean of each message, [n], of sum 1.
             attacking: Which of the clients attack, bool [n].
         """
-        widths = [values.shape[1] for values in rows.values()]
-        joined = torch.cat([v - references.get(name, 0) for name, v in rows.items()], 1)
-        joined[~joined.isfinite().all(1)] = 0
+        joined = join(rows, references)
+        bad = ~joined.isfinite().all(1)
+        joined[bad], self.not_finite = 0, int(bad.sum())
         if self.attack is not None and attacking.any() and not attacking.all():
-            sent = self.attack.collude(joined[~attacking], int(attacking.sum()))
-            if sent is not None:
-                joined[attacking] = sent
+            message = self.attack.collude(joined[~attacking], int(attacking.sum()))
+            if message is not None:
+                joined[attacking] = message
         if self.rule is not None:
-            parts = self.rule(joined).split(widths)
-        else:
-            columns = zip(rows, joined.split(widths, 1), strict=True)
-            parts = tuple(weights[name].to(values) @ values for name, values in columns)
+            return split(self.rule(joined), rows, references)
         return {
-            name: part + references.get(name, 0) for name, part in zip(rows, parts, strict=True)
+            name: weights[name].to(values) @ values + references.get(name, 0)
+            for name, values in split(joined, rows, {}).items()
         }

@@ -94,8 +94,8 @@ class Party:
 
     def settle(self, counted: int | None) -> None:
         """Keeps the pending states if the server has counted their round, and else forgets them."""
-        if self._pending is not None and self._pending.round == counted:
-            self.method.states.commit(self._pending)
+        if self._pending is not None:
+            self.method.states.commit(self._pending, self._pending.round == counted)
         self._pending = None
 
     def evaluate(

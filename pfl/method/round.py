@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.joined import join, split
 from pfl.aggregation.robust import RobustMean
 from pfl.clients import Clients
 from pfl.communication import Message
@@ -70,7 +71,8 @@ class Round:
         self.method, self.index = method, index
         who = method.run.loop.participation
         attack = None if who.attackers is None else who.attackers.attack
-        robust = RobustMean(who.aggregation, attack) if who.aggregation or who.collude else None
+        together = attack if who.collude else None
+        robust = RobustMean(who.aggregation, together) if who.aggregation or together else None
         self.totals = RoundTotals(method.weighting, method.run.private, robust)
         self.train_clients: Callable[[FederatedAlgorithm, Clients], Messages] = train_clients
         self._download: dict[str, Message] = {}
@@ -82,7 +84,8 @@ class Round:
         method = self.method
         if method.sends_first:
             for clients, messages in first_uploads(method, method.cohort(self.index)):
-                for name, message in self._attack(messages, clients).items():
+                references = self._references(messages)
+                for name, message in self._attack(messages, clients, references).items():
                     method.states.store.write(KEPT + name, clients.ids, message.values)
                 up = sum(message.nbytes for message in messages.values())
                 self.totals.counts[3] += method.ledger.add(clients.ids, 0, up)[1]
@@ -124,10 +127,10 @@ class Round:
         size = method.oracle.engine.group_size(len(clients), method.threads.count)
         for group, sent in method.in_groups(clients, self._train_group, size):
             down, up = method.ledger.add(group.ids, sent.down, sent.up if arrives else 0)
-            if not arrives:  # the client's new states stay pending, and are forgotten
+            method.states.commit(group, arrives)  # else new states stay pending, and are forgotten
+            if not arrives:
                 totals.add_lost(len(group), down, up, sent.log)
                 continue
-            method.states.commit(group)
             for name, values in sent.kept.items():
                 method.states.store.write(KEPT + name, group.ids, values)
             totals.log.extend(sent.log)
@@ -137,12 +140,17 @@ class Round:
 
     def _train_group(self, clients: Clients) -> Exchange:
         """Trains a group of clients, in a thread if there are several."""
-        method, log = self.method, Log()
+        method, totals, log = self.method, self.totals, Log()
+        who = method.run.loop.participation
+        measured = totals.private or totals.robust or who.attackers
         with logging_to(log), method.in_full_precision():
             if not clients.state:
                 method.states.load(clients)
             down = self._receive(clients)
-            messages = self._attack(self.train_clients(method, clients), clients)
+            messages = self.train_clients(method, clients)
+            if measured and totals.references is None:
+                totals.references = self._references(messages)
+            messages = self._attack(messages, clients, totals.references or {})
             ranges = {name: value_range(rows) for name, rows in clients.state.items()}
             if method.personal_buffers == "received" and "personal_buffers" in clients.state:
                 clients.state["personal_buffers"][clients.empty] = torch.nan  # nothing was trained
@@ -151,31 +159,30 @@ class Round:
         rest = {name: m for name, m in messages.items() if name not in kept}
         rows = {name: m.values for name, m in rest.items() if m.reduce == "rows"}
         means = {name: m for name, m in rest.items() if m.reduce == "mean"}
-        if self.totals.private is not None:
+        if totals.private is not None:
             checks.refuse_rows(method, rows)
-        if self.totals.robust is not None:
+        if totals.robust is not None:
             checks.require_means(method, means, messages)
-            rows |= {name: message.values for name, message in means.items()}
-        if self.totals.private is not None or self.totals.robust is not None:
-            self.totals.references = self._references(means)
-        sums = self.totals.weigh(means, clients.sizes, method.space.vector)
+            if totals.robust.limit is None:
+                rows |= {name: message.values for name, message in means.items()}
+        sums = totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
 
-    def _attack(self, messages: Messages, clients: Clients) -> Messages:
+    def _attack(
+        self, messages: Messages, clients: Clients, references: Mapping[str, Tensor]
+    ) -> Messages:
         """Returns the messages with what attackers send in place of theirs."""
         who = self.method.run.loop.participation
         if not messages or who.attackers is None or not who.attackers.attack.replaces("change"):
             return messages
-        references = self._references(messages)
-        changed = {name: replace(m, values=m.values.clone()) for name, m in messages.items()}
-        widths = [message.values.shape[1] for message in changed.values()]
+        values = {name: message.values.clone() for name, message in messages.items()}
         for row in np.flatnonzero(who.attacking(self.index, clients.ids)):
             rng = generator(self.method.seed, "attack", self.index, int(clients.ids[row]))
-            parts = [m.values[row] - references.get(name, 0) for name, m in changed.items()]
-            sent = who.attackers.attack.change(torch.cat(parts), rng).split(widths)
-            for (name, message), part in zip(changed.items(), sent, strict=True):
-                message.values[row] = part + references.get(name, 0)
-        return changed
+            one = {name: rows[row : row + 1] for name, rows in values.items()}
+            sent = who.attackers.attack.change(join(one, references)[0], rng)
+            for name, message in split(sent, one, references).items():
+                values[name][row] = message
+        return {name: replace(m, values=values[name]) for name, m in messages.items()}
 
     def _references(self, messages: Messages) -> dict[str, Tensor]:
         """Returns the public values near which messages lie, by name, where they are not zero."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.aggregation.joined import NOT_FINITE, clipped_sums
 from pfl.aggregation.privacy import PrivateMean
 from pfl.aggregation.robust import RobustMean
 from pfl.communication import Message
@@ -29,7 +30,8 @@ class RoundTotals:
         counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
             messages were lost, their number and their sample gradients; float64 [6].
         metrics: Numbers for the round's row of metrics, by name.
-        references: The public values near which messages lie, by name; for private means.
+        references: The public values near which the messages of all clients lie, by name, where
+            they are not zero; None before they are known.
         log: The losses and tables of the clients whose messages arrived.
         ids: The ids of these clients, ascending int64; after `reduce`.
         not_finite: Names of client states with a value that is not finite; after `reduce`.
@@ -51,7 +53,7 @@ class RoundTotals:
         robust: RobustMean | None = None,
     ) -> None:
         self.weighting, self.private, self.robust = weighting, private, robust
-        self.references: dict[str, Tensor] = {}
+        self.references: dict[str, Tensor] | None = None
         self.sums: dict[str, Tensor] = {}
         self.counts = np.zeros(6)
         self.metrics: dict[str, float] = {}
@@ -74,9 +76,11 @@ class RoundTotals:
             sizes: Number of samples of each client, int64 [C].
             like: A tensor with the dtype and the device of the sums.
         """
+        values = {name: message.values.to(like) for name, message in messages.items()}
         if self.private is not None:
-            values = {name: message.values.to(like) for name, message in messages.items()}
-            return self.private.sums(values, self.references)
+            return self.private.sums(values, self.references or {})
+        if self.robust is not None and self.robust.limit is not None:
+            return clipped_sums(values, self.references or {}, self.robust.limit)[0]
         sums = {}
         for name, message in messages.items():
             self._weightings[name] = message.weighting or self.weighting
@@ -84,7 +88,7 @@ class RoundTotals:
                 continue  # it takes the messages one by one
             uniform = self._weightings[name] == "uniform"
             weights = torch.from_numpy(np.ones(len(sizes)) if uniform else sizes).to(like)
-            sums[name] = weights @ message.values.to(weights.dtype)
+            sums[name] = weights @ values[name]
         return sums
 
     def add(
@@ -164,17 +168,19 @@ class RoundTotals:
             client_sizes: Number of samples of each client of `ids`, int64 [n].
             attacking: Which of them attack, bool [n].
         """
+        sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
+        references = self.references or {}
+        if NOT_FINITE in sums:
+            self.metrics["not_finite"] = float(sums.pop(NOT_FINITE))
         if self.private is not None:
-            sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
-            return self.private.release(sums, self.references, round_index)
+            return self.private.release(sums, references, round_index)
         samples, clients, *_ = self.counts.tolist()
         weight = {"samples": samples, "uniform": clients}
         if weight[self.weighting] == 0:
             return None
-        means = {
-            name: sum_over_processes(total).div_(weight[self._weightings[name]])
-            for name, total in self.sums.items()
-        }
+        if self.robust is not None and self.robust.limit is not None:
+            return {n: total / clients + references.get(n, 0) for n, total in sums.items()}
+        means = {n: total.div_(weight[self._weightings[n]]) for n, total in sums.items()}
         rows, self._rows = self._rows, {}  # all rows are in memory once, not twice
         gathered = {name: self._gather_rows(rows.pop(name)) for name in list(rows)}
         if self.robust is not None and self._weightings:
@@ -185,7 +191,8 @@ class RoundTotals:
                 for name, weighting in self._weightings.items()
             }
             attackers = torch.from_numpy(attacking)
-            means |= self.robust.combine(of_means, self.references, shares, attackers)
+            means |= self.robust.combine(of_means, references, shares, attackers)
+            self.metrics["not_finite"] = self.robust.not_finite
         return means | gathered
 
     def _gather_rows(self, parts: list[Tensor]) -> Tensor:

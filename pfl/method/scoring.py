@@ -83,30 +83,13 @@ class Evaluation:
             newcomers, clients = (clients.rows(np.flatnonzero(rows)) for rows in (new, ~new))
         if algorithm.has_global:
             self._global_numbers = algorithm.parameters_global()
-            if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
-                self._score_own("global", algorithm, clients)
-            else:
-                self._score_global(self._metric(clients.split, "global"), algorithm, clients)
-        if algorithm.has_personalized:
-            self._score_own("personalized", algorithm, clients)
+        self._score_models(clients.split, algorithm, clients)
         if self.backdoor is not None and clients.split == "test":
-            self._score_backdoor(self.backdoor, algorithm, clients)
+            self._score_models(BACKDOOR, algorithm, _with_backdoor(self.backdoor, clients))
         if self.finetuning.steps:
             self._score_adapted("finetuned", self.finetuning.steps, algorithm, clients)
         if len(self.unseen):
             self._score_adapted("unseen", self.finetuning.for_unseen, algorithm, newcomers)
-
-    def _score_backdoor(
-        self, attack: Backdoor, algorithm: FederatedAlgorithm, clients: Clients
-    ) -> None:
-        """Scores how often each client's models see the class that a backdoor wants."""
-        data = clients.data.with_backdoor(attack.add_trigger, attack.target)
-        order = np.argsort(-data.sizes("test", clients.ids), kind="stable")
-        shown = replace(clients.rows(order), data=data)
-        if algorithm.has_global:
-            self._score_own("global", algorithm, shown, BACKDOOR)
-        if algorithm.has_personalized:
-            self._score_own("personalized", algorithm, shown, BACKDOOR)
 
     def finish(self) -> dict[str, float]:
         """Returns all reported numbers, named `<split>/<kind>/<number>`.
@@ -140,22 +123,21 @@ class Evaluation:
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
 
-    def _score_own(
-        self,
-        kind: str,
-        algorithm: FederatedAlgorithm,
-        clients: Clients,
-        what: str | None = None,
-    ) -> None:
-        """Scores every client's own model, or the global model with the client's own buffers.
+    def _score_models(self, name: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+        """Scores the global and the personalized models, under the name of a split."""
+        if algorithm.has_global:
+            if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
+                self._score_own(name, "global", algorithm, clients)
+            else:
+                self._score_global(name, algorithm, clients)
+        if algorithm.has_personalized:
+            self._score_own(name, "personalized", algorithm, clients)
 
-        Args:
-            kind: "global" or "personalized".
-            algorithm: The method.
-            clients: The clients.
-            what: The name of the scores; None: the clients' split.
-        """
-        metric, keep = self._metric(what or clients.split, kind), bool(self.loop.metrics)
+    def _score_own(
+        self, name: str, kind: str, algorithm: FederatedAlgorithm, clients: Clients
+    ) -> None:
+        """Scores every client's own model, or the global model with the client's own buffers."""
+        metric, keep = self._metric(name, kind), bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
@@ -219,9 +201,8 @@ class Evaluation:
                     metrics[k].add(part)
                 metrics[k].finish()
 
-    def _score_global(
-        self, metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients
-    ) -> None:
+    def _score_global(self, name: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+        metric = self._metric(name, "global")
         if not len(clients):
             return
         if not clients.data.shared(clients.split):
@@ -230,10 +211,17 @@ class Evaluation:
         # All clients have the same samples and the same model: the first client's score is every
         # client's score.
         ids = clients.ids
-        if clients.split not in self._shared:
-            self._shared[clients.split], ids = int(ids[0]), ids[1:]
+        if name not in self._shared:
+            self._shared[name], ids = int(ids[0]), ids[1:]
             _score_pooled(metric, algorithm, replace(clients, ids=clients.ids[:1]))
-        metric.copy(self._shared[clients.split], torch.from_numpy(ids))
+        metric.copy(self._shared[name], torch.from_numpy(ids))
+
+
+def _with_backdoor(attack: Backdoor, clients: Clients) -> Clients:
+    """Returns clients whose test samples have the mark of a backdoor, and the class it wants."""
+    data = clients.data.with_backdoor(attack.add_trigger, attack.target)
+    order = np.argsort(-data.sizes("test", clients.ids), kind="stable")
+    return replace(clients.rows(order), data=data)
 
 
 def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients) -> None:

@@ -107,10 +107,15 @@ class States:
         clients.state = {name: store.read(name, clients.ids, method.device) for name in store.names}
         statistics.receive(method, clients)
 
-    def commit(self, clients: Clients) -> None:
-        """Keeps the states of clients whose messages the server has counted."""
+    def commit(self, clients: Clients, counted: bool = True) -> None:
+        """Keeps the states of clients, if the server has counted their messages.
+
+        The number of private gradients is kept in any case: a client cannot know who has seen a
+        message that was lost.
+        """
         for name in self.store.names:
-            self.store.write(name, clients.ids, clients.state[name])
+            if counted or name == GRADIENTS:
+                self.store.write(name, clients.ids, clients.state[name])
 
     def rounded(self, name: str, values: Tensor) -> Tensor:
         """Returns rows of a client state as they will be read."""

@@ -161,6 +161,9 @@ def _part(
     digest = str(run.summary.get("partition_hash", index))
     state = "The run diverged." if run.diverged else "The run has not ended."
     words = [str(run.summary.get("protocol", state))]
+    if "privacy" in run.summary:
+        epsilon = run.summary["privacy/epsilon"]
+        words.append(f"Privacy: epsilon {epsilon:.4g}, {run.summary['privacy']}.")
     if len(table["client"]) < len(whole["client"]):
         words.append(
             f"Of {len(whole['client']):,} clients, {len(table['client']):,} are shown, from the "

@@ -9,6 +9,8 @@ from scipy.optimize import minimize
 
 from models import HalfSquaredError
 from pfl import ConfigError
+from pfl.aggregation.attacks import Attackers, SignFlip
+from pfl.aggregation.privacy import Privacy
 from pfl.aggregation.robust import (
     Bulyan,
     GeometricMedian,
@@ -16,9 +18,10 @@ from pfl.aggregation.robust import (
     Median,
     NormBound,
     RobustMean,
+    Rule,
     TrimmedMean,
 )
-from pfl.algorithms import FedAvg
+from pfl.algorithms import SCAFFOLD, FedAvg
 from tests.algorithms.methods import BATCHES, METHODS, small_network, small_world
 
 FAR = 1e6
@@ -167,6 +170,52 @@ def test_a_message_that_is_not_finite_counts_as_no_change():
     means = RobustMean(Median(), None).combine(rows, reference, {}, torch.zeros(3, dtype=bool))
     # Changes (-1, 0), (0, 0), (3, 1): medians 0 and 0.
     torch.testing.assert_close(means["w"], torch.tensor([2.0, 2.0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("privacy", Privacy(1.0, 1.0)),
+        ("aggregation", Median()),
+        ("aggregation", NormBound(1.0)),
+    ],
+)
+def test_the_row_says_how_many_messages_are_not_finite(fit, name, made):
+    """Two of four clients send infinite values, in the second round; the model stays finite."""
+
+    class Diverges(FedAvg):
+        def client_update(self, clients, w):
+            sent = super().client_update(clients, w).clone()
+            sent[torch.from_numpy(clients.ids < 2 * clients.round), 0] = float("inf")
+            return sent
+
+    method = Diverges(small_network(), loss=HalfSquaredError(), **BATCHES)
+    run = fit(method, small_world(), 2, clients_at_once=3, **{name: made})
+    assert [row["not_finite"] for row in run.trainer.recorder.rows] == [0, 2]
+    assert run.global_model.isfinite().all()
+
+
+class AtOnce(Rule):
+    """`NormBound(0.05)` of all messages together."""
+
+    def __call__(self, rows):
+        return NormBound(0.05)(rows)
+
+
+class AsTheyCome(NormBound):
+    def __call__(self, rows):
+        raise AssertionError("the messages were kept")
+
+
+@pytest.mark.parametrize("chunk", [4, 1])
+def test_a_norm_bound_adds_messages_up_as_they_come(fit, chunk):
+    runs = []
+    for rule in (AtOnce(), AsTheyCome(0.05)):
+        method = SCAFFOLD(small_network(), loss=HalfSquaredError(), **BATCHES)
+        loop = dict(clients_per_round=3, clients_at_once=chunk, aggregation=rule)
+        fit(method, small_world(), 3, attackers=Attackers([1], SignFlip(5.0)), **loop)
+        runs.append(method.global_model)
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-14)
 
 
 def test_without_trimming_the_rule_is_the_uniform_mean(fit):

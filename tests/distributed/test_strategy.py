@@ -55,7 +55,30 @@ FITS = {
         DIGITS,
         "clients_at_once=1, dropout=[[0, 1], [], [0, 1, 2, 4, 5, 6]], stragglers=0.5, unseen=[3]",
     ),
+    "privacy": (
+        "SCAFFOLD(MLP(64, [6]))",
+        DIGITS,
+        "clients_per_round=3, sampling='bernoulli', clients_at_once=2, "
+        "privacy=Privacy(1.0, 1.0, adaptive=AdaptiveClip())",
+    ),
+    "sample privacy": (
+        "Ditto(MLP(64, [6]))",
+        DIGITS,
+        "clients_per_round=3, clients_at_once=2, dropout=0.4, "
+        "sample_privacy=SamplePrivacy(1.0, 1.0)",
+    ),
+    "median": (
+        "FedAvg(MLP(64, [6]))",
+        DIGITS,
+        "clients_at_once=2, aggregation=Median(), attackers=Attackers([0, 3], InnerProduct())",
+    ),
+    "norm bound": (
+        "FedAvg(MLP(64, [6]))",
+        DIGITS,
+        "clients_at_once=2, aggregation=NormBound(0.1), attackers=Attackers([0], SignFlip(9.0))",
+    ),
 }
+SPECIAL = list(FITS)
 for method in METHODS.values():
     # With client state, two processes own two of the four clients each; three processes own two,
     # one and one. In the first round no client of the first process trains, in the last round none
@@ -76,7 +99,6 @@ def kind(entry):
     return *kept, entry.everyone, entry.pooled, method.sends_first
 
 
-SPECIAL = list(FITS)[:6]
 ONE_OF_EACH_KIND = {kind(entry): name for name, entry in METHODS.items()}
 IN_THREE = [
     name
@@ -95,7 +117,10 @@ from torchmetrics.classification import MulticlassAUROC
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl import FederatedLoop, Trainer
-from pfl.algorithms import FedAvg, FedSLR, LocalTrain
+from pfl.aggregation.attacks import Attackers, InnerProduct, SignFlip
+from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
+from pfl.aggregation.robust import Median, NormBound
+from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedSLR, LocalTrain
 from tests.algorithms.methods import METHODS, small_network, small_world
 from models import HalfSquaredError
 

@@ -1,0 +1,62 @@
+"""All messages of a client as one vector, measured from what is public of them (references)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+NOT_FINITE = "not finite"  # among the sums: how many clients' messages counted as zero
+
+
+def join(messages: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> Tensor:
+    """Returns the messages [C, K_i] by name as rows [C, sum K_i], minus their references.
+
+    Example:
+        >>> join({"a": torch.tensor([[5.0]]), "b": torch.tensor([[2.0]])}, {"a": torch.ones(1)})
+        tensor([[4., 2.]])
+    """
+    return torch.cat([v - references[n] if n in references else v for n, v in messages.items()], 1)
+
+
+def split(
+    joined: Tensor, messages: Mapping[str, Tensor], references: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns values [..., sum K_i] as messages [..., K_i] by name, with their references."""
+    parts = joined.split([values.shape[1] for values in messages.values()], -1)
+    return {
+        name: part + references[name] if name in references else part
+        for name, part in zip(messages, parts, strict=True)
+    }
+
+
+def clipped_sums(
+    messages: Mapping[str, Tensor], references: Mapping[str, Tensor], limit: float
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Returns the sums of C clients' messages, scaled to a joint norm of at most `limit`.
+
+    A client's message that is not finite counts as zero.
+
+    Args:
+        messages: The values [C, K] by name.
+        references: Public values [K] that are subtracted, for some of the names.
+        limit: The largest norm of a client's messages together.
+
+    Returns:
+        The sums [K] by name, with the number of messages that were not finite as `NOT_FINITE`, and
+        the norms of the clients' messages, float64 [C].
+    """
+    rows = {n: v - references[n] if n in references else v for n, v in messages.items()}
+    squares = [values.double().square().sum(1) for values in rows.values()]
+    norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0)
+    bad = ~norms.isfinite()
+    scale = torch.where(bad, 0.0, limit / norms.clamp_min(limit))
+    # An infinite value times 0 is not a number, so such rows are replaced.
+    sums = {
+        name: scale.to(values) @ (values.masked_fill(bad[:, None], 0) if bad.any() else values)
+        for name, values in rows.items()
+    }
+    if sums:
+        sums[NOT_FINITE] = bad.sum().reshape(1).to(scale)
+    return sums, norms

@@ -101,12 +101,14 @@ class Engine(ABC):
     def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         rows = [
-            self.runner.predict(
-                w[c], batch.inputs[c, :count], None if buffers is None else buffers[c]
-            )
+            self.predict(w[c], batch.inputs[c, :count], None if buffers is None else buffers[c])
             for c, count in enumerate(batch.counts)
         ]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
+        """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...], in evaluation mode."""
+        return self.runner.predict(w, inputs, buffers)
 
     def releases_gil(self) -> bool:
         """Whether `descend` runs without the interpreter's lock, so that threads run at once."""

@@ -44,6 +44,7 @@ class Chain:
         self.steps, self.spans = _pool_first(steps), spans
         starts = sorted(span.start for own in spans.values() for span in own)
         self.order = {start: n for n, start in enumerate(starts)}  # of the parameters in the space
+        self.shapes = [[_shape(step, p) for p in step.parameters()] for step in self.steps]
         kinds = [KINDS[type(step)] for step in self.steps]
         self.batched = "convolution" not in kinds
         self.layers = Layers(
@@ -108,12 +109,12 @@ class Models:
     def __init__(self, chain: Chain, w: Tensor, moving: list[bool] | None = None) -> None:
         self.chain, self.w, self.is_single = chain, w, len(w) == 1
         self.parameters: list[list[Tensor]] = []
-        for step in chain.steps:
-            views = [
-                w[:, span].unflatten(1, _shape(step, parameter))
-                for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
-            ]
-            views = [view[0] for view in views] if self.is_single else views
+        for step, shapes in zip(chain.steps, chain.shapes, strict=True):
+            parts = zip(chain.spans[step], shapes, strict=True)
+            if self.is_single:
+                views = [w[0, span].view(shape) for span, shape in parts]
+            else:
+                views = [w[:, span].unflatten(1, shape) for span, shape in parts]
             if moving is not None:
                 on = [moving[chain.order[span.start]] for span in chain.spans[step]]
                 views = [v if moves else v.new_empty(0) for v, moves in zip(views, on, strict=True)]
@@ -123,19 +124,19 @@ class Models:
             moves = [n for n, own in enumerate(self.parameters) if any(p.numel() for p in own)]
             self.layers = chain.layers._replace(first=moves[0])
 
-    def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def forward(self, inputs: Tensor, *, keep: bool = True) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the layers on inputs [C, B, ...].
 
         Returns:
-            The input of every layer followed by the output of the last, [C, B, K]; and what the
-            layers' derivatives need besides.
+            The input of every layer followed by the output of the last, [C, B, K], or that output
+            alone if nothing is to `keep`; and what the layers' derivatives need besides.
         """
         chain, x = self.chain, inputs[0] if self.is_single else inputs
         if chain.batched:
             x = x.flatten(1 if self.is_single else 2)
         if chain.layers.channels_last:
             x = x.to(memory_format=torch.channels_last)
-        return forward(x, chain.layers, self.parameters)
+        return forward(x, chain.layers, self.parameters, keep)
 
     def backward(
         self, kept: tuple[list[Tensor], list[Tensor]], d: Tensor, into: Models, step: Step

@@ -66,8 +66,11 @@ class ChainEngine(Engine):
     def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
         if not self.batched:
             return super().outputs(w, batch, buffers)
-        outputs = Models(self.chain, w).forward(batch.inputs)[0][-1]
+        outputs = Models(self.chain, w).forward(batch.inputs, keep=False)[0][0]
         return outputs[None] if len(w) == 1 else outputs
+
+    def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
+        return Models(self.chain, w[None]).forward(inputs[None], keep=False)[0][0]
 
     def train(
         self, models: list[Models], block: StepBlock, into: list[Models], step: Step

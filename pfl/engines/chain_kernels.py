@@ -92,7 +92,7 @@ def move(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float)
 
 
 def forward(
-    x: Tensor, layers: Layers, parameters: list[list[Tensor]]
+    x: Tensor, layers: Layers, parameters: list[list[Tensor]], keep: bool
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Runs the layers; see `pfl.engines.chain.Models.forward`."""
     values, kept = [x], [x]
@@ -123,8 +123,11 @@ def forward(
             y = torch.tanh(x)
         else:
             y = torch.sigmoid(x)
-        values.append(y)
-        kept.append(extra)
+        if keep:
+            values.append(y)
+            kept.append(extra)
+        else:
+            values = [y]
     return values, kept
 
 
@@ -258,7 +261,7 @@ def train(
         x = x.view(shape)
         if layers.channels_last:  # max pooling on CPUs is several times faster with it
             x = x.clone(memory_format=torch.channels_last)  # after `view`, which drops the layout
-        values, kept = forward(x, layers, parameters)
+        values, kept = forward(x, layers, parameters, True)
         log, d = cross_entropy(values[-1], y[k], minus_one)
         chosen.append(log)
         if factors is not None:

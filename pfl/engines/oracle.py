@@ -221,7 +221,7 @@ class Oracle:
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
         """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...]."""
-        return self.runner.predict(w, inputs, buffers)
+        return self.engine.predict(w, inputs, buffers)
 
     # ---- threads and devices ------------------------------------------------------------------
 

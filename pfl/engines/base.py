@@ -107,7 +107,7 @@ class Engine(ABC):
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
-        """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...], in evaluation mode."""
+        """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...], to evaluate it."""
         return self.runner.predict(w, inputs, buffers)
 
     def releases_gil(self) -> bool:

@@ -274,6 +274,12 @@ def _array(values: Tensor) -> np.ndarray:
     return values.detach().cpu().numpy().copy()
 
 
+def quiet(root: Path, rounds: int, *callbacks: pl.Callback, **settings: Any) -> Trainer:
+    """A Trainer of the CPU without a progress bar, which writes into the folder `root`."""
+    own: dict[str, Any] = {"accelerator": "cpu", "enable_progress_bar": False, **settings}
+    return Trainer(max_epochs=rounds, default_root_dir=root, callbacks=list(callbacks), **own)
+
+
 def run(
     algorithm: FederatedAlgorithm,
     data: Problem | FederatedDataModule,
@@ -293,16 +299,8 @@ def run(
     parts = datamodule.partition
     held_out = {"val": parts.val.sizes.any(), "test": parts.test.sizes.any()}
     evaluated = any(held_out[split] for split in loop_args.get("evaluate", ("val", "test")))
-    trainer = Trainer(
-        max_epochs=rounds,
-        limit_val_batches=None if evaluated else 0,
-        precision=precision,
-        accelerator="auto" if strategy else "cpu",
-        strategy=strategy or "auto",
-        callbacks=list(callbacks),
-        default_root_dir=root,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-    )
+    settings = dict(precision=precision, limit_val_batches=None if evaluated else 0)
+    places = dict(strategy=strategy, accelerator="auto") if strategy else {}
+    trainer = quiet(root, rounds, *callbacks, enable_checkpointing=False, **settings, **places)
     trainer.fit(algorithm, datamodule=FederatedLoop(datamodule, **loop_args))
     return algorithm

@@ -105,3 +105,20 @@ def descend(w, loss, lr, steps, moving=slice(None)):
 def rate(t):
     """The learning rate of a round."""
     return LOCAL["lr"] * LOCAL["lr_decay"] ** t
+
+
+def mean_model(cohort, models):
+    """The clients' models weighted by their numbers of samples."""
+    sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
+    return (sizes / sizes.sum()) @ torch.stack(models)
+
+
+def averaged(loss):
+    """w after each round where client i descends on loss(v, x, y, i, w) from the round's w."""
+    w, history = start(), []
+    for t, cohort in enumerate(TRACE):
+        own = [(lambda v, i=i, w=w: loss(v, *samples()[i], i, w)) for i in cohort]
+        models = [descend(w, one, rate(t), LOCAL["local_steps"]) for one in own]
+        w = mean_model(cohort, models) if cohort else w
+        history.append(w.numpy())
+    return history

@@ -3,7 +3,7 @@
 import torch
 
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from tests.algorithms.methods import (
     BATCHES,
     EVERY_METHOD,
@@ -13,18 +13,13 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
+from tests.problems import quiet
 
 
 def begin(root, method, rounds, seed, ckpt_path=None):
     """Train with checkpoints and evaluation; the algorithm."""
     algorithm = method.make(small_network(seed), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)
-    trainer = Trainer(
-        max_epochs=rounds,
-        precision="64-true",
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-    )
+    trainer = quiet(root, rounds, precision="64-true")
     count = None if method.everyone else 2
     loop = FederatedLoop(small_world(), clients_per_round=count)
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)

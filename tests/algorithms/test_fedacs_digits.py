@@ -6,10 +6,11 @@ import torch
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedACS, LocalTrain
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms.reference_agg_acs import table
+from tests.problems import quiet
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +54,7 @@ def test_just_below_somebody_collaborates(fit, digits):
 
 def trained(root, digits, rounds, ckpt_path=None, seed=0, engine="auto", loop=None, **kwargs):
     algorithm = FedACS(network(seed), lr=0.1, batch_size=32, quantile=0.4, engine=engine, **kwargs)
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        limit_val_batches=0,
-        callbacks=[RoundCheckpoint(every_seconds=0)],
-    )
+    trainer = quiet(root, rounds, RoundCheckpoint(every_seconds=0), limit_val_batches=0)
     data = FederatedLoop(digits, clients_per_round=4, **(loop or {}))
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
     return algorithm

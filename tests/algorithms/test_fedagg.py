@@ -9,12 +9,12 @@ import torch
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAgg
 from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import rates_by_round
-from tests.problems import History, Steps, batches_of_clients, least_squares
+from tests.problems import History, Steps, batches_of_clients, least_squares, quiet
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 SIZES = (7, 2, 5, 3)
@@ -253,14 +253,13 @@ def trained(
     """A small network after some rounds of 3 of the 5 clients."""
     torch.manual_seed(seed)
     algorithm = FedAgg(MLP(64, (6,)), lr=0.02, local_epochs=2, batch_size=64, **kwargs)
-    trainer = Trainer(
-        max_epochs=rounds,
+    trainer = quiet(
+        root,
+        rounds,
+        RoundCheckpoint(every_seconds=0),
+        *callbacks,
         precision=precision,
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
         limit_val_batches=0,
-        callbacks=[RoundCheckpoint(every_seconds=0), *callbacks],
     )
     data = FederatedLoop(digits, clients_per_round=3, **(loop or {}))
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)

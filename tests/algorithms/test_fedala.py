@@ -13,6 +13,7 @@ from tests.algorithms.class_world import (
     TRACE,
     descend,
     entropy,
+    mean_model,
     network,
     rate,
     samples,
@@ -64,8 +65,7 @@ def slow():
         for i, v in zip(cohort, models, strict=True):
             own[i] = v[BODY:]
         if cohort:
-            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            w = (sizes / sizes.sum()) @ torch.stack(models)
+            w = mean_model(cohort, models)
         history.append((w.numpy(), torch.stack(own).numpy(), torch.stack(weights).numpy(), passes))
     return history
 

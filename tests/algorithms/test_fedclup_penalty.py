@@ -14,7 +14,7 @@ from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import Stop, assert_rounds
 from tests.commands import table
-from tests.problems import Models, Problem, least_squares, scalar_problem
+from tests.problems import Models, Problem, least_squares, quiet, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -326,13 +326,8 @@ def train(root, schedule, *callbacks, start=0, ckpt_path=None, max_epochs=8, **t
         FedCLUP(MLP(64, (8,)), penalty=0.1, local_steps=2, **SCHEDULES[schedule]),
         Models(),
     )
-    trainer = Trainer(
-        max_epochs=max_epochs,
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        callbacks=[RoundCheckpoint(every_seconds=0), models, *callbacks],
-        **trainer,
+    trainer = quiet(
+        root, max_epochs, RoundCheckpoint(every_seconds=0), models, *callbacks, **trainer
     )
     data = FederatedLoop(DigitsDataModule(6, Dirichlet(1.0)), clients_per_round=3)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)

@@ -12,10 +12,8 @@ from tests.algorithms.class_world import (
     LOCAL,
     SIZE,
     TRACE,
-    descend,
+    averaged,
     network,
-    rate,
-    samples,
     start,
     world,
     z_of,
@@ -40,22 +38,7 @@ def calibrated_loss(v, x, y, labels, tau):
 
 
 def slow():
-    """w after each round."""
-    w, history = start(), []
-    for t, cohort in enumerate(TRACE):
-        models = []
-        for i in cohort:
-            x, y = samples()[i]
-
-            def loss(v, x=x, y=y, i=i):
-                return calibrated_loss(v, x, y, LABELS[i], CALIBRATION)
-
-            models.append(descend(w, loss, rate(t), LOCAL["local_steps"]))
-        if cohort:
-            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            w = (sizes / sizes.sum()) @ torch.stack(models)
-        history.append(w.numpy())
-    return history
+    return averaged(lambda v, x, y, i, w: calibrated_loss(v, x, y, LABELS[i], CALIBRATION))
 
 
 def assert_equal(fit, kind, **settings):

@@ -10,15 +10,11 @@ from tests.algorithms.class_world import (
     BODY,
     CLASSES,
     FEATURES,
-    LABELS,
     LOCAL,
     TRACE,
-    descend,
+    averaged,
     entropy,
     network,
-    rate,
-    samples,
-    start,
     world,
     z_of,
 )
@@ -35,27 +31,12 @@ def not_true(w, x, label):
     return torch.softmax(torch.stack(others), 0)
 
 
-def slow():
-    """w after each round."""
-    w, history = start(), []
-    for t, cohort in enumerate(TRACE):
-        models = []
-        for i in cohort:
-            x, y = samples()[i]
-
-            def loss(v, x=x, y=y, w=w):
-                away = 0.0
-                for sample, label in zip(x, y.tolist(), strict=True):
-                    p, q = not_true(w, sample, label), not_true(v, sample, label)
-                    away = away + (p * torch.log(p / q)).sum()
-                return entropy(v, x, y) + DISTILLATION * away / len(x)
-
-            models.append(descend(w, loss, rate(t), LOCAL["local_steps"]))
-        if cohort:
-            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            w = (sizes / sizes.sum()) @ torch.stack(models)
-        history.append(w.numpy())
-    return history
+def distilled_loss(v, x, y, i, w):
+    away = 0.0
+    for sample, label in zip(x, y.tolist(), strict=True):
+        p, q = not_true(w, sample, label), not_true(v, sample, label)
+        away = away + (p * torch.log(p / q)).sum()
+    return entropy(v, x, y) + DISTILLATION * away / len(x)
 
 
 def assert_equal(fit, kind, **settings):
@@ -63,7 +44,7 @@ def assert_equal(fit, kind, **settings):
     arguments = dict(distillation=DISTILLATION, temperature=TEMPERATURE, batch_size=None)
     method = kind(network(), **arguments, **LOCAL, **settings)
     fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    np.testing.assert_allclose(history["w"], slow(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(history["w"], averaged(distilled_loss), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", ["auto", "sequential", "vmap", "debug"])

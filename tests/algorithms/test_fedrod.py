@@ -16,6 +16,7 @@ from tests.algorithms.class_world import (
     LOCAL,
     SIZE,
     TRACE,
+    mean_model,
     network,
     rate,
     samples,
@@ -61,8 +62,7 @@ def slow():
             models.append(v)
             heads[i] = p
         if cohort:
-            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            w = (sizes / sizes.sum()) @ torch.stack(models)
+            w = mean_model(cohort, models)
         history.append((w.numpy(), torch.stack(heads).numpy()))
     return history
 

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg, FedSpa
 from pfl.algorithms.fedspa import packed, spread, unpacked
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import normalized_network, small_network, small_world
-from tests.problems import History, least_squares, scalar_problem
+from tests.problems import History, least_squares, quiet, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -104,14 +104,7 @@ def test_the_density_is_exact_in_every_layer_after_every_round(tmp_path):
     method = FedSpa(
         normalized_network(), density=0.6, loss=HalfSquaredError(), batch_size=2, local_epochs=2
     )
-    trainer = Trainer(
-        max_epochs=3,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=tmp_path,
-        callbacks=[history],
-        enable_progress_bar=False,
-    )
+    trainer = quiet(tmp_path, 3, history, precision="64-true")
     trainer.fit(method, datamodule=FederatedLoop(small_world()))
     for row in history.rounds:
         masks = unpacked(torch.from_numpy(row["mask"]), method.space.size)

@@ -24,7 +24,7 @@ from tests.algorithms.methods import (
     small_world,
 )
 from tests.commands import table
-from tests.problems import least_squares
+from tests.problems import least_squares, quiet
 from tests.refusal import refused
 
 STEPS = [0, 1, 3]
@@ -32,14 +32,7 @@ STEPS = [0, 1, 3]
 
 def begin(root, algorithm, rounds=3, data=None, ckpt_path=None, callbacks=(), **loop):
     """Trains and evaluates in float64; the algorithm."""
-    trainer = Trainer(
-        max_epochs=rounds,
-        precision="64-true",
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        callbacks=list(callbacks),
-    )
+    trainer = quiet(root, rounds, *callbacks, precision="64-true")
     loop = FederatedLoop(small_world() if data is None else data, **loop)
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
     return algorithm

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.clients.store import ClientStore
-from tests.problems import scalar_problem
+from tests.problems import quiet, scalar_problem
 
 
 def test_data_without_held_out_samples_train_without_a_warning(tmp_path):
@@ -18,13 +18,7 @@ def test_data_without_held_out_samples_train_without_a_warning(tmp_path):
     algorithm = FedAvg(problem.network(), loss=HalfSquaredError())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        trainer = Trainer(
-            max_epochs=1,
-            accelerator="cpu",
-            default_root_dir=tmp_path,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-        )
+        trainer = quiet(tmp_path, 1, enable_checkpointing=False)
         trainer.fit(algorithm, datamodule=FederatedLoop(problem.datamodule))
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.callbacks import RoundCheckpoint
-from tests.problems import History, least_squares
+from tests.problems import History, least_squares, quiet
 
 SIZES = (7, 2, 5, 3, 4)
 TRACE = [[0, 1, 2, 3, 4], [1, 4], [], [0, 2, 3], [4], [0, 1, 3, 4]]
@@ -59,15 +59,14 @@ START = np.linspace(-1.0, 1.0, 8)
 
 
 def train(root, problem, rounds, *callbacks, ckpt_path=None, at_once=None, name="run"):
-    trainer = Trainer(
+    trainer = quiet(
+        root,
+        rounds,
+        RoundCheckpoint(every_seconds=0),
+        *callbacks,
         name=name,
-        max_epochs=rounds,
         precision="64-true",
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
         limit_val_batches=0,
-        callbacks=[RoundCheckpoint(every_seconds=0), *callbacks],
     )
     algorithm = Noted(problem.network(START), lr=0.1, batch_size=None, loss=HalfSquaredError())
     loop = FederatedLoop(problem.datamodule, trace=TRACE, clients_at_once=at_once)

@@ -6,12 +6,13 @@ import torch
 
 from datamodules import IID, Natural, Sampled, TensorDataModule
 from models import LogisticRegression
-from pfl import FederatedLoop, Trainer, files
+from pfl import FederatedLoop, files
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline
 from pfl.report.figures import run_figure
 from pfl.report.partition import partition_columns, partition_text
 from tests.commands import table
+from tests.problems import quiet
 from tests.refusal import refused
 
 
@@ -32,14 +33,7 @@ def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeyp
     data = TensorDataModule(
         torch.randn(96, 5), torch.arange(96) % 3, num_clients=8, partition=partition
     )
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        callbacks=[LocalBaseline()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-    )
+    trainer = quiet(tmp_path, 2, LocalBaseline(), enable_checkpointing=False)
     trainer.fit(FedAvg(LogisticRegression(5, 3)), datamodule=FederatedLoop(data, 3))
     written, columns = trainer.recorder.table, trainer.recorder.columns
     whole = (trainer.run_dir / "clients.csv").read_bytes()
@@ -94,14 +88,7 @@ def test_clients_and_classes_have_their_names(tmp_path, capsys):
     owners = np.array(["Bern", "=Oslo", "Rome"])[np.arange(60) % 3]
     inputs, targets = torch.randn(60, 5), torch.arange(60) % 2
     data = Cities(inputs, targets, client_ids=owners, partition=Natural())
-    trainer = Trainer(
-        max_epochs=1,
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        callbacks=[LocalBaseline()],
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-    )
+    trainer = quiet(tmp_path, 1, LocalBaseline(), enable_checkpointing=False)
     trainer.fit(FedAvg(LogisticRegression(5, 2)), datamodule=FederatedLoop(data))
     rows = table(tmp_path / "run" / "clients.csv")
     assert [row["name"] for row in rows] == ["'=Oslo", "Bern", "Rome"]

@@ -6,10 +6,11 @@ import torch
 
 from datamodules import DigitsDataModule, SplitOwn
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import Ditto, FedAvg
 from pfl.callbacks import EmbeddingFigure, embedding
 from tests.commands import table
+from tests.problems import quiet
 from tests.refusal import refused
 
 CLIENT = 4
@@ -20,13 +21,7 @@ def fit(tmp_path, method=Ditto, client=CLIENT, test=0.5, clients=6):
     torch.manual_seed(0)
     algorithm = method(MLP(64, (4,)), lr=0.1)
     data = DigitsDataModule(clients, protocol=SplitOwn(test=test, validation=0.0), seed=0)
-    trainer = Trainer(
-        callbacks=[EmbeddingFigure(client=client)],
-        accelerator="cpu",
-        max_epochs=3,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-    )
+    trainer = quiet(tmp_path, 3, EmbeddingFigure(client=client))
     trainer.fit(algorithm, datamodule=FederatedLoop(data))
     return algorithm, trainer.run_dir, trainer.datamodule
 

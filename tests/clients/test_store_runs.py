@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from datamodules import ConfigError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAMP, FedSLR, LocalTrain
 from pfl.callbacks import RoundCheckpoint
 from pfl.clients.state_rows import unpacked
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 from tests.algorithms.methods import differing, everything
-from tests.problems import least_squares, run
+from tests.problems import least_squares, quiet, run
 
 PROBLEM = least_squares([4] * 20, d=30, o=2)
 ROW = 8 * PROBLEM.size
@@ -48,14 +48,7 @@ def test_a_run_with_more_client_state_than_memory(tmp_path, monkeypatch, method)
 
 
 def resumable(root, rounds, memory=None, dtype=None, ckpt_path=None):
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        precision="64-true",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        callbacks=[RoundCheckpoint(every_seconds=0)],
-    )
+    trainer = quiet(root, rounds, RoundCheckpoint(every_seconds=0), precision="64-true")
     loop = FederatedLoop(
         PROBLEM.datamodule,
         clients_per_round=10,

@@ -10,11 +10,12 @@ import torch
 
 from datamodules import ConfigError, DigitsDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.callbacks import LocalBaseline, RoundCheckpoint
 from pfl.method import dense
 from tests.algorithms.methods import differing, everything
+from tests.problems import quiet
 
 CLIENTS = 4
 OTHERS: tuple[Any, ...] = ("x", -1.5, None, [], {}, torch.zeros(2, 2, dtype=torch.int32))
@@ -48,13 +49,8 @@ def fit(root, rounds, ckpt_path=None):
     """Trains a method that keeps something of every kind."""
     torch.manual_seed(0)
     algorithm = Keeps(MLP(64, [2]), server_optimizer=partial(torch.optim.Adam, lr=0.1))
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        limit_val_batches=0,
-        callbacks=[RoundCheckpoint(every_seconds=0), LocalBaseline()],
+    trainer = quiet(
+        root, rounds, RoundCheckpoint(every_seconds=0), LocalBaseline(), limit_val_batches=0
     )
     loop = FederatedLoop(DigitsDataModule(CLIENTS), clients_per_round=None)
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)

@@ -27,6 +27,7 @@ from pfl.cli import main
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 from pfl.scores.table import header_size
 from tests.algorithms.methods import differing, everything
+from tests.problems import quiet
 from tests.refusal import refused
 
 CLIENTS = 6
@@ -74,13 +75,7 @@ def fit(root, make, rounds, *callbacks, start=0, data_seed=0, ckpt_path=None, **
     """Train new objects, whose network begins at random (`start` is the seed); the algorithm."""
     torch.manual_seed(start)
     algorithm = make()
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        default_root_dir=root,
-        enable_progress_bar=False,
-        callbacks=[RoundCheckpoint(every_seconds=0), *callbacks],
-    )
+    trainer = quiet(root, rounds, RoundCheckpoint(every_seconds=0), *callbacks)
     data = FederatedLoop(DigitsDataModule(CLIENTS, Dirichlet(1.0), seed=data_seed), **loop)
     trainer.fit(algorithm, datamodule=data, ckpt_path=ckpt_path)
     return algorithm

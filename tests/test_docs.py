@@ -21,7 +21,7 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
 from pfl.cli import main
 from pfl.method import FederatedAlgorithm
-from tests.commands import QUICKSTART, finish, table
+from tests.commands import QUICKSTART, call, finish, table
 from tests.problems import run
 
 ROOT = Path(__file__).parents[1]
@@ -39,11 +39,26 @@ METHODS = {block.split()[1]: block for block in python_blocks("docs/add-a-method
 def load(name: str, folder: Path, monkeypatch) -> ModuleType:
     """A block of docs/add-a-method.md, saved under its name in a folder and imported from there."""
     (folder / name).write_text(METHODS[name])
+    forget(Path(name).stem, folder, monkeypatch)
+    return importlib.import_module(Path(name).stem)
+
+
+def forget(module: str, folder: Path, monkeypatch) -> None:
+    """Makes a module of a folder importable until the end of the test."""
     monkeypatch.syspath_prepend(str(folder))
-    stem = Path(name).stem
-    monkeypatch.setitem(sys.modules, stem, ModuleType(stem))  # its end takes the module away
-    del sys.modules[stem]
-    return importlib.import_module(stem)
+    monkeypatch.setitem(sys.modules, module, ModuleType(module))  # its end takes the module away
+    del sys.modules[module]
+
+
+def printed(document: str, module: str, folder: Path, monkeypatch) -> str:
+    """What the command of a document prints, in a folder with a module, after a single round."""
+    forget(module, folder, monkeypatch)
+    monkeypatch.chdir(folder)
+    (command,) = re.findall(r"^pfl (fit .*)$", (ROOT / document).read_text(), re.M)
+    words = command.replace("--config quickstart", f"--config {QUICKSTART}").split()
+    status, out, err = call(*words, "--trainer.max_epochs", "1", "--trainer.callbacks", "[]")
+    assert status == 0, err
+    return out
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +88,7 @@ def test_the_method_of_add_a_method_runs_from_the_command_line(tmp_path):
 
 
 @pytest.mark.cli
-def test_the_metric_of_add_a_metric_is_measured(tmp_path):
+def test_the_metric_of_add_a_metric_is_measured(tmp_path, monkeypatch):
     """Sick samples with the classes 1, 2 and 2; the two most likely of each are those below."""
     (block,) = python_blocks("docs/add-a-metric.md")
     (tmp_path / "clinic.py").write_text(block)
@@ -81,16 +96,12 @@ def test_the_metric_of_add_a_metric_is_measured(tmp_path):
     likely = torch.tensor([[0.1, 0.5, 0.4], [0.5, 0.4, 0.1], [0.5, 0.1, 0.4], [1.0, 0.0, 0.0]])
     metric.update(likely, torch.tensor([1, 2, 2, 0]))  # {1, 2}, {0, 1}, {0, 2}, and a healthy one
     assert metric.compute().item() == pytest.approx(2 / 3)
-
-    (command,) = re.findall(r"^pfl (fit .*)$", (ROOT / "docs/add-a-metric.md").read_text(), re.M)
-    words = command.replace("--config quickstart", f"--config {QUICKSTART}").split()
-    words += ["--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]
-    out = finish("-m", "pfl", *words, cwd=tmp_path)
+    out = printed("docs/add-a-metric.md", "clinic", tmp_path, monkeypatch)
     assert "test top_two_of_the_sick" in out
 
 
 @pytest.mark.cli
-def test_the_loss_of_add_a_loss_trains(tmp_path):
+def test_the_loss_of_add_a_loss_trains(tmp_path, monkeypatch):
     """With focus 0 it is cross entropy; log 1 and log 3 have the probabilities 1/4, 3/4."""
     (block,) = python_blocks("docs/add-a-loss.md")
     (tmp_path / "focal.py").write_text(block)
@@ -99,12 +110,7 @@ def test_the_loss_of_add_a_loss_trains(tmp_path):
     p = torch.tensor([0.25, 0.75])
     torch.testing.assert_close(kind(focus=0.0)(scores, targets), -p.log())
     torch.testing.assert_close(kind(focus=2.0)(scores, targets), -((1 - p) ** 2) * p.log())
-
-    (command,) = re.findall(r"^pfl (fit .*)$", (ROOT / "docs/add-a-loss.md").read_text(), re.M)
-    words = command.replace("--config quickstart", f"--config {QUICKSTART}").split()
-    words += ["--trainer.max_epochs", "1", "--trainer.callbacks", "[]"]
-    out = finish("-m", "pfl", *words, cwd=tmp_path)
-    assert "test accuracy" in out
+    assert "test accuracy" in printed("docs/add-a-loss.md", "focal", tmp_path, monkeypatch)
 
 
 @pytest.mark.cli

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from tests.commands import call, finish
+from tests.commands import call, finish, finish_each
 
 NET = """
 import torch
@@ -92,25 +92,22 @@ def test_two_processes_train_classes_of_the_folder_and_ours(folder, network):
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize("order", [(OWN, THEIRS), (THEIRS, OWN)], ids=["before", "after"])
-@pytest.mark.parametrize("place", ["first", "last"])
-def test_a_project_with_such_packages_and_ours_are_imported_together(folder, order, place):
+def test_a_project_with_such_packages_and_ours_are_imported_together(folder):
     """The project's folder is the script's, or one that an editable install puts after ours."""
     last = f"import sys; sys.path = [p for p in sys.path if p] + [{str(folder)!r}]"
-    code = "\n".join([last if place == "last" else "", *order, CHECK])
-    if (folder / "models/__init__.py").exists():
-        finish("-c", code, cwd=folder)
-    else:  # ours have the names, and what the folders have is found in them
-        finish("-c", code.split("assert models.__name__")[0], cwd=folder)
+    orders, places = ((OWN, THEIRS), (THEIRS, OWN)), ("", last)
+    codes = ["\n".join([place, *order, CHECK]) for order in orders for place in places]
+    if not (folder / "models/__init__.py").exists():
+        # Ours have the names, and what the folders have is found in them.
+        codes = [code.split("assert models.__name__")[0] for code in codes]
+    finish_each(codes, folder)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "first", ["", "import pfl", "import models", "import datamodules", "import pfl.models"]
-)
-def test_short_names_are_the_same_modules_in_either_order(first, tmp_path):
-    finish("-c", ALONE.format(first), cwd=tmp_path)
+def test_short_names_are_the_same_modules_in_either_order(tmp_path):
+    first = ["", "import pfl", "import models", "import datamodules", "import pfl.models"]
+    finish_each(map(ALONE.format, first), tmp_path)
 
 
 @pytest.mark.cli

@@ -56,6 +56,8 @@ from pfl.datamodules.sources.leaf import LeafDataModule as LeafDataModule
 from pfl.datamodules.sources.leaf_text import Sent140DataModule as Sent140DataModule
 from pfl.datamodules.sources.leaf_text import ShakespeareDataModule as ShakespeareDataModule
 from pfl.datamodules.sources.table import TableDataModule as TableDataModule
+from pfl.datamodules.sources.text import InstructionDataModule as InstructionDataModule
+from pfl.datamodules.sources.text import MovieLensDataModule as MovieLensDataModule
 from pfl.datamodules.sources.vision import CIFAR10DataModule as CIFAR10DataModule
 from pfl.datamodules.sources.vision import CIFAR100DataModule as CIFAR100DataModule
 from pfl.datamodules.sources.vision import EMNISTDataModule as EMNISTDataModule

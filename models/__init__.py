@@ -6,12 +6,14 @@ objectives for which PyTorch has no loss.
 """
 
 from pfl._path import open_door
+from pfl.models.adapters import Bottleneck, Delta, LoRA, SoftPrompt, Trainable
 from pfl.models.cnn import CIFAR10CNN, CNN, FEMNISTCNN, CelebACNN, FedCLUPCNN, SmallCNN
 from pfl.models.dense import MLP, LinearRegression, LogisticRegression
 from pfl.models.lenet import LeNet5
 from pfl.models.losses import HalfSquaredError
 from pfl.models.norm import replace_batch_norm
 from pfl.models.penalized import PenalizedCrossEntropy, PenalizedLogisticRegression
+from pfl.models.pretrained import Pretrained
 from pfl.models.recurrent import LSTM, CharLSTM, Sent140LSTM
 from pfl.models.resnet import ResNet18
 from pfl.models.vgg import VGG11
@@ -27,21 +29,27 @@ __all__ = [
     "MLP",
     "VGG11",
     "AlexNet",
+    "Bottleneck",
     "CelebACNN",
     "CharLSTM",
+    "Delta",
     "DenseNet121",
     "FedCLUPCNN",
     "GoogLeNet",
     "HalfSquaredError",
     "LeNet5",
     "LinearRegression",
+    "LoRA",
     "LogisticRegression",
     "PenalizedCrossEntropy",
     "PenalizedLogisticRegression",
+    "Pretrained",
     "ResNet18",
     "Sent140LSTM",
     "SmallCNN",
+    "SoftPrompt",
     "Timm",
     "TorchVision",
+    "Trainable",
     "replace_batch_norm",
 ]

@@ -42,6 +42,25 @@ class Classifier(nn.Module):
         return self.head(self.body(x))
 
 
+def head_name(network: nn.Module) -> str:
+    """Returns the name of a network's head, "" for a network that is a single layer.
+
+    The head is the module `head` of the network or, where there is none, the last module that has
+    trainable parameters of its own, in the order in which the network lists its modules.
+
+    Example:
+        >>> layers = [nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Flatten()]
+        >>> head_name(nn.Sequential(*layers))
+        '2'
+    """
+    head = getattr(network, "head", None)
+    if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
+        return "head"
+    modules = network.named_modules(remove_duplicate=False)
+    own = ((name, module.parameters(recurse=False)) for name, module in modules)
+    return [name for name, parameters in own if any(p.requires_grad for p in parameters)][-1]
+
+
 def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
     """Returns a GroupNorm layer of the class `network`; a ValueError if the numbers do not fit."""
     if groups < 1 or channels % groups:

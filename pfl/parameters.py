@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -192,6 +194,34 @@ class ParameterSpace:
         if not any(flags):
             raise ValueError("part: no parameter is in it")
         return flags
+
+
+def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Returns the parameters of a module that are not trained, by name."""
+    return {n: p for n, p in module.named_parameters() if not p.requires_grad}
+
+
+def private_copy(module: nn.Module) -> nn.Module:
+    """Returns a copy of a module that shares its frozen parameters: there is one frozen body."""
+    return copy.deepcopy(module, {id(p): p for p in frozen_parameters(module).values()})
+
+
+def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Moves a module to a device; all of it has a dtype then, but for its frozen parameters."""
+    module.to(device)
+    trained = [p for p in module.parameters() if p.requires_grad]
+    for tensor in (*trained, *(b for b in module.buffers() if b.is_floating_point())):
+        tensor.data = tensor.data.to(dtype)
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Returns a text by which named tensors are recognised: a checksum of all their values."""
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        values = tensor.detach().cpu().contiguous()
+        total.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
+        total.update(values.reshape(-1).view(torch.uint8).numpy())
+    return total.hexdigest()[:16]
 
 
 def values_in(part: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -233,8 +234,12 @@ def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
             datasets.enable_progress_bars()
 
 
-def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callable[[str], list[int]]:
+def encoder(
+    tokenizer: Callable[[str], list[int]] | str, length: int | None
+) -> Callable[[str], list[int]]:
     """Returns a function from a text to `length` whole numbers; see `HuggingFaceDataModule`.
+
+    Without a length they are the text's own tokens, without padding and special tokens.
 
     Example:
         >>> encoder("bytes", 4)("Hé")  # é has two bytes
@@ -246,13 +251,16 @@ def encoder(tokenizer: Callable[[str], list[int]] | str, length: int) -> Callabl
     def encode(text: str) -> list[int]:
         found = tokenizer(text) if callable(tokenizer) else [byte + 1 for byte in text.encode()]
         found = list(found)[:length]
-        return found + [0] * (length - len(found))
+        return found + [0] * ((length or 0) - len(found))
 
     return encode
 
 
-def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
+def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
     """Returns a function from a text to `length` tokens of the package `tokenizers`."""
+    package, _, below = name.partition("/")  # a file in an installed package
+    if below and package.isidentifier() and (spec := find_spec(package)) is not None:
+        name = str(Path(spec.origin or "").parent / below)
     try:
         from tokenizers import Tokenizer
 
@@ -264,6 +272,8 @@ def _hub_encoder(name: str, length: int) -> Callable[[str], list[int]]:
             "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
             "which the package tokenizers must be installed, by: pip install tokenizers"
         ) from error
+    if length is None:
+        return lambda text: known.encode(text, add_special_tokens=False).ids
     known.enable_truncation(length)
     padding = next(filter(None, map(known.token_to_id, ("[PAD]", "<pad>"))), 0)
     known.enable_padding(length=length, pad_id=padding)

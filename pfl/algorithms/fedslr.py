@@ -20,6 +20,7 @@ from pfl.method import (
     low_rank,
     low_rank_size,
     nuclear_norm_prox,
+    refuse_factors,
     require,
     require_one_of,
     soft_threshold,
@@ -93,6 +94,7 @@ class FedSLR(FederatedAlgorithm):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
+        refuse_factors(network, "FedSLR")
         require("proximal_step", proximal_step, proximal_step > 0, "positive")
         require("low_rank_penalty", low_rank_penalty, low_rank_penalty >= 0, "at least 0")
         require("sparse_penalty", sparse_penalty, sparse_penalty >= 0, "at least 0")

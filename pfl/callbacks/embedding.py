@@ -15,12 +15,12 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.clients import Clients
-from pfl.engines.objective import head_name
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
 from pfl.method.statistics import of_model
+from pfl.models.classifier import head_name
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing

@@ -79,24 +79,6 @@ class Objective:
         return losses
 
 
-def head_name(network: nn.Module) -> str:
-    """Returns the name of a network's head, "" for a network that is a single layer.
-
-    The head is the module `head` of the network or, where there is none, the last module that has
-    trainable parameters of its own, in the order in which the network lists its modules.
-
-    Example:
-        >>> head_name(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Flatten()))
-        '2'
-    """
-    head = getattr(network, "head", None)
-    if isinstance(head, nn.Module) and any(True for _ in head.parameters()):
-        return "head"
-    modules = network.named_modules(remove_duplicate=False)
-    own = ((name, module.parameters(recurse=False)) for name, module in modules)
-    return [name for name, parameters in own if any(p.requires_grad for p in parameters)][-1]
-
-
 @contextmanager
 def watched_head(network: nn.Module, head: str) -> Iterator[list[Any]]:
     """Records inside, for each call of the head, its arguments and its output."""

@@ -24,7 +24,7 @@ from pfl.engines.runner import Loss, ModelRunner, Precision
 from pfl.engines.select import select_engine, select_objective_engine, select_transform
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
-from pfl.parameters import BufferSpace, ParameterSpace
+from pfl.parameters import BufferSpace, ParameterSpace, private_copy
 
 _choosing = threading.Lock()  # one thread chooses the engine of objectives
 
@@ -74,7 +74,7 @@ class Oracle:
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
-        self._use(SequentialEngine(ModelRunner(network, copy.deepcopy(network), space, loss)))
+        self._use(SequentialEngine(ModelRunner(network, private_copy(network), space, loss)))
 
     def _use(self, engine: Engine) -> None:
         self.engine, self.runner = engine, engine.runner

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import replace
 
@@ -14,7 +13,7 @@ from pfl.engines.batch import Batch, default_loss
 from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
-from pfl.parameters import BufferSpace
+from pfl.parameters import BufferSpace, private_copy
 from pfl.randomness import isolated
 
 MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
@@ -31,7 +30,7 @@ def probe(
     explains the errors.
     """
     device = batch.inputs.device
-    network = copy.deepcopy(runner.original)  # never run, so it keeps nothing of an earlier run
+    network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
     is_transformed = transform(network)
     plain = ModelRunner(
         runner.original, network, runner.space, runner.loss, runner.precision, transform

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pfl.engines.batch import Batch
-from pfl.engines.objective import head_name
 from pfl.errors import ConfigError
-from pfl.parameters import BufferSpace, ParameterSpace
+from pfl.models.classifier import head_name
+from pfl.parameters import BufferSpace, ParameterSpace, move, private_copy
 
 Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
@@ -39,7 +38,8 @@ class ModelRunner:
     therefore has a replica of the network, after `allocate_replicas`.
 
     Attributes:
-        original: The user's network; copied, never run or changed.
+        original: The user's network; copied, never run or changed. The copies share its frozen
+            parameters, which exist once.
         network: The private copy that the main thread runs.
         space: Maps the network's parameters to vectors of P values.
         loss: loss(outputs, targets), one value per sample.
@@ -221,7 +221,7 @@ class ModelRunner:
 
     def to(self, device: torch.device, dtype: torch.dtype) -> None:
         """Moves the network, and a loss that has tensors of its own (class weights)."""
-        self.network.to(device, dtype)
+        move(self.network, device, dtype)
         if isinstance(self.loss, nn.Module):
             self.loss.to(device, dtype)
 
@@ -230,7 +230,8 @@ class ModelRunner:
         self._of_thread = {threading.get_ident(): self._main}
         self._unused = []
         for _ in range(threads if threads > 1 else 0):
-            network = copy.deepcopy(self.original).to(self.space.vector)
+            network = private_copy(self.original)
+            move(network, self.device, self.space.vector.dtype)
             self.transform(network)
             self._unused.append((network, self.space.parameters_of(network)))
 

@@ -5,9 +5,10 @@ from pfl.communication import Message, dense, header, low_rank, low_rank_size, m
 from pfl.distributed.collectives import sum_over_processes
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
-from pfl.engines.objective import Objective, Outputs, Samples, head_name
+from pfl.engines.objective import Objective, Outputs, Samples
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.checks import refuse_factors
 from pfl.method.features import (
     class_sums,
     distance_to_means,
@@ -19,6 +20,7 @@ from pfl.method.features import (
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
+from pfl.models.classifier import head_name
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
@@ -54,6 +56,7 @@ __all__ = [
     "masked",
     "nuclear_norm_prox",
     "number_of_classes",
+    "refuse_factors",
     "replace_values_in",
     "require",
     "require_one_of",

@@ -787,6 +787,7 @@ class FederatedAlgorithm(LocalTraining):
     def on_load_checkpoint(self, checkpoint_: dict[str, Any]) -> None:
         """Refuses a checkpoint of another run; states are restored once the device is known."""
         self._loaded = checkpoint_.get("federated")
+        checkpoint.check_body(self, self._loaded)
         for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
             setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
         if hasattr(self, "run"):  # else `load_from_checkpoint`, which loads the model only

@@ -38,6 +38,7 @@ def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
         **_identity(module),
         **_fixed_settings(module),
         **({} if private is None else {"clip": private.clip}),
+        **({} if module.body_digest is None else {"body": module.body_digest}),
         "rounds": module.rounds,
         "samples_seen": module.samples_seen,
         "bytes": [module.bytes_down, module.bytes_up],
@@ -89,6 +90,20 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     check_parts(checkpoint, own, "checkpoint")
     if fits:
         _try_step(module, checkpoint["optimizer_states"][0])
+
+
+def check_body(module: FederatedAlgorithm, saved: dict[str, Any] | None) -> None:
+    """Refuses a checkpoint whose models belong to other frozen parameters than the network has.
+
+    Raises:
+        ConfigError: The frozen parameters are others.
+    """
+    theirs, own = (saved or {}).get("body"), module.body_digest
+    if saved is not None and theirs != own:
+        raise ConfigError(
+            f"ckpt_path: the checkpoint belongs to a network whose frozen parameters have the "
+            f"checksum {theirs}, this run's have {own}; give the network that it was made with"
+        )
 
 
 def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:

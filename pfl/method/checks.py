@@ -5,15 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Message, by_name
 from pfl.errors import ConfigError
 from pfl.method.states import KEPT
+from pfl.models.adapters import LoRALayer
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
+
+
+def refuse_factors(network: nn.Module, method: str) -> None:
+    """Refuses LoRA for a method that acts on matrices by their singular values.
+
+    The factors of an update have rank r whatever the update is, and their nuclear norms are not its
+    own.
+
+    Raises:
+        ConfigError: The network has LoRA's factors.
+    """
+    if any(isinstance(layer, LoRALayer) for layer in network.modules()):
+        raise ConfigError(
+            f"model.trainable: lora; {method} lowers the ranks of matrices, and the factors of "
+            f"LoRA are no updates of weights; give delta, a dense update"
+        )
 
 
 def check_complete(method: FederatedAlgorithm, base: type) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -12,6 +10,7 @@ from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.statistics import of_model
+from pfl.parameters import private_copy
 
 
 def global_network(algorithm: FederatedAlgorithm) -> nn.Module:
@@ -72,7 +71,7 @@ def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
 
 def _network(algorithm: FederatedAlgorithm, w: Tensor, buffers: Tensor | None) -> nn.Module:
     """Returns a copy of the network, in evaluation mode, with a model [P] and its statistics."""
-    network = copy.deepcopy(algorithm.network).eval()
+    network = private_copy(algorithm.network).eval()
     with torch.no_grad():
         for name, values in algorithm.space.split(w).items():
             network.get_parameter(name).data = values.clone()

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -23,8 +24,9 @@ from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
 from pfl.method.sides import current_log
+from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
-from pfl.parameters import ParameterSpace
+from pfl.parameters import ParameterSpace, digest, frozen_parameters
 from pfl.proximal import soft_threshold
 
 Network: TypeAlias = Classifier | nn.Module
@@ -55,6 +57,10 @@ class LocalTraining(MovableModule):
         engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
             one client after another; "vmap", all clients at once; "debug", slowly, with client,
             round, epoch and step in every error (docs/add-a-method.md).
+        trainable: What of the network is trained: an adapter (`LoRA`, `Delta`, `Bottleneck`,
+            `SoftPrompt`, or "lora", "delta", "adapter", "prompt"), "head", "bias", "norm" or
+            "all". The rest is frozen: it exists once, is never sent, and is not in checkpoints.
+            null: what the network has not frozen itself.
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.
@@ -76,6 +82,7 @@ class LocalTraining(MovableModule):
         buffers: Literal["average", "local"] = "average",
         loss: nn.Module | None = None,
         engine: EngineName = "auto",
+        trainable: Trainable | str | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(network, nn.Module):
@@ -88,6 +95,11 @@ class LocalTraining(MovableModule):
         require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
         require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
         self.automatic_optimization = False
+        if trainable is not None:
+            try:
+                train_only(network, trainable)
+            except ValueError as error:
+                raise ConfigError(f"model.trainable: {error}") from error
         self.network = network
         self.space = ParameterSpace(network)
         self.oracle = Oracle(network, self.space, loss or default_loss, engine)
@@ -121,6 +133,25 @@ class LocalTraining(MovableModule):
     def after_move(self) -> None:
         """Makes the network's parameters views of one vector again, after they were moved."""
         self.space.bind(self.network)
+
+    @cached_property
+    def body_digest(self) -> str | None:
+        """The checksum of the network's frozen parameters; None if it has none."""
+        frozen = frozen_parameters(self.network)
+        return digest(dict(frozen)) if frozen else None
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the state without the frozen parameters, of which checkpoints have a checksum."""
+        state, prefix = super().state_dict(*args, **kwargs), kwargs.get("prefix", "")
+        for name in frozen_parameters(self.network):
+            state.pop(f"{prefix}network.{name}", None)
+        return state
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loads a state; the network's frozen parameters stay as they are."""
+        frozen = frozen_parameters(self.network).items()
+        own = {f"network.{name}": p.detach() for name, p in frozen}
+        return super().load_state_dict({**state_dict, **own}, *args, **kwargs)
 
     @property
     def local_schedule(self) -> LocalSchedule:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Message, masked
-from pfl.engines.objective import head_name
 from pfl.errors import ConfigError, require
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.local_training import Network
+from pfl.models.classifier import head_name
 from pfl.parameters import ParameterSpace, replace_values_in, values_in
 
 Part: TypeAlias = str | Sequence[str] | Callable[[str, nn.Module], bool]

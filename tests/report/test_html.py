@@ -271,6 +271,14 @@ def test_the_configuration_and_versions_are_there(folder):
     assert any("class_path: FedSLR" in words for words in page.words)
 
 
+def test_a_private_run_says_what_is_private(tmp_path):
+    summary = {"privacy": "delta 0.01, not against the server", "privacy/epsilon": 2.34567}
+    write_run(tmp_path / "a", **summary)
+    write_run(tmp_path / "b", seed=1)
+    words = " ".join(Page(report(tmp_path)).words)
+    assert words.count("Privacy: epsilon 2.346, delta 0.01, not against the server.") == 1
+
+
 def test_many_clients_are_thinned_from_worst_to_best(tmp_path):
     write_run(tmp_path / "runs" / "a", clients=2501)
     page = Page(report(tmp_path / "runs"))

@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +55,13 @@ class AdaptedLayer(nn.Module):
         base: The layer.
     """
 
+    base: Any  # any layer with a weight
+
     def __init__(self, base: nn.Module) -> None:
         super().__init__()
         self.base = base
         self.transposed = type(base).__name__ == "Conv1D"  # of GPT-2: its weight is [in, out]
-        shape = tuple(base.weight.shape)
+        shape = tuple(self.base.weight.shape)
         self.out_features, self.in_features = shape[::-1] if self.transposed else shape[:2]
 
     def new(self, *shape: int, zero: bool = False) -> nn.Parameter:
@@ -142,7 +145,7 @@ class DeltaLayer(AdaptedLayer):
 
     def __init__(self, base: nn.Module) -> None:
         super().__init__(base)
-        self.delta = self.new(*base.weight.shape, zero=True)
+        self.delta = self.new(*self.base.weight.shape, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output for `x`."""
@@ -259,7 +262,7 @@ class _Layers(Trainable):
         """Wraps the layers that match."""
         who, all_layers = type(self).__name__, list(self._candidates(network, head))
         known = sorted({name.rpartition(".")[2] for name, _ in all_layers})
-        chosen = {}
+        chosen: dict[str, nn.Module] = {}
         for pattern in self.layers:
             hits = {
                 name: layer
@@ -346,7 +349,7 @@ class LoRA(_Layers):
 
     def wrap(self, name: str, layer: nn.Module) -> LoRALayer:
         """Returns a layer with its factors."""
-        least = min(layer.weight.shape)  # type: ignore[arg-type, union-attr]
+        least = min(layer.weight.shape)  # type: ignore[arg-type]
         if self.rank > least:
             raise ValueError(f"LoRA.rank: {self.rank}; the layer {name} has at most rank {least}")
         return LoRALayer(layer, self.rank, self.alpha, self.pair, self.freeze_a)

@@ -118,7 +118,8 @@ class Pretrained(nn.Module):
             hf.logging.set_verbosity(level)
         self.model.train()  # it comes in evaluation mode
         self.head_path: str | None = None
-        self.head, self.prompt = None, None
+        self.head = None
+        self.prompt: nn.Parameter | None = None
         if task != "causal" and pooling == "mean":
             if getattr(self.model, "pooler", None) is not None:
                 self.model.pooler = None  # of no use to the mean

@@ -220,7 +220,7 @@ def digest(tensors: dict[str, Tensor]) -> str:
     for name, tensor in tensors.items():
         values = tensor.detach().cpu().contiguous()
         total.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
-        total.update(values.reshape(-1).view(torch.uint8).numpy())
+        total.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:16]
 
 

@@ -9,9 +9,10 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, SmallCNN
+from models.classifier import head_name
 from pfl.algorithms import FedAvg
 from pfl.engines import Batch, Oracle, default_loss
-from pfl.engines.objective import Objective, head_name
+from pfl.engines.objective import Objective
 from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
 from tests.problems import run

@@ -94,7 +94,7 @@ class LocalBaseline(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         assert self._initial is not None
-        loop = trainer.datamodule  # type: ignore[attr-defined]
+        loop = pl_module.run.loop
         rows = RunRecorder.of(trainer).rows
         best = best_round(rows, loop.select_by, loop.metrics.higher_is_better) or {}
         scored = {int(best.get("round", pl_module.rounds)), pl_module.rounds}
@@ -120,7 +120,7 @@ class BaselineCheckpoint:
 
     def __init__(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         self.trainer, self.clock = trainer, SavingClock(every_seconds=30.0)
-        loop = trainer.datamodule  # type: ignore[attr-defined]
+        loop = algorithm.run.loop
         self.settings = [
             *(loop.datamodule.partition.hash, loop.describe(), repr(algorithm.local_schedule)),
             *(algorithm.lr, algorithm.lr_decay, algorithm.weight_decay),

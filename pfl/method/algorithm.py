@@ -458,7 +458,7 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def cohort_size(self) -> int:
         """The number of clients in a round; with Bernoulli sampling the expected one."""
-        return self.run.loop.cohort_size
+        return self.run.loop.participation.cohort_size
 
     def problem_constant(self, name: str) -> float | None:
         """Returns a constant of the data module, such as `smoothness`, or None."""
@@ -466,7 +466,7 @@ class FederatedAlgorithm(LocalTraining):
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""
-        self.run.loop.require_all_clients(type(self).__name__)
+        self.run.loop.participation.require_all_clients(type(self).__name__)
 
     def require_validation(self, reason: str) -> None:
         """Refuses a run that does not measure a validation loss; for `check_setup`.
@@ -681,7 +681,7 @@ class FederatedAlgorithm(LocalTraining):
         """Allocates the clients' states, or takes them over from the checkpoint."""
         loop = self.run.loop
         allocate(self, loop)
-        loop.read_ahead(self.store)
+        loop.store = self.store
         if self._loaded is not None:
             trainer = self.trainer
             checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
@@ -748,7 +748,7 @@ class FederatedAlgorithm(LocalTraining):
             self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1)
             return
         self._log_row(row)
-        # The last round is evaluated in any case; a run that goes on from there must not differ
+        # The last round is evaluated in any case; a run that continues from there must not differ
         # from a run that did not end.
         scheduled = not getattr(self.trainer, "finishing", False)
         if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:

@@ -42,7 +42,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
@@ -99,13 +99,8 @@ class FederatedAlgorithm(LocalTraining):
         **kwargs: The arguments of local training; see `LocalTraining`.
 
     Attributes:
-        global_model: The global model, [P].
-        space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
-        oracle: Gives losses and gradients of many clients' models.
         participants: How many clients' messages arrived in the round, set before `server_update`;
             in a private run the expected number of clients in a round.
-        rounds: Number of rounds that are over.
-        run: The facts of the run; known from `check_setup` on.
         states: The declared client states and kept messages, with the rows of all clients.
         round: The current round, or the last one.
         evaluation: The scores of the last complete evaluation; None before the first.
@@ -154,7 +149,6 @@ class FederatedAlgorithm(LocalTraining):
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the tables to which the method adds rows with `log_table`."""
 
-    run: RunFacts
     round: Round
     ledger: Ledger
 
@@ -412,13 +406,18 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def participant_ids(self) -> np.ndarray:
         """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
-        if hasattr(self, "run") and self.run.private is not None:
+        if "run" in self.__dict__ and self.run.private is not None:
             refuse_private(self, "participant_ids")
         return self._participant_ids
 
     @participant_ids.setter
     def participant_ids(self, ids: np.ndarray) -> None:
         self._participant_ids = ids
+
+    @cached_property
+    def run(self) -> RunFacts:
+        """The facts of the run, which a callback may read before the method's own `setup`."""
+        return RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
 
     @property
     def num_clients(self) -> int:
@@ -790,7 +789,7 @@ class FederatedAlgorithm(LocalTraining):
         checkpoint.check_body(self, self._loaded)
         for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
             setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
-        if hasattr(self, "run"):  # else `load_from_checkpoint`, which loads the model only
+        if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
             checkpoint.check(self, checkpoint_)

@@ -180,7 +180,7 @@ def test_phase_two_ends_at_the_soft_threshold(fit, eta_g):
         np.testing.assert_array_equal(history["p"][0][i] == 0, first[i] == 0)
 
 
-def test_phase_two_goes_on_from_the_last_visit(fit):
+def test_phase_two_continues_from_the_last_visit(fit):
     """μ = 0, and λ so large that w stays 0. Then every visit of K steps leaves (1 - η a)^K of the
     distance between p and A: after T visits, (1 - η a)^{K T} of it."""
     optimum, a, lr, steps = OPTIMA[0], 0.7, 0.2, 3

@@ -313,7 +313,7 @@ def test_a_run_needs_model_and_data(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "test"])
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, subcommand):
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path, subcommand):
     config = write(tmp_path / "small.yaml", SMALL)
     path = tmp_path / "some.ckpt"
     words = ["ckpt_path", str(path)]

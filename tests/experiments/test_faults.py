@@ -95,7 +95,7 @@ def test_modules_that_the_users_module_imports_are_its_code(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("quick_figures")
-def test_a_cut_record_of_a_run_is_no_record(tmp_path, capsys):
+def test_a_truncated_outcome_file_counts_as_missing(tmp_path, capsys):
     path, out = comparison(tmp_path, seeds=1), tmp_path / "out"
     assert main(["compare", str(path), "--out", str(out), "--jobs", "1"]) == 0
     record = out / "FedAvg" / "seed0" / "outcome.json"

@@ -114,7 +114,7 @@ def test_labels_of_runs_in_tables():
         ({"y": 3}, ["y: 3", "metric"]),
     ],
 )
-def test_panels_that_cannot_be_are_refused(content, parts):
+def test_impossible_panels_are_refused(content, parts):
     with refused(*parts):
         read_panel("f", content, ["A"], {})
 

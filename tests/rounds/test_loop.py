@@ -243,7 +243,7 @@ def test_impossible_traces_are_refused(cohort):
 
 
 @pytest.mark.parametrize("content", ["{", '{"a": [1]}', "[1, 2]", "3", ""])
-def test_files_that_are_no_trace_are_refused(content, tmp_path):
+def test_files_without_a_trace_are_refused(content, tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(content)
     with refused("loop.trace", str(path)):
@@ -274,7 +274,7 @@ def test_a_missing_trace_file_is_refused(tmp_path):
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(kwargs, parts):
+def test_impossible_settings_are_refused(kwargs, parts):
     with refused(*parts):
         loop(**kwargs)
 

@@ -317,7 +317,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
-def test_a_disk_that_is_full_is_told_by_pytorch_as_we_know_it(tmp_path):
+def test_pytorch_reports_a_full_disk_in_the_words_that_we_look_for(tmp_path):
     (tmp_path / "last.ckpt.part").symlink_to("/dev/full")
     with refused(str(tmp_path), "cannot be saved", "disk is full"):
         StreamedCheckpointIO().save_checkpoint({"w": torch.ones(2**20)}, tmp_path / "last.ckpt")

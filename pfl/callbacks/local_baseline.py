@@ -219,7 +219,7 @@ def train_local_baseline(
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
-            for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
+            for _, parts in algorithm.groups.run(chunk, score, len(chunk), "evaluation"):
                 for one in parts:
                     metric.add(one)
                 metric.finish()
@@ -230,7 +230,7 @@ def train_local_baseline(
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
-                for clients, w in algorithm.in_groups(part, train, len(chunk)):
+                for clients, w in algorithm.groups.run(part, train, len(chunk)):
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)

@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -78,8 +78,6 @@ from pfl.method.sides import (
     refuse_private,
 )
 from pfl.method.states import GRADIENTS, KEPT, States
-
-R = TypeVar("R")
 
 
 class FederatedAlgorithm(LocalTraining):
@@ -485,7 +483,7 @@ class FederatedAlgorithm(LocalTraining):
 
     def as_stored(self, name: str, values: Tensor) -> Tensor:
         """Returns rows of a client state as they will be read: rounded with `loop.state_dtype`."""
-        return self.states.rounded(name, values)
+        return self.states.store.rounded(name, values)
 
     def kept_rows(self, name: str, ids: np.ndarray) -> Tensor:
         """Returns the last message of each of some clients, [n, K], on every process.
@@ -611,26 +609,6 @@ class FederatedAlgorithm(LocalTraining):
         """Reads states, running statistics and what the server would send now into `clients`."""
         clients.received = clients.received or received_now(self)
         self.states.load(clients)
-
-    def in_groups(
-        self,
-        clients: Clients,
-        work: Callable[[Clients], R],
-        size: int,
-        doing: Literal["training", "evaluation"] = "training",
-    ) -> Iterator[tuple[Clients, R]]:
-        """Yields groups of at most `size` clients with the result of `work`, by threads if any.
-
-        Where a GPU's memory does not hold a group, the group is halved, its clients' states are
-        loaded again, and no later group is larger.
-
-        Args:
-            clients: A chunk of clients.
-            work: What is done with each group.
-            size: The largest group.
-            doing: What `work` does; training and evaluation have limits of their own.
-        """
-        return self.groups.run(clients, work, size, doing, self.store.disable_prefetch)
 
     def sample_epsilons(self) -> np.ndarray | None:
         """Returns the ε of each client's samples, [M], in all processes; None without it."""

@@ -16,12 +16,7 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks, statistics
-from pfl.method.client_side import (
-    check_group,
-    first_messages,
-    server_tensors,
-    train_clients,
-)
+from pfl.method.client_side import check_group, first_messages, server_tensors, train_clients
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT

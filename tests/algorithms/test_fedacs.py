@@ -279,11 +279,7 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
     )
     history = Models()
     algorithm = FedACS(
-        torch.nn.Linear(3, 2).double(),
-        quantile=0.2,
-        lr=0.1,
-        batch_size=4,
-        loss=HalfSquaredError(),
+        torch.nn.Linear(3, 2).double(), quantile=0.2, lr=0.1, batch_size=4, loss=HalfSquaredError()
     )
     fit(algorithm, data, 3, callbacks=[history], trace=[[0, 1, 2], [1, 2, 3], [0, 2]])
     for t, row in enumerate(algorithm.trainer.recorder.rows):

@@ -6,13 +6,7 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import (
-    History,
-    Problem,
-    kernel_problem,
-    least_squares,
-    matrix_problem,
-)
+from tests.problems import History, Problem, kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 EVERYONE = [[0, 1, 2, 3]] * 5

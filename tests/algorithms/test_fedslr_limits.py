@@ -66,12 +66,7 @@ def test_the_limit_of_clients_with_curvatures_of_their_own(fit):
     a = np.array([0.5, 1.0, 2.0, 1.0, 0.5])
     problem = matrix_problem(OPTIMA, curvatures=a)
     algorithm = FedSLR(
-        problem.network(0.0),
-        proximal_step=1.0,
-        low_rank_penalty=1.5,
-        lr=0.3,
-        local_steps=5,
-        **FULL,
+        problem.network(0.0), proximal_step=1.0, low_rank_penalty=1.5, lr=0.3, local_steps=5, **FULL
     )
     fit(algorithm, problem, 80)
     centre = np.einsum("c,cij->ij", a, np.array(OPTIMA)) / a.sum()

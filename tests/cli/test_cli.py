@@ -100,11 +100,7 @@ MISTAKES = {
     "type of a number": ("model.init_args.lr", "fast", ["lr", "fast", "float"]),
     "type of an int": ("trainer.max_epochs", "many", ["max_epochs", "many", "int"]),
     "type of a list": (f"{NETWORK}.init_args.hidden", "wide", ["hidden", "wide"]),
-    "option of a partition": (
-        f"{PARTITION}.init_args.beta",
-        1.0,
-        ["beta", "Dirichlet", "alpha"],
-    ),
+    "option of a partition": (f"{PARTITION}.init_args.beta", 1.0, ["beta", "Dirichlet", "alpha"]),
     "lr": ("model.init_args.lr", -1.0, ["model.lr", "-1.0", "positive"]),
     "endless lr": ("model.init_args.lr", math.inf, ["model.lr", "inf", "finite"]),
     "batch_size": ("model.init_args.batch_size", 0, ["model.batch_size", "0", "at least 1"]),

@@ -16,10 +16,7 @@ pytestmark = pytest.mark.cli
 FILE = {
     "title": "Two methods",
     "common": {"trainer.max_epochs": 2},
-    "runs": {
-        "FedAvg": {"model.class_path": "FedAvg"},
-        "alone": {"model.class_path": "LocalTrain"},
-    },
+    "runs": {"FedAvg": {"model.class_path": "FedAvg"}, "alone": {"model.class_path": "LocalTrain"}},
     "grid": {"data.n": [1, 2]},
     "panels": [{"y": "a"}],
 }

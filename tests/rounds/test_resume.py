@@ -271,10 +271,7 @@ def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, 
 @pytest.mark.parametrize(
     ("make", "other"),
     [
-        (
-            lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5),
-            lambda: FedPD(mlp()),
-        ),
+        (lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5), lambda: FedPD(mlp())),
         (
             lambda: FedAvg(batchnorm(), batch_size=None, buffers="local"),
             lambda: FedAvg(batchnorm(), batch_size=None),

@@ -63,7 +63,7 @@ class FedDyn(FederatedAlgorithm):
         if stored is exact:
             return v
         # With states in 16 bits h must follow what is kept, which the server cannot compute from
-        # θ_i. It costs no bytes: the precision in which states are stored is no part of the method.
+        # θ_i. It costs no bytes: how states are stored does not belong to the method.
         return {"w": dense(v), "g": Message(stored - g, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:

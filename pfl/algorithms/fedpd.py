@@ -34,8 +34,8 @@ class FedPD(FederatedAlgorithm):
     L_i(x, x_0, λ) = f_i(x) + <λ, x - x_0> + |x - x_0|^2 / (2η)       (Algorithm 2)
     x_i <- Oracle(L_i(., x_{0,i}, λ_i)), started at the last x_i;
     λ_i <- λ_i + (x_i - x_{0,i}) / η;  x_{0,i} <- x_i + η λ_i;
-    in a round that communicates, all clients send x_{0,i} and go on from x_0 = mean x_{0,i}; in a
-    round that does not, each client goes on from its own x_{0,i}.
+    in a round that communicates, all clients send x_{0,i} and continue from x_0 = mean x_{0,i};
+    in a round that does not, each client continues from its own x_{0,i}.
 
     Oracle I: x <- x - η_1 (g_i(x) + λ_i + (x - x_{0,i}) / η), η_1 = `lr`; this is FedPD-GD with
     `batch_size: null`, else FedPD-SGD. Oracle II (`variance_reduction`), FedPD-VR: g_i is the full
@@ -113,7 +113,7 @@ class FedPD(FederatedAlgorithm):
         self.add_client_state("lam")
         if self.skips:
             self.add_client_state("x0", lambda: self.global_model)
-            # True if all clients go on from the same x_0: the last round communicated.
+            # True if all clients continue from the same x_0: the last round communicated.
             self.add_server_state("common", torch.tensor(True))
         if variance_reduction:
             self.add_client_state("g")

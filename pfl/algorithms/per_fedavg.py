@@ -109,8 +109,8 @@ class PerFedAvg(FederatedAlgorithm):
     def _hessian_times(self, q: Tensor, v: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         """Returns the Hessian of f_i at v times q, [C, P], by a central difference."""
         ahead = self._gradient(v + self.delta * q, batch, buffers, "hessian")
-        behind = self._gradient(v - self.delta * q, batch, buffers, "hessian")
-        return (ahead - behind) / (2 * self.delta)
+        back = self._gradient(v - self.delta * q, batch, buffers, "hessian")
+        return (ahead - back) / (2 * self.delta)
 
     def _gradient(self, v: Tensor, batch: Batch, buffers: Tensor | None, name: str) -> Tensor:
         """Returns g_i(v), [C, P], with weight decay; 0 for clients that have finished."""

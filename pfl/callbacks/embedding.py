@@ -57,7 +57,7 @@ class EmbeddingFigure(Callback):
         self.client = client
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
-        loop = _loop(trainer)
+        loop = pl_module.run.loop
         if self.client >= loop.num_clients:
             raise ConfigError(
                 f"EmbeddingFigure.client: {self.client}; it must be below {loop.num_clients}, the "
@@ -70,7 +70,7 @@ class EmbeddingFigure(Callback):
         if self.client % trainer.world_size != trainer.global_rank:
             return  # another process keeps the client's states
         with torch.no_grad(), pl_module.in_full_precision():
-            panels, targets = embeddings(pl_module, _loop(trainer), self.client)
+            panels, targets = embeddings(pl_module, pl_module.run.loop, self.client)
         if not panels:
             rank_zero_warn(
                 f"EmbeddingFigure: client {self.client} has {len(targets)} test samples, too few "
@@ -143,7 +143,3 @@ def _in_the_plane(values: np.ndarray) -> np.ndarray:
     perplexity = min(30.0, (len(values) - 1) / 3)
     start = "pca" if values.shape[1] >= 2 else "random"
     return TSNE(perplexity=perplexity, init=start, random_state=0).fit_transform(values)
-
-
-def _loop(trainer: pl.Trainer) -> FederatedLoop:
-    return trainer.datamodule  # type: ignore[attr-defined]

@@ -94,7 +94,7 @@ class LocalBaseline(Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         assert self._initial is not None
-        loop = trainer.datamodule  # type: ignore[attr-defined]
+        loop = pl_module.run.loop
         rows = RunRecorder.of(trainer).rows
         best = best_round(rows, loop.select_by, loop.metrics.higher_is_better) or {}
         scored = {int(best.get("round", pl_module.rounds)), pl_module.rounds}
@@ -120,7 +120,7 @@ class BaselineCheckpoint:
 
     def __init__(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         self.trainer, self.clock = trainer, SavingClock(every_seconds=30.0)
-        loop = trainer.datamodule  # type: ignore[attr-defined]
+        loop = algorithm.run.loop
         self.settings = [
             *(loop.datamodule.partition.hash, loop.describe(), repr(algorithm.local_schedule)),
             *(algorithm.lr, algorithm.lr_decay, algorithm.weight_decay),
@@ -219,7 +219,7 @@ def train_local_baseline(
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
-            for _, parts in algorithm.in_groups(chunk, score, len(chunk), "evaluation"):
+            for _, parts in algorithm.groups.run(chunk, score, len(chunk), "evaluation"):
                 for one in parts:
                     metric.add(one)
                 metric.finish()
@@ -230,7 +230,7 @@ def train_local_baseline(
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
-                for clients, w in algorithm.in_groups(part, train, len(chunk)):
+                for clients, w in algorithm.groups.run(part, train, len(chunk)):
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)

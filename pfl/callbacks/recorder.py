@@ -30,7 +30,6 @@ from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
-from pfl.rounds.loop import FederatedLoop
 from pfl.scores import table
 from pfl.scores.evaluation import by_name
 from pfl.scores.names import ScoreName, candidates, is_tested
@@ -241,7 +240,7 @@ class RunRecorder(Callback):
     def _write_evaluation(
         self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, name: str
     ) -> None:
-        table = ClientTable.of(pl_module, _loop(trainer))
+        table = ClientTable.of(pl_module, pl_module.run.loop)
         if self.place.writes:
             self.place.make()
             files.write_json(self.folder / f"{name}.json", pl_module.row)
@@ -273,7 +272,7 @@ class RunRecorder(Callback):
     def _write_result(
         self, trainer: pl.Trainer, algorithm: FederatedAlgorithm, finished: bool
     ) -> None:
-        loop, rounds = _loop(trainer), self.rows[-1]["round"]
+        loop, rounds = algorithm.run.loop, self.rows[-1]["round"]
         private = algorithm.run.private
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
@@ -318,7 +317,3 @@ class RunRecorder(Callback):
 
 def _callbacks(trainer: pl.Trainer) -> list[Callback]:
     return trainer.callbacks  # type: ignore[attr-defined]
-
-
-def _loop(trainer: pl.Trainer) -> FederatedLoop:
-    return trainer.datamodule  # type: ignore[attr-defined]

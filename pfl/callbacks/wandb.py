@@ -71,8 +71,7 @@ class WandbRecord(Callback):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loop = trainer.datamodule  # type: ignore[attr-defined]
-        assert isinstance(loop, FederatedLoop)
+        loop = pl_module.run.loop
         self._by_bytes.clear()
         for logger in _loggers(trainer):
             logger.log_hyperparams(

@@ -13,7 +13,7 @@ from pfl.errors import ConfigError
 from pfl.files import replaced, run_folder_errors, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import point_text
-from pfl.report.table import markdown, text
+from pfl.report.table import escape, latex, markdown, text
 from pfl.scores.runs import Run, find_runs, read_runs
 
 
@@ -128,23 +128,20 @@ class Results:
         """
         with run_folder_errors(folder, "--out"):
             folder.mkdir(parents=True, exist_ok=True)
-        page, latex = [f"# {self.title}\n"], []
+        page, tex = [f"# {self.title}\n"], []
         if len(self.points) > 1:
             overview = tables.overview_table(self.points)
             page.append(markdown(overview))
-            latex.append(tables.latex(overview))
+            tex.append(latex(overview))
         for point in self.points:
             pair = [tables.score_table(point), tables.statistics_table(point)]
             notes = " ".join(point.notes())
             page += [f"## {point.title}\n", *map(markdown, pair), notes + "\n"]
-            latex += [
-                *map(tables.latex, pair),
-                rf"\par\footnotesize {tables.escape(notes)}" + "\n",
-            ]
+            tex += [*map(latex, pair), rf"\par\footnotesize {escape(notes)}" + "\n"]
         names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
         files = [folder / name for name in names]
         write_text(files[0], "\n".join(page))
-        write_text(files[1], "\n".join(latex))
+        write_text(files[1], "\n".join(tex))
         write_records(files[2], tables.records(self.points))
         write_records(files[3], tables.run_records(self.points))
         return files + self._draw(folder)
@@ -153,7 +150,8 @@ class Results:
         from pfl.report import comparison_figures as figures  # matplotlib takes long to import
 
         drawn: dict[str, Any] = {"ranks": figures.rank_diagram(self.points)}
-        for point, end in zip(self.points, self._endings(), strict=True):
+        for number, point in enumerate(self.points, 1):
+            end = f"-{number}" if len(self.points) > 1 else ""
             drawn[f"curves{end}"] = figures.curves(point)
             drawn[f"worst-tenth{end}"] = figures.curves(point, "_worst10")
             drawn[f"gains{end}"] = figures.gains(point)
@@ -162,42 +160,6 @@ class Results:
                 drawn[f"communication{end}"] = figures.communication(point, self.bandwidth)
         pairs = [(folder / name, figure) for name, figure in drawn.items() if figure is not None]
         return [path for name, figure in pairs for path in save_figure(figure, name)]
-
-    def _endings(self) -> list[str]:
-        """Returns the ends of the names of each point's files."""
-        several = len(self.points) > 1
-        return [f"-{number}" if several else "" for number in range(1, len(self.points) + 1)]
-
-    def send(self, project: str, files: Sequence[Path]) -> None:
-        """Sends tables and figures to W&B, as a run with the job type `compare`.
-
-        Args:
-            project: The project of W&B.
-            files: What `write` has returned: the PNG images are sent, and W&B's own files come into
-                their folder.
-
-        Raises:
-            ConfigError: Nobody is logged in.
-        """
-        import wandb
-
-        content: dict[str, Any] = {p.stem: wandb.Image(str(p)) for p in files if p.suffix == ".png"}
-        for point, end in zip(self.points, self._endings(), strict=True):
-            made = {
-                "scores": tables.score_table(point),
-                "statistics": tables.statistics_table(point),
-            }
-            for name, table in made.items():
-                content[name + end] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
-        about = {"points": [point.title for point in self.points]}
-        place: dict[str, Any] = {"project": project, "name": self.title, "dir": files[0].parent}
-        try:
-            run = wandb.init(job_type="compare", config=about, **place)
-        except wandb.errors.UsageError as error:
-            line = " ".join(str(error).split())
-            raise ConfigError(f"compare: --wandb: {line} Without: WANDB_MODE=offline") from error
-        with run:
-            run.log(content)
 
 
 def _frame(records: list[dict[str, Any]]) -> Any:

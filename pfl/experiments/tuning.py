@@ -18,14 +18,7 @@ from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
-from pfl.experiments.jobs import (
-    check,
-    code_version,
-    data_version,
-    execute,
-    read_run,
-    with_callback,
-)
+from pfl.experiments.jobs import check, code_version, data_version, execute, read_run, with_callback
 from pfl.experiments.results import write_text
 from pfl.experiments.workers import spread
 from pfl.files import write_records

@@ -42,8 +42,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, ClassVar, Literal, TypeVar
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -79,8 +79,6 @@ from pfl.method.sides import (
 )
 from pfl.method.states import GRADIENTS, KEPT, States
 
-R = TypeVar("R")
-
 
 class FederatedAlgorithm(LocalTraining):
     """A federated method: a subclass defines what a client does and what the server does.
@@ -99,13 +97,8 @@ class FederatedAlgorithm(LocalTraining):
         **kwargs: The arguments of local training; see `LocalTraining`.
 
     Attributes:
-        global_model: The global model, [P].
-        space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
-        oracle: Gives losses and gradients of many clients' models.
         participants: How many clients' messages arrived in the round, set before `server_update`;
             in a private run the expected number of clients in a round.
-        rounds: Number of rounds that are over.
-        run: The facts of the run; known from `check_setup` on.
         states: The declared client states and kept messages, with the rows of all clients.
         round: The current round, or the last one.
         evaluation: The scores of the last complete evaluation; None before the first.
@@ -154,7 +147,6 @@ class FederatedAlgorithm(LocalTraining):
     tables: ClassVar[tuple[str, ...]] = ()
     """Names of the tables to which the method adds rows with `log_table`."""
 
-    run: RunFacts
     round: Round
     ledger: Ledger
 
@@ -412,13 +404,18 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def participant_ids(self) -> np.ndarray:
         """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
-        if hasattr(self, "run") and self.run.private is not None:
+        if "run" in self.__dict__ and self.run.private is not None:
             refuse_private(self, "participant_ids")
         return self._participant_ids
 
     @participant_ids.setter
     def participant_ids(self, ids: np.ndarray) -> None:
         self._participant_ids = ids
+
+    @cached_property
+    def run(self) -> RunFacts:
+        """The facts of the run, which a callback may read before the method's own `setup`."""
+        return RunFacts(loop_of(self.trainer, type(self).__name__), self.trainer)
 
     @property
     def num_clients(self) -> int:
@@ -458,7 +455,7 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def cohort_size(self) -> int:
         """The number of clients in a round; with Bernoulli sampling the expected one."""
-        return self.run.loop.cohort_size
+        return self.run.loop.participation.cohort_size
 
     def problem_constant(self, name: str) -> float | None:
         """Returns a constant of the data module, such as `smoothness`, or None."""
@@ -466,7 +463,7 @@ class FederatedAlgorithm(LocalTraining):
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""
-        self.run.loop.require_all_clients(type(self).__name__)
+        self.run.loop.participation.require_all_clients(type(self).__name__)
 
     def require_validation(self, reason: str) -> None:
         """Refuses a run that does not measure a validation loss; for `check_setup`.
@@ -486,7 +483,7 @@ class FederatedAlgorithm(LocalTraining):
 
     def as_stored(self, name: str, values: Tensor) -> Tensor:
         """Returns rows of a client state as they will be read: rounded with `loop.state_dtype`."""
-        return self.states.rounded(name, values)
+        return self.states.store.rounded(name, values)
 
     def kept_rows(self, name: str, ids: np.ndarray) -> Tensor:
         """Returns the last message of each of some clients, [n, K], on every process.
@@ -613,26 +610,6 @@ class FederatedAlgorithm(LocalTraining):
         clients.received = clients.received or received_now(self)
         self.states.load(clients)
 
-    def in_groups(
-        self,
-        clients: Clients,
-        work: Callable[[Clients], R],
-        size: int,
-        doing: Literal["training", "evaluation"] = "training",
-    ) -> Iterator[tuple[Clients, R]]:
-        """Yields groups of at most `size` clients with the result of `work`, by threads if any.
-
-        Where a GPU's memory does not hold a group, the group is halved, its clients' states are
-        loaded again, and no later group is larger.
-
-        Args:
-            clients: A chunk of clients.
-            work: What is done with each group.
-            size: The largest group.
-            doing: What `work` does; training and evaluation have limits of their own.
-        """
-        return self.groups.run(clients, work, size, doing, self.store.disable_prefetch)
-
     def sample_epsilons(self) -> np.ndarray | None:
         """Returns the ε of each client's samples, [M], in all processes; None without it."""
         privacy = self.run.loop.sample_privacy
@@ -681,7 +658,7 @@ class FederatedAlgorithm(LocalTraining):
         """Allocates the clients' states, or takes them over from the checkpoint."""
         loop = self.run.loop
         allocate(self, loop)
-        loop.read_ahead(self.store)
+        loop.store = self.store
         if self._loaded is not None:
             trainer = self.trainer
             checkpoint.restore(self, self._loaded, trainer.global_rank, trainer.world_size)
@@ -748,7 +725,7 @@ class FederatedAlgorithm(LocalTraining):
             self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1)
             return
         self._log_row(row)
-        # The last round is evaluated in any case; a run that goes on from there must not differ
+        # The last round is evaluated in any case; a run that continues from there must not differ
         # from a run that did not end.
         scheduled = not getattr(self.trainer, "finishing", False)
         if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
@@ -790,7 +767,7 @@ class FederatedAlgorithm(LocalTraining):
         checkpoint.check_body(self, self._loaded)
         for name in self._late_states.keys() & checkpoint_["state_dict"].keys():
             setattr(self, name, checkpoint_["state_dict"][name].to(self.space.vector, copy=True))
-        if hasattr(self, "run"):  # else `load_from_checkpoint`, which loads the model only
+        if "run" in self.__dict__:  # else `load_from_checkpoint`, which loads the model only
             # Lightning loads weights before 64-true converts the module: they would lose digits.
             self.trainer.precision_plugin.convert_module(self)
             checkpoint.check(self, checkpoint_)

@@ -26,7 +26,7 @@ def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
     """Returns tensors and plain values only, which `torch.load(weights_only=True)` reads.
 
     Rows of client states live on the process that owns the client. The checkpoint has the rows of
-    all processes, so that a run can go on with another number of processes. Every process must
+    all processes, so that a run can continue with another number of processes. Every process must
     call this function; the first process, which writes the file, gets the rows.
 
     Args:
@@ -56,7 +56,7 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     """Refuses a checkpoint that does not fit the run, or has parts missing or of another kind.
 
     Raises:
-        ConfigError: The file is no federated checkpoint, or its method, number of parameters,
+        ConfigError: The file is not a federated checkpoint, or its method, number of parameters,
             partition or client states are not those of the run; or, where training continues, its
             network, seed or samples.
         Malformed: A part is missing, or of another kind.
@@ -122,7 +122,7 @@ def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:
         optimizer.step()
     except Exception as error:  # whatever an optimizer lacks
         raise Malformed(
-            f"checkpoint.optimizer_states: the server's optimizer cannot go on: "
+            f"checkpoint.optimizer_states: the server's optimizer cannot continue: "
             f"{type(error).__name__}: {error}"
         ) from error
 

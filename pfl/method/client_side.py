@@ -44,7 +44,7 @@ def train_clients(method: FederatedAlgorithm, clients: Clients) -> dict[str, Mes
     checks.check_declared(method, clients.state)
     messages = statistics.keep_and_send(method, clients, messages)
     for name in method.states.store.names:
-        clients.state[name] = method.states.rounded(name, clients.state[name])
+        clients.state[name] = method.states.store.rounded(name, clients.state[name])
     return messages
 
 

@@ -63,7 +63,7 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
 
 def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:
     """Returns one client with its states."""
-    data = algorithm.trainer.datamodule.client_data(algorithm.device)  # type: ignore[attr-defined]
+    data = algorithm.run.loop.client_data(algorithm.device)
     clients = Clients(np.array([client]), algorithm.rounds, data)
     algorithm.load_state(clients)
     return clients

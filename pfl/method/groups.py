@@ -26,10 +26,12 @@ class ClientGroups:
 
     Attributes:
         threads: The threads that train different groups at the same time.
+        free_memory: Frees what else is held on the device.
     """
 
     def __init__(self, oracle: Oracle) -> None:
         self.oracle, self.threads = oracle, ONE_THREAD
+        self.free_memory: Callable[[], None] = lambda: None
         self._limits = {"training": sys.maxsize, "evaluation": sys.maxsize}
 
     def run(
@@ -37,10 +39,19 @@ class ClientGroups:
         clients: Clients,
         work: Callable[[Clients], R],
         size: int,
-        doing: Literal["training", "evaluation"],
-        free_memory: Callable[[], None],
+        doing: Literal["training", "evaluation"] = "training",
     ) -> Iterator[tuple[Clients, R]]:
-        """Yields groups with the results of `work`; see `FederatedAlgorithm.in_groups`."""
+        """Yields groups of at most `size` clients with the result of `work`.
+
+        Where a GPU's memory does not hold a group, the group is halved, its clients' states are
+        loaded again, and no later group is larger.
+
+        Args:
+            clients: A chunk of clients.
+            work: What is done with each group.
+            size: The largest group.
+            doing: What `work` does; training and evaluation have limits of their own.
+        """
         groups = clients.groups(max(1, min(size, self._limits[doing])))
         if self.threads.count > 1:
             yield from zip(groups, self.threads.map(work, groups), strict=True)
@@ -63,7 +74,7 @@ class ClientGroups:
                 f"the run continues with {most}",
                 category=UserWarning,
             )
-            free_memory()
+            self.free_memory()
             self.oracle.release()
             if device.type == "cuda":
                 garbage_collection_cuda()

@@ -296,13 +296,7 @@ class LocalTraining(MovableModule):
             self.log_loss(name, *losses)
 
     def take_steps(
-        self,
-        v: Tensor,
-        batch: Batch,
-        step: Step,
-        buffers: Tensor | None,
-        name: str,
-        count: int = 1,
+        self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None, name: str, count: int = 1
     ) -> None:
         """Takes plain steps of v [C, P] in place, all with one mini-batch.
 

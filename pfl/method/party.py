@@ -23,7 +23,7 @@ from pfl.rounds.loop import FederatedLoop
 
 
 class Task(NamedTuple):
-    """What the server tells a client at the beginning of its work.
+    """What the server sends a client at the beginning of its work.
 
     Attributes:
         round: The round, from 0.
@@ -48,7 +48,7 @@ class Party:
 
     Args:
         method: A method with the arguments that the server's has; no server state of it is read.
-        loop: A loop around a data module that knows at least this client's samples.
+        loop: A loop around a data module that has at least this client's samples.
         client: The client's id.
         max_rounds: The number of rounds of the run, if it is known.
         dtype: The dtype of the models.

@@ -16,12 +16,7 @@ from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks, statistics
-from pfl.method.client_side import (
-    check_group,
-    first_messages,
-    server_tensors,
-    train_clients,
-)
+from pfl.method.client_side import check_group, first_messages, server_tensors, train_clients
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT
@@ -125,7 +120,7 @@ class Round:
         """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
         method, totals = self.method, self.totals
         size = method.oracle.engine.group_size(len(clients), method.threads.count)
-        for group, sent in method.in_groups(clients, self._train_group, size):
+        for group, sent in method.groups.run(clients, self._train_group, size):
             down, up = method.ledger.add(group.ids, sent.down, sent.up if arrives else 0)
             method.states.commit(group, arrives)  # else new states stay pending, and are forgotten
             if not arrives:

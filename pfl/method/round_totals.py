@@ -47,10 +47,7 @@ class RoundTotals:
     """
 
     def __init__(
-        self,
-        weighting: str,
-        private: PrivateMean | None = None,
-        robust: RobustMean | None = None,
+        self, weighting: str, private: PrivateMean | None = None, robust: RobustMean | None = None
     ) -> None:
         self.weighting, self.private, self.robust = weighting, private, robust
         self.references: dict[str, Tensor] | None = None

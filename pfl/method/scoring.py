@@ -156,7 +156,7 @@ class Evaluation:
                 return numbers, list(row_scores(algorithm.oracle, scored, w, keep))
 
         size = _clients_at_once(algorithm, clients)
-        for _, (numbers, parts) in algorithm.in_groups(clients, score, size, "evaluation"):
+        for _, (numbers, parts) in algorithm.groups.run(clients, score, size, "evaluation"):
             self._numbers += numbers
             for part in parts:
                 metric.add(part)
@@ -195,7 +195,7 @@ class Evaluation:
                 return scores
 
         size = _clients_at_once(algorithm, clients)
-        for _, scores in algorithm.in_groups(clients, score, size, "evaluation"):
+        for _, scores in algorithm.groups.run(clients, score, size, "evaluation"):
             for k, parts in scores.items():
                 for part in parts:
                     metrics[k].add(part)

@@ -179,3 +179,4 @@ def allocate(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
         method.ledger = Ledger(loop.num_clients)
         method.bytes_down = method.bytes_up = 0
         method.states.allocate(loop.client_store(method.device), loop.state_dtype)
+        method.groups.free_memory = method.states.store.disable_prefetch

@@ -131,7 +131,7 @@ SERVER_ONLY = frozenset(
 
 
 def refuse_all_reads(method: Any) -> None:
-    """Makes a method refuse, on the client's side, all that only the server knows.
+    """Makes a method refuse, on the client's side, all that only the server has.
 
     These are the attributes that a hook of the server has set, and those of `SERVER_ONLY`. Every
     read of an attribute is checked from now on, which takes time.

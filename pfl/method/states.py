@@ -117,10 +117,6 @@ class States:
             if counted or name == GRADIENTS:
                 self.store.write(name, clients.ids, clients.state[name])
 
-    def rounded(self, name: str, values: Tensor) -> Tensor:
-        """Returns rows of a client state as they will be read."""
-        return self.store.rounded(name, values)
-
     def chunks(
         self,
         ids: np.ndarray,

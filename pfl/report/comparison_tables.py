@@ -10,10 +10,6 @@ import numpy as np
 
 from pfl.report.comparison import Comparison, all_labels, blocks
 from pfl.report.table import Cell, Column, Estimate, Table
-from pfl.report.table import escape as escape
-from pfl.report.table import latex as latex
-from pfl.report.table import markdown as markdown
-from pfl.report.table import text as text
 from pfl.scores.names import ScoreName, direction, models_of, numbers_of
 from pfl.scores.runs import Row, Run
 from pfl.scores.statistics import Paired, mean_ranks

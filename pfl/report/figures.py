@@ -24,9 +24,7 @@ BY_CLASS = ("o", "^", "s", "D", "v", "P")
 
 
 def run_figure(
-    rows: list[dict[str, Any]],
-    columns: dict[str, np.ndarray],
-    scores: ScoreTable | None = None,
+    rows: list[dict[str, Any]], columns: dict[str, np.ndarray], scores: ScoreTable | None = None
 ) -> Figure:
     """Returns a figure of three panels: label counts, score by round, score by client.
 

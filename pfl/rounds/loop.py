@@ -156,7 +156,8 @@ class FederatedLoop(LightningDataModule):
         self.select_by = select_by
         self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None
-        self._store: ClientStore | None = None  # of the run, once it has begun
+        # Of the run, once it has begun: the rows of the next chunk are read while a chunk trains.
+        self.store: ClientStore | None = None
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
         possible = state_memory is None or 0 <= state_memory < float("inf")
@@ -222,10 +223,6 @@ class FederatedLoop(LightningDataModule):
             self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
 
-    def read_ahead(self, store: ClientStore) -> None:
-        """Lets the rows of each next chunk be read from a store while a chunk trains."""
-        self._store = store
-
     def client_store(self, device: torch.device) -> ClientStore:
         """Returns a new store for client states, with this loop's share of the memory."""
         memory = None if self.state_memory is None else int(self.state_memory * 2**30)
@@ -250,15 +247,6 @@ class FederatedLoop(LightningDataModule):
         return f"{self.datamodule.describe()} Training: {who}; seed {self.seed}."
 
     # ---- who trains ---------------------------------------------------------------------------
-
-    def require_all_clients(self, method: str) -> None:
-        """Raises a ConfigError if a round that is not empty has some of the clients only."""
-        self.participation.require_all_clients(method)
-
-    @property
-    def cohort_size(self) -> int:
-        """Number of clients in a round: the exact number, or the expected one (Bernoulli)."""
-        return self.participation.cohort_size
 
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round, int64, ascending.
@@ -337,7 +325,7 @@ class ChunkLoader:
 
     def _chunks_per_split(self) -> int:
         loop, (_, world) = self.loop, self.loop._rank()
-        clients = loop.cohort_size if "train" in self.splits else loop.num_clients
+        clients = loop.participation.cohort_size if "train" in self.splits else loop.num_clients
         share = -(-clients // world)
         if loop.stateful:  # one process may own all clients of the cohort
             share = min(clients, -(-loop.num_clients // world))
@@ -356,8 +344,8 @@ class ChunkLoader:
             work = loop.participation.work(round_index, ids) if split == "train" else 1.0
             chunks = loop.chunks(ids, split, count, owned=owned, work=work)
             for number, chunk in enumerate(chunks):
-                if loop._store is not None and number + 1 < count:
-                    loop._store.prefetch(chunks[number + 1])
+                if loop.store is not None and number + 1 < count:
+                    loop.store.prefetch(chunks[number + 1])
                 yield Clients(
                     chunk, round_index, data, split, first=number == 0, last=number == count - 1
                 )

@@ -147,10 +147,6 @@ class Run:
             return self.rows
         return [row for row in self.rows if cost_of(row, budget[0]) <= budget[1]]
 
-    def evaluated(self, budget: tuple[str, float] | None = None) -> list[Row]:
-        """Returns the rows of rounds with a test score that a budget allows."""
-        return [row for row in self.within(budget) if is_tested(row)]
-
     def selected(
         self, budget: tuple[str, float] | None = None, metric: str | None = None
     ) -> Row | None:
@@ -162,7 +158,7 @@ class Run:
             budget: One of `BUDGETS` and the limit.
             metric: The score, as in `best_round`; None: the run's own `loop.select_by`.
         """
-        rows = self.evaluated(budget)
+        rows = [row for row in self.within(budget) if is_tested(row)]
         if self.diverged or not rows:
             return None
         chosen = metric or self.summary.get("select_by")
@@ -199,13 +195,8 @@ class Run:
 
 def _summary(path: Path) -> Row:
     """Returns the content of `summary.json`, whose values that are read have the right types."""
-    types: dict[str, Any] = {
-        "seed": int,
-        "select_by": str,
-        "higher_is_better": dict,
-        "versions": dict,
-    }
-    types |= {"wall_seconds": int | float}
+    types: dict[str, Any] = {"seed": int, "select_by": str, "wall_seconds": int | float}
+    types |= {"higher_is_better": dict, "versions": dict}
     with files.reading(path):
         content = files.read_json(path)
         for key, kind in types.items():
@@ -275,7 +266,7 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     """
     runs, keys = [], []
     for place, folder in zip(_short_names(folders), folders, strict=True):
-        outcome = outcome_of(folder)
+        outcome = files.read_json(folder / OUTCOME)  # what a comparison has recorded of the run
         diverged = outcome.get("status") == "diverged"
         run = Run.read(place, 0, folder, unfinished=unfinished, diverged=diverged)
         text = config_of(folder)
@@ -294,11 +285,6 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         replace(run, label=key[0] if methods.count(key[0]) == 1 else first[key])
         for run, key in zip(runs, keys, strict=True)
     ]
-
-
-def outcome_of(folder: Path) -> dict[str, Any]:
-    """Returns what a comparison has recorded of a run in its folder; empty before the run's end."""
-    return files.read_json(folder / OUTCOME)
 
 
 def config_of(folder: Path) -> str:

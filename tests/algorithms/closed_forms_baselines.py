@@ -145,13 +145,7 @@ def head_of_means(q: Quadratics, **_: Any) -> Models:
 
 
 def mixed_biases(
-    q: Quadratics,
-    *,
-    lr: float,
-    local_steps: int,
-    head_epochs: int,
-    head_lr: float,
-    **_: Any,
+    q: Quadratics, *, lr: float, local_steps: int, head_epochs: int, head_lr: float, **_: Any
 ) -> Models:
     """FedPAC with the biases as the head, on one layer, whose features are its inputs. These have
     mean 0, so H_i = 0, and |x|^2 = a_i d, so V_i = a_i d / n_i: α_ij is in proportion to n_j / a_j,

@@ -66,12 +66,7 @@ class L2GDOfAnyEpochs(L2GD):
 
 _STEP = {"server_lr": 0.5, "tau": 0.5}  # of the server
 ENTRIES = [
-    Method(
-        name="FedAvg",
-        kind=FedAvg,
-        limit=forms.averaging,
-        cost=forms.dense,
-    ),
+    Method(name="FedAvg", kind=FedAvg, limit=forms.averaging, cost=forms.dense),
     Method(
         name="FedAvg, server Adam",  # ends where FedAvg ends
         kind=FedAvg,
@@ -108,18 +103,9 @@ ENTRIES = [
         rounds=30,
     ),
     Method(
-        name="LocalTrain",
-        kind=LocalTrain,
-        limit=forms.alone,
-        cost=forms.nothing,
-        private=("w",),
+        name="LocalTrain", kind=LocalTrain, limit=forms.alone, cost=forms.nothing, private=("w",)
     ),
-    Method(
-        name="FedNova",
-        kind=FedNova,
-        limit=forms.averaging,
-        cost=more.dense_and_number,
-    ),
+    Method(name="FedNova", kind=FedNova, limit=forms.averaging, cost=more.dense_and_number),
     Method(
         name="FedNova, proximal",
         kind=FedNova,
@@ -306,13 +292,7 @@ ENTRIES = [
         trained_with_private=True,
         arguments={"penalty": 0.5},
     ),
-    Method(
-        name="FedRoD",
-        kind=FedRoD,
-        limit=more.heads_added,
-        cost=forms.dense,
-        private=("head",),
-    ),
+    Method(name="FedRoD", kind=FedRoD, limit=more.heads_added, cost=forms.dense, private=("head",)),
     Method(
         name="FedDBE",
         kind=FedDBE,
@@ -381,12 +361,7 @@ ENTRIES = [
         },
         rounds=30,
     ),
-    Method(
-        name="GlobalTrain",
-        kind=GlobalTrain,
-        limit=more.pooled_minimum,
-        cost=forms.nothing,
-    ),
+    Method(name="GlobalTrain", kind=GlobalTrain, limit=more.pooled_minimum, cost=forms.nothing),
     Method(
         name="IFCA",
         kind=IFCA,

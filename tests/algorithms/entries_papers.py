@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from pfl.algorithms import (
-    GPGD,
-    LPGD,
-    FedACS,
-    FedAgg,
-    FedCLUP,
-    FedPD,
-    FedSLR,
-)
+from pfl.algorithms import GPGD, LPGD, FedACS, FedAgg, FedCLUP, FedPD, FedSLR
 from tests.algorithms import closed_forms as forms
 from tests.algorithms.entry import Method
 

@@ -151,10 +151,11 @@ def fedslr(
 ) -> list[dict[str, Any]]:
     """Algorithm 2 with full gradients: the server keeps every client's gamma.
 
-    Slips: "E1", the mean gamma is divided by eta_g; "E2", Phase II thresholds by mu eta_g; "E9",
-    p_i starts at w_0; "E15", the server's prox stays that of the nuclear norm; "|S|", Algorithm 3
-    with divisor |S|; "cohort", gamma averaged over the cohort; "w_i" and "w_{t+1}", Phase II at
-    these; "forget", p_i starts every round at 0; "dual", gamma changes with the other sign.
+    Slips: "divided", the mean gamma is divided by eta_g; "whole rate", Phase II thresholds by mu
+    eta_g; "initial p", p_i starts at w_0; "nuclear server", the server's prox stays that of the
+    nuclear norm; "|S|", Algorithm 3 with divisor |S|; "cohort", gamma averaged over the cohort;
+    "w_i" and "w_{t+1}", Phase II at these; "forget", p_i starts every round at 0; "dual", gamma
+    changes with the other sign.
     """
 
     def prox(component: str, x: Vector, threshold: float) -> Vector:
@@ -164,7 +165,7 @@ def fedslr(
 
     m = problem.num_clients
     gamma = np.zeros((m, len(w)))
-    p = np.tile(w, (m, 1)) if slip == "E9" else np.zeros((m, len(w)))
+    p = np.tile(w, (m, 1)) if slip == "initial p" else np.zeros((m, len(w)))
     if personal_start == "initial":
         p[:] = np.concatenate([t.ravel() * (t.ndim > 1) for t in layers(w, problem.shapes)])
     gamma_bar = np.zeros(len(w))
@@ -185,9 +186,9 @@ def fedslr(
         mean_gamma = {"|S|": gamma_bar, "cohort": gamma[list(cohort)].mean(0)}.get(
             slip or "", gamma.mean(0)
         )
-        factor = 1 / eta_g if slip == "E1" else eta_g
+        factor = 1 / eta_g if slip == "divided" else eta_g
         merged = np.mean([models[i] for i in cohort], axis=0) - factor * mean_gamma
-        server = "low_rank" if slip == "E15" else components[0]
+        server = "low_rank" if slip == "nuclear server" else components[0]
         new = prox(server, merged, lam * eta_g)
         for i in cohort:
             at = {"w_i": models[i], "w_{t+1}": new}.get(slip or "", w)
@@ -195,7 +196,7 @@ def fedslr(
             def phase_2(q: Vector, i: int = i, at: Vector = at) -> Vector:
                 return problem.gradient(i, at + q) + weight_decay * q
 
-            threshold = mu * (eta_g if slip == "E2" else eta)
+            threshold = mu * (eta_g if slip == "whole rate" else eta)
             start = np.zeros_like(w) if slip == "forget" else p[i]
             personal_prox = partial(prox, components[1], threshold=threshold)
             p[i] = descend(phase_2, start, personal_steps, eta, personal_prox)

@@ -67,7 +67,7 @@ def gram(phi: np.ndarray) -> np.ndarray:
 
 
 def solved_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> Vector:
-    """SPEC 3.3: (I + c M) η = c b, b_r = φ_r' Σ_{k>r} (w_0 - φ2_k), c = (1-α)/α."""
+    """The rates: (I + c M) η = c b, b_r = φ_r' Σ_{k>r} (w_0 - φ2_k), c = (1-α)/α."""
     n, c = len(phi), (1 - penalty) / penalty
     b = np.array([phi[r] @ sum(w - path[k] for k in range(r + 1, n + 1)) for r in range(n)])
     return np.linalg.solve(np.eye(n) + c * gram(phi), c * b)
@@ -107,7 +107,7 @@ def fedagg(
     terms: tuple[np.ndarray, np.ndarray | None] | None = None,
     slip: str | None = None,
 ) -> list[dict[str, Any]]:
-    """SPEC 3.5: FA-1, FA-J (`damping`) and FA-0 (`mean_field="fixed_point"`).
+    """FA-1, FA-J (`damping`) and FA-0 (`mean_field="fixed_point"`).
 
     With "fixed_point", what happens after w has moved is nobody's text: the history ends there.
 
@@ -255,7 +255,7 @@ def fedacs(
     weight_decay: float = 0.0,
     slip: str | None = None,
 ) -> list[dict[str, Any]]:
-    """SPEC 4.1 with full gradients: participants upload w_i, get u_i, train from there.
+    """FedACS with full gradients: participants upload w_i, get u_i, train from there.
 
     Args:
         memory: What the server knows of a client with candidates="all". "sent": what the client

@@ -59,13 +59,7 @@ def test_apart_is_the_simulation_bit_for_bit(fit, parties, name, normalized):
     fit(expected, small_world(), ROUNDS, **run)
     parties.join(name, settings, normalized, ROUNDS, loop)
     actual = make(name, settings, normalized)
-    fit(
-        actual,
-        small_world(),
-        ROUNDS,
-        callbacks=[Server(parties)],
-        **run | {"evaluate": ()},
-    )
+    fit(actual, small_world(), ROUNDS, callbacks=[Server(parties)], **run | {"evaluate": ()})
 
     rows, states = everything(expected), parties.states()
     known = everything(actual) | {f"client {k}": torch.from_numpy(v) for k, v in states.items()}

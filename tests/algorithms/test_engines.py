@@ -25,10 +25,7 @@ METHODS = {
     "FedSLR": partial(FedSLR, proximal_step=1.0, low_rank_penalty=0.05, sparse_penalty=0.01),
     "LPGD": partial(LPGD, low_rank_penalty=0.05),
 }
-NETWORKS = {
-    "MLP": lambda: MLP(64, (8,)),
-    "CNN": lambda: SmallCNN(width=4),
-}
+NETWORKS = {"MLP": lambda: MLP(64, (8,)), "CNN": lambda: SmallCNN(width=4)}
 
 
 @pytest.fixture(scope="module")

@@ -161,7 +161,7 @@ SOME = [[0, 2, 3], [1, 2], [0, 4, 5], [3, 5], [1, 4], [0, 2, 5], [3, 4]]  # neve
 
 @pytest.mark.parametrize("quantile", [0.0, 0.25, 0.5, 0.9])
 def test_known_all_uses_the_last_upload_of_everyone(fit, problem, quantile):
-    """SPEC 4.1 (b): clients upload at the beginning of their rounds. So of a client that stays
+    """Clients upload at the beginning of their rounds. So of a client that stays
     away the server knows the model before its last training, and of a client that never took part
     it knows nothing."""
     settings, history = SETTINGS | dict(quantile=quantile, candidates="all"), Models()
@@ -279,11 +279,7 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
     )
     history = Models()
     algorithm = FedACS(
-        torch.nn.Linear(3, 2).double(),
-        quantile=0.2,
-        lr=0.1,
-        batch_size=4,
-        loss=HalfSquaredError(),
+        torch.nn.Linear(3, 2).double(), quantile=0.2, lr=0.1, batch_size=4, loss=HalfSquaredError()
     )
     fit(algorithm, data, 3, callbacks=[history], trace=[[0, 1, 2], [1, 2, 3], [0, 2]])
     for t, row in enumerate(algorithm.trainer.recorder.rows):

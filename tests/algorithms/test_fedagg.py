@@ -35,12 +35,7 @@ SETTINGS = dict(lr=0.2, epochs=3, penalty=0.1, max_rate=0.6)
 def fedagg(network, *, lr, epochs, penalty, damping=1, **kwargs):
     """The method, with the reference's names."""
     return FedAgg(
-        network,
-        lr=lr,
-        local_epochs=epochs,
-        rate_penalty=penalty,
-        damping_steps=damping,
-        **kwargs,
+        network, lr=lr, local_epochs=epochs, rate_penalty=penalty, damping_steps=damping, **kwargs
     )
 
 

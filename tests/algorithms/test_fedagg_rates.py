@@ -15,7 +15,7 @@ from tests.problems import History, least_squares, matrix_problem, scalar_proble
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 
 
-# ---- the reference itself: three ways to solve SPEC 3.2 -----------------------------------------
+# ---- the reference itself: three ways to solve it ------------------------------------------
 
 
 @pytest.fixture(params=range(4))
@@ -47,7 +47,7 @@ def test_feedback_is_the_open_loop_under_the_aggregated_dynamics(control):
 
 
 def test_the_last_two_epochs_have_the_papers_closed_forms(control):
-    """SPEC 3.3: η_{L-1} is the paper's (27); η_{L-2} is (28) without its errata."""
+    """η_{L-1} is the paper's (27); η_{L-2} is (28) without its errata."""
     w, phi, path = control
     c = 0.9 / 0.1
     a1 = phi[-1]
@@ -183,7 +183,7 @@ def contraction(g, epochs, penalty):
 @pytest.mark.parametrize("damping", [1, 2, 5])
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 def test_constant_gradients_have_the_open_loop_rates(fit, constant, epochs, damping):
-    """SPEC 3.5: J damping steps give η = [(I+cM)^-1 cM]^J η_base under constant φ1; everyone moves
+    """J damping steps give η = [(I+cM)^-1 cM]^J η_base under constant φ1; everyone moves
     by the same Σ η_l φ1."""
     problem, gradients = constant
     g, history = gradients.mean(0), History()
@@ -254,7 +254,7 @@ def test_the_mean_field_shrinks_the_rate_geometrically(fit):
 
 @pytest.mark.parametrize("dynamics", ["own", "aggregated"])
 def test_the_exact_mean_field_does_not_train(fit, dynamics):
-    """SPEC 3.4: η = 0 is the equilibrium."""
+    """η = 0 is the equilibrium."""
     problem, history = matrix_problem(np.random.default_rng(3).normal(size=(3, 2, 2))), History()
     algorithm = FedAgg(
         problem.network(0.2),

@@ -164,12 +164,7 @@ def test_server_sgd_interpolates(fit, problem):
     )
     fit(algorithm, problem, 3, callbacks=[history])
     expected = reference.fedavg(
-        problem,
-        START,
-        [range(4)] * 3,
-        lr=0.2,
-        steps=3,
-        server=lambda w, mean: 0.5 * w + 0.5 * mean,
+        problem, START, [range(4)] * 3, lr=0.2, steps=3, server=lambda w, mean: 0.5 * w + 0.5 * mean
     )
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 

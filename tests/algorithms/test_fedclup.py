@@ -78,7 +78,7 @@ def share_of(server_step, lam, smooth):
 @pytest.mark.parametrize(
     "server_step", ["inverse_penalty", "corollary2", "inverse_smoothness", 1.7]
 )
-def test_the_rules_for_the_steps(fit, problem, trace, server_step, local_step):
+def test_local_and_server_rates_follow_their_rules(fit, problem, trace, server_step, local_step):
     """η: as given, or 1 / (λ + L); γ: as `share_of` says. L does not have to be the true one."""
     lam, smooth, models = 0.8, 6.0, Models()
     algorithm = FedCLUP(

@@ -89,7 +89,7 @@ def test_the_penalty_of_corollary_1(fit, case, source):
     np.testing.assert_allclose(models["w_i"][0, :, 0], first, rtol=1e-5)
 
 
-def test_arguments_come_before_what_the_data_know(fit):
+def test_arguments_override_the_constants_of_the_data_module(fit):
     problem = scalar_problem([0.0, 1.0], copies=2)
     problem.datamodule.smoothness, problem.datamodule.strong_convexity = 2.0, 1.0
     algorithm = FedCLUP(
@@ -350,7 +350,7 @@ def test_a_resumed_run_has_the_same_penalties(tmp_path, schedule, done):
     assert metrics(tmp_path / "parts") == metrics(tmp_path / "straight")
 
 
-def test_a_run_that_ends_between_two_evaluations_goes_on_as_one(tmp_path):
+def test_a_run_that_ends_between_two_evaluations_continues_as_one_run(tmp_path):
     """Every second round is evaluated, and the last: of a run of three the third too. The plateau
     rule, which would look at it, does not; of eight rounds it looks at 2, 4, 6 and 8 only."""
     often = {"check_val_every_n_epoch": 2}

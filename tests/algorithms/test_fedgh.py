@@ -24,10 +24,7 @@ TRACE = [[0, 1, 2], [1], [], [0, 2]]  # client 3 never takes part
 
 def network():
     """Scores A B x + c, with the body B and the head (A, c)."""
-    layers = {
-        "body": nn.Linear(INPUTS, FEATURES, bias=False),
-        "out": nn.Linear(FEATURES, CLASSES),
-    }
+    layers = {"body": nn.Linear(INPUTS, FEATURES, bias=False), "out": nn.Linear(FEATURES, CLASSES)}
     made = nn.Sequential(OrderedDict(layers)).double()
     w = 0.7 * np.random.default_rng(1).normal(size=SIZE)
     nn.utils.vector_to_parameters(torch.from_numpy(w), made.parameters())

@@ -270,7 +270,7 @@ def test_a_communication_period(fit, problem, period):
 
 
 def test_nothing_to_keep_where_nothing_is_skipped(fit, problem):
-    """x_{0,i} is common, and g is not used: 2 P floats a client, as SPEC's table says."""
+    """x_{0,i} is common, and g is not used: 2 P floats a client."""
     algorithm = fedpd(problem.network(START), **SETTINGS)
     fit(algorithm, problem, 1)
     assert sorted(algorithm.store.names) == ["lam", "x"]

@@ -9,12 +9,7 @@ from datamodules import Natural, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, FedPD, FedSLR
 from tests.algorithms import reference_clup_pd as reference
-from tests.problems import (
-    History,
-    least_squares,
-    matrix_problem,
-    scalar_problem,
-)
+from tests.problems import History, least_squares, matrix_problem, scalar_problem
 
 LOSS = HalfSquaredError()
 FULL = dict(batch_size=None, loss=LOSS)
@@ -41,8 +36,7 @@ def assert_optimal(problem, row, atol):
 
 
 @pytest.mark.parametrize(
-    ("eta", "lr", "steps", "rounds"),
-    [(0.2, 0.1, 1, 160), (0.5, 0.2, 3, 45), (2.0, 0.3, 8, 65)],
+    ("eta", "lr", "steps", "rounds"), [(0.2, 0.1, 1, 160), (0.5, 0.2, 3, 45), (2.0, 0.3, 8, 65)]
 )
 def test_the_limit_of_inexact_gradient_descent_is_the_optimum(fit, problem, eta, lr, steps, rounds):
     """The warm start makes it so: the optimum is where nothing moves, however few the steps."""
@@ -267,12 +261,7 @@ def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(fi
     """Also where agents have x_{0,i} of their own: after every round w = mean x_{0,i}."""
     history = History()
     algorithm = FedPD(
-        problem.network(0.5),
-        proximal_step=0.3,
-        skip_probability=0.7,
-        lr=0.1,
-        local_steps=3,
-        **FULL,
+        problem.network(0.5), proximal_step=0.3, skip_probability=0.7, lr=0.1, local_steps=3, **FULL
     )
     fit(algorithm, problem, 12, callbacks=[history])
     x0 = history["x"] + 0.3 * history["lam"]

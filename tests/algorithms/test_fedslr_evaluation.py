@@ -33,12 +33,7 @@ def trained(request, tmp_path_factory):
     network = MLP(64, (12,)) if request.param == "MLP" else SmallCNN(width=4)
     digits, history = DigitsDataModule(num_clients=8, partition=Dirichlet(0.3)), History()
     algorithm = FedSLR(
-        network,
-        proximal_step=1.0,
-        low_rank_penalty=0.2,
-        sparse_penalty=0.02,
-        lr=0.2,
-        batch_size=16,
+        network, proximal_step=1.0, low_rank_penalty=0.2, sparse_penalty=0.02, lr=0.2, batch_size=16
     )
     run(
         algorithm,

@@ -6,13 +6,7 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import (
-    History,
-    Problem,
-    kernel_problem,
-    least_squares,
-    matrix_problem,
-)
+from tests.problems import History, Problem, kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 EVERYONE = [[0, 1, 2, 3]] * 5
@@ -92,7 +86,7 @@ def test_every_iterate_of_the_ablations_equals_numpy(fit, problem, start, compon
 
 
 def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(fit, problem, start):
-    """E9, the paper's code: the 1-D tensors start at 0, and clients that never train keep p_i."""
+    """As in the paper's code: the 1-D tensors start at 0, and clients that never train keep p_i."""
     history = History()
     settings = SETTINGS | dict(personal_start="initial")
     algorithm = fedslr(problem.network(start), **settings)
@@ -105,9 +99,9 @@ def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(f
 @pytest.mark.parametrize(
     ("slip", "name"),
     [
-        ("E1", "w"),
-        ("E2", "p"),
-        ("E9", "p"),
+        ("divided", "w"),
+        ("whole rate", "p"),
+        ("initial p", "p"),
         ("|S|", "w"),
         ("cohort", "w"),
         ("w_i", "p"),
@@ -126,10 +120,10 @@ def test_a_wrong_formula_would_show(problem, start, settings, slip, name):
 
 
 def test_a_server_that_keeps_the_nuclear_norm_would_show(problem, start):
-    """E15: S+LR changes the server's prox as well."""
+    """S+LR changes the server's prox as well."""
     settings = SETTINGS | dict(components=("sparse", "low_rank"))
     right = reference.fedslr(problem, start, SAMPLED, **settings)
-    wrong = reference.fedslr(problem, start, SAMPLED, slip="E15", **settings)
+    wrong = reference.fedslr(problem, start, SAMPLED, slip="nuclear server", **settings)
     assert np.abs(right[-1]["w"] - wrong[-1]["w"]).max() > 0.01
 
 
@@ -157,7 +151,7 @@ def test_a_round_without_clients_changes_nothing(fit, problem, start):
 
 
 def feddyn(problem: Problem, w, trace, alpha):
-    """FedDyn with exact local solves, as SPEC's table has it; w after each round.
+    """FedDyn with exact local solves, as a table of equivalences has it; w after each round.
 
     th_i = argmin f_i - <g_i, th> + (alpha/2) |th - w|^2 by NumPy's linear solver: f_i is quadratic
     with gradient H th + b, and H's columns are differences of gradients.

@@ -66,12 +66,7 @@ def test_the_limit_of_clients_with_curvatures_of_their_own(fit):
     a = np.array([0.5, 1.0, 2.0, 1.0, 0.5])
     problem = matrix_problem(OPTIMA, curvatures=a)
     algorithm = FedSLR(
-        problem.network(0.0),
-        proximal_step=1.0,
-        low_rank_penalty=1.5,
-        lr=0.3,
-        local_steps=5,
-        **FULL,
+        problem.network(0.0), proximal_step=1.0, low_rank_penalty=1.5, lr=0.3, local_steps=5, **FULL
     )
     fit(algorithm, problem, 80)
     centre = np.einsum("c,cij->ij", a, np.array(OPTIMA)) / a.sum()
@@ -180,7 +175,7 @@ def test_phase_two_ends_at_the_soft_threshold(fit, eta_g):
         np.testing.assert_array_equal(history["p"][0][i] == 0, first[i] == 0)
 
 
-def test_phase_two_goes_on_from_the_last_visit(fit):
+def test_phase_two_continues_from_the_last_visit(fit):
     """μ = 0, and λ so large that w stays 0. Then every visit of K steps leaves (1 - η a)^K of the
     distance between p and A: after T visits, (1 - η a)^{K T} of it."""
     optimum, a, lr, steps = OPTIMA[0], 0.7, 0.2, 3

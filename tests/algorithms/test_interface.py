@@ -78,7 +78,7 @@ def test_a_method_that_replaces_a_private_function_of_the_framework_is_refused()
         type("Unlucky", (pfl.method.FederatedAlgorithm,), {"_log_row": lambda self: None})
 
 
-def test_what_is_logged_before_the_first_round_is_no_error():
+def test_logging_before_the_first_round_is_not_an_error():
     method = pfl.algorithms.FedAgg(torch.nn.Linear(2, 1), local_epochs=1)
     method.log_metric("number", 1.0)
     method.log_table("rates", client=np.arange(2))

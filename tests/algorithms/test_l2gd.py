@@ -11,15 +11,7 @@ from pfl.callbacks import LocalBaseline
 from tests.algorithms import closed_forms as forms
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.methods import small_network, small_world
-from tests.algorithms.traced import (
-    ALL,
-    FULL,
-    LOSS,
-    RATES,
-    SIZES,
-    START,
-    furthest,
-)
+from tests.algorithms.traced import ALL, FULL, LOSS, RATES, SIZES, START, furthest
 from tests.problems import History
 from tests.refusal import refused
 

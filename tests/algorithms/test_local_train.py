@@ -25,7 +25,7 @@ def test_every_client_reaches_its_own_optimum(fit):
     np.testing.assert_array_equal(algorithm.global_model, 0.5)
 
 
-def test_clients_go_on_from_their_last_model_and_wait_where_they_are(fit):
+def test_clients_continue_from_their_last_model_and_keep_it_between_rounds(fit):
     """f_i = |w - A_i|^2 / 2: after T visits of K steps (1 - η)^{K T} of the distance is left; a
     client that never took part still has the common beginning."""
     optima = np.random.default_rng(0).normal(size=(3, 2, 2))

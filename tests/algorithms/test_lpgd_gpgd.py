@@ -61,13 +61,7 @@ def test_gpgd_equals_numpy(fit, problem, start):
     for t, cohort in enumerate(TRACE):
         sizes.append(reference.factor_floats(w, problem.shapes) if t else problem.size)
         average = reference.fedavg(
-            problem,
-            w,
-            [cohort],
-            lr=0.15 * 0.8**t,
-            steps=3,
-            weighting="uniform",
-            weight_decay=0.1,
+            problem, w, [cohort], lr=0.15 * 0.8**t, steps=3, weighting="uniform", weight_decay=0.1
         )[0]
         w = reference.layerwise_svt(average, LAM * 0.15 * 0.8**t, problem.shapes)
         expected.append(w)

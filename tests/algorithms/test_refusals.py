@@ -128,7 +128,7 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
 
 
 @pytest.mark.parametrize(("kind", "key", "value", "right"), REFUSED)
-def test_values_that_cannot_be_are_refused(kind, key, value, right):
+def test_impossible_values_are_refused(kind, key, value, right):
     shown = "" if key == "optimizer" else repr(value)
     with refused(f"model.{key}: {shown}", right):
         getattr(pfl.algorithms, kind)(MLP(64, (8,)), **{key: value})

@@ -198,7 +198,7 @@ class Known(Callback):
 
 
 @OPTIONS
-def test_the_minimum_is_left_by_nobody_who_knows_the_gradients(fit, quadratic, option):
+def test_clients_that_know_their_control_variates_stay_at_the_minimum(fit, quadratic, option):
     """There, with c_i = f_i'(x) and c = mean c_i = 0, all local directions are 0."""
     for callbacks, stays in (([Known()], True), ([], False)):
         algorithm = SCAFFOLD(quadratic.network(MINIMUM), option=option, **QUADRATIC)

@@ -91,7 +91,7 @@ def test_a_method_sees_the_clients_that_train(train_small):
     )
 
 
-def test_the_solution_for_all_clients_is_no_measure_for_some(fit):
+def test_the_solution_for_all_clients_is_refused_where_some_never_train(fit):
     data = LeastSquares(4, 12, 3)
     method = FedAvg(LinearRegression(3), batch_size=None, loss=HalfSquaredError())
     with refused("loop.unseen: 2 clients", "Optimality", "all clients"):

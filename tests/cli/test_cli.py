@@ -100,11 +100,7 @@ MISTAKES = {
     "type of a number": ("model.init_args.lr", "fast", ["lr", "fast", "float"]),
     "type of an int": ("trainer.max_epochs", "many", ["max_epochs", "many", "int"]),
     "type of a list": (f"{NETWORK}.init_args.hidden", "wide", ["hidden", "wide"]),
-    "option of a partition": (
-        f"{PARTITION}.init_args.beta",
-        1.0,
-        ["beta", "Dirichlet", "alpha"],
-    ),
+    "option of a partition": (f"{PARTITION}.init_args.beta", 1.0, ["beta", "Dirichlet", "alpha"]),
     "lr": ("model.init_args.lr", -1.0, ["model.lr", "-1.0", "positive"]),
     "endless lr": ("model.init_args.lr", math.inf, ["model.lr", "inf", "finite"]),
     "batch_size": ("model.init_args.batch_size", 0, ["model.batch_size", "0", "at least 1"]),
@@ -313,7 +309,7 @@ def test_a_run_needs_model_and_data(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("subcommand", ["fit", "test"])
-def test_a_file_that_is_no_checkpoint_is_refused(tmp_path, subcommand):
+def test_a_file_that_is_not_a_checkpoint_is_refused(tmp_path, subcommand):
     config = write(tmp_path / "small.yaml", SMALL)
     path = tmp_path / "some.ckpt"
     words = ["ckpt_path", str(path)]

@@ -117,7 +117,7 @@ def test_summary_has_everything_that_the_design_lists(run, data):
     for name, value in rows[best["round"] - 1].items():
         assert best[name] == float(value), name
     assert summary["name"] == "quickstart" and summary["folder"] == str(run[0])
-    assert summary["algorithm"] == "FedSLR" and summary["engine"] in ("sequential", "vmap")
+    assert summary["algorithm"] == "FedSLR" and summary["engine"] in ("chain", "compiled chain")
     assert summary["round"] == 2 and summary["seed"] == 0
     assert summary["parameters/global"] > 0 and summary["parameters/personalized"] > 0
     assert 0 < summary["wall_seconds"] < 300 and summary["samples_per_second"] > 0

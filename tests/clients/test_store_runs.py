@@ -91,7 +91,7 @@ def test_state_in_sixteen_bits_is_close_and_counts_the_same_bytes(tmp_path):
         ("state_dtype", "int8"),
     ],
 )
-def test_values_that_cannot_be_are_refused(argument, value):
+def test_impossible_values_are_refused(argument, value):
     with pytest.raises(ConfigError) as caught:
         FederatedLoop(PROBLEM.datamodule, **{argument: value})
     message = str(caught.value)

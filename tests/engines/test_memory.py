@@ -131,7 +131,7 @@ def test_a_failed_attempt_keeps_no_memory(tmp_path):
     assert (np.diff(loop.datamodule.client_sizes[by_size]) <= 0).all()
     clients = Clients(by_size, 0, loop.client_data(CPU), dtype=torch.float64)
     with pytest.warns(UserWarning, match="does not hold"):
-        groups = [len(group) for group, _ in method.in_groups(clients, work, 7)]
+        groups = [len(group) for group, _ in method.groups.run(clients, work, 7)]
     assert groups == [4, 3]
 
 

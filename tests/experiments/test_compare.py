@@ -128,7 +128,7 @@ def test_a_metric_that_the_runs_do_not_have_is_refused(finished, tmp_path):
         compare(comparison(tmp_path), copy(finished, tmp_path), "--metric", "auroc")
 
 
-def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_killed_run_continues_where_it_was(tmp_path, monkeypatch):
     """Two rounds of four are over when the run ends; the rest gives the result of one run."""
     fits = []
     fit = jobs._fit
@@ -214,7 +214,7 @@ def test_folders_of_finished_runs(finished, tmp_path, capsys):
     assert (tmp_path / "out" / "runs.csv").read_text() == (finished / "runs.csv").read_text()
 
 
-def test_folders_tell_which_runs_diverged_and_which_files_are_a_loggers(finished, tmp_path, capsys):
+def test_diverged_runs_and_files_of_loggers_are_recognised_in_folders(finished, tmp_path, capsys):
     out = copy(finished, tmp_path)
     lost = out / "LocalTrain" / "seed1" / "outcome.json"
     lost.write_text(lost.read_text().replace('"finished"', '"diverged"'))

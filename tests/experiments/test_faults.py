@@ -95,7 +95,7 @@ def test_modules_that_the_users_module_imports_are_its_code(tmp_path, monkeypatc
 
 
 @pytest.mark.usefixtures("quick_figures")
-def test_a_cut_record_of_a_run_is_no_record(tmp_path, capsys):
+def test_a_truncated_outcome_file_counts_as_missing(tmp_path, capsys):
     path, out = comparison(tmp_path, seeds=1), tmp_path / "out"
     assert main(["compare", str(path), "--out", str(out), "--jobs", "1"]) == 0
     record = out / "FedAvg" / "seed0" / "outcome.json"
@@ -133,12 +133,13 @@ def test_comparisons_of_the_same_name_do_not_share_a_folder(tmp_path, monkeypatc
 def test_tables_and_figures_are_written_as_a_whole(tmp_path, capsys):
     path, out = comparison(tmp_path, seeds=1, runs={"FedAvg": RUNS["FedAvg"]}), tmp_path / "out"
     for name in ("comparison.md", "runs.csv", "curves.pdf"):
-        (out / f"{name}.part").mkdir(parents=True)  # in the way of the new file
+        part = out / f"{name}.{os.getpid()}.part"
+        part.mkdir(parents=True)  # in the way of the new file
         assert main(["compare", str(path), "--out", str(out), "--jobs", "1"]) == 2
         error = capsys.readouterr().err
         assert error.count("\n") == 1 and f"{name}: the file cannot be written" in error
         assert not (out / name).exists()
-        (out / f"{name}.part").rmdir()
+        part.rmdir()
 
 
 @pytest.mark.usefixtures("quick_figures")

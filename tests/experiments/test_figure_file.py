@@ -16,10 +16,7 @@ pytestmark = pytest.mark.cli
 FILE = {
     "title": "Two methods",
     "common": {"trainer.max_epochs": 2},
-    "runs": {
-        "FedAvg": {"model.class_path": "FedAvg"},
-        "alone": {"model.class_path": "LocalTrain"},
-    },
+    "runs": {"FedAvg": {"model.class_path": "FedAvg"}, "alone": {"model.class_path": "LocalTrain"}},
     "grid": {"data.n": [1, 2]},
     "panels": [{"y": "a"}],
 }
@@ -114,7 +111,7 @@ def test_labels_of_runs_in_tables():
         ({"y": 3}, ["y: 3", "metric"]),
     ],
 )
-def test_panels_that_cannot_be_are_refused(content, parts):
+def test_impossible_panels_are_refused(content, parts):
     with refused(*parts):
         read_panel("f", content, ["A"], {})
 

@@ -132,12 +132,7 @@ def files(tmp_path_factory):
 
 
 def test_every_table_of_the_papers_has_a_recipe():
-    tables = {
-        "fedslr": range(1, 10),
-        "fedclup": (2, 4),
-        "fedagg": (3, 5, 6),
-        "fedacs": (1, 2),
-    }
+    tables = {"fedslr": range(1, 10), "fedclup": (2, 4), "fedagg": (3, 5, 6), "fedacs": (1, 2)}
     expected = {f"{paper}-table{number}" for paper in tables for number in tables[paper]}
     assert expected == set(TABLES)
 

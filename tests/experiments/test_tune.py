@@ -170,7 +170,7 @@ def test_each_method_has_values_of_its_own(found):
 
 
 @pytest.mark.slow
-def test_a_killed_search_goes_on_where_it_was(found, tmp_path, monkeypatch):
+def test_a_killed_search_continues_where_it_was(found, tmp_path, monkeypatch):
     """Killed in the second round of the second trial; the end is that of an unbroken search."""
 
     def callbacks(flag):

@@ -24,14 +24,7 @@ from typing import Any
 
 from tests.algorithms.methods import METHODS
 from tests.faults import experiments
-from tests.faults.injected import (
-    REFUSED,
-    Fault,
-    differences,
-    newest,
-    outcome,
-    run,
-)
+from tests.faults.injected import REFUSED, Fault, differences, newest, outcome, run
 from tests.faults.several import KILLED, end_one_of_two
 
 TIERS = {"memory": None, "files": 0.0}

@@ -26,7 +26,7 @@ def whole(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", STATUS)
-def test_a_run_that_a_fault_ended_goes_on(whole, kind, tmp_path):
+def test_a_run_that_a_fault_ended_continues(whole, kind, tmp_path):
     """Two faults, one of them in the last phase: in the last sixth of all changes of files."""
     method, memory, expected, changes = whole
     rng = random.Random(f"{method} {kind}")

@@ -17,7 +17,7 @@ from pfl.report.comparison_figures import (
     rank_diagram,
     scatter,
 )
-from pfl.report.table import Column, Estimate, Table, csv
+from pfl.report.table import Column, Estimate, Table, csv, escape, latex, markdown, text
 from pfl.scores.names import models_of
 from pfl.scores.runs import Run, columns_of
 from pfl.scores.table import ScoreTable
@@ -298,13 +298,13 @@ def test_kinds_come_in_the_order_of_the_table():
 
 def test_formats():
     cells = Table(["method", "a_b"], [["FedAvg", "50% ± 1"]])
-    assert tables.markdown(cells) == "| method | a_b |\n|---|---|\n| FedAvg | 50% ± 1 |\n"
-    assert tables.text(cells).splitlines()[2] == "FedAvg  50% ± 1"
-    latex = tables.latex(cells)
-    assert r"method & a\_b \\" in latex and r"FedAvg & 50\% $\pm$ 1 \\" in latex
-    assert r"\begin{tabular}{lr}" in latex and r"\bottomrule" in latex
-    assert tables.markdown(Table(["a|b"])).startswith(r"| a\|b |")
-    assert tables.escape("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
+    assert markdown(cells) == "| method | a_b |\n|---|---|\n| FedAvg | 50% ± 1 |\n"
+    assert text(cells).splitlines()[2] == "FedAvg  50% ± 1"
+    shown = latex(cells)
+    assert r"method & a\_b \\" in shown and r"FedAvg & 50\% $\pm$ 1 \\" in shown
+    assert r"\begin{tabular}{lr}" in shown and r"\bottomrule" in shown
+    assert markdown(Table(["a|b"])).startswith(r"| a\|b |")
+    assert escape("x^2 ~ {a}\\") == r"x\^{}2 \~{} \{a\}\textbackslash{}"
 
 
 def test_cliques_are_the_longest_groups_within_the_difference():
@@ -426,9 +426,7 @@ def test_latex_for_a_paper():
     columns = ["method", Column("score", ".4f", True, is_share=True), Column("steps", ".0f", False)]
     rows = [["A_1", Estimate(0.5, 0.01), 3], ["B", Estimate(0.7), 4], ["C", None, None]]
     table = Table([*columns, "notes"], [[*row, "x"] for row in rows], "A & B", "tab:ab")
-    lines = tables.latex(
-        table, percent=True, mean=True, columns=["method", "score", "steps"]
-    ).splitlines()
+    lines = latex(table, percent=True, mean=True, columns=["method", "score", "steps"]).splitlines()
     assert lines[:4] == [r"\begin{table}", r"\centering", r"\caption{A \& B}", r"\label{tab:ab}"]
     assert lines[6:] == [
         r"method & score (\%) & steps \\",
@@ -443,15 +441,13 @@ def test_latex_for_a_paper():
         r"\end{table}",
     ]
     with refused("columns: 'other'", "method or score or steps or notes"):
-        tables.latex(table, columns=["other"])
+        latex(table, columns=["other"])
 
 
 def test_no_title_leaves_its_place_in_latex():
     comparison = Comparison([run("A", 0, [0.5])], "A", title="% a\n\\input{b}")
     caption = next(
-        line
-        for line in tables.latex(tables.score_table(comparison)).splitlines()
-        if "caption" in line
+        line for line in latex(tables.score_table(comparison)).splitlines() if "caption" in line
     )
     assert caption.startswith(r"\caption{\% a \textbackslash{}input\{b\}. The score is accuracy.")
 

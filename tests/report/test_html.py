@@ -310,7 +310,7 @@ def test_a_run_that_diverged_in_its_first_round_is_named(tmp_path):
     assert page.tables[0][2][:4] == ["FedPD", "0", "", ""]
 
 
-def test_labels_tell_configurations_apart(tmp_path):
+def test_runs_of_different_configurations_have_different_labels(tmp_path):
     """Seeds of one configuration share a label; two configurations of a method do not."""
     for value, seed in ((1, 0), (1, 1), (2, 0)):
         folder = tmp_path / f"mu={value}" / f"seed{seed}"

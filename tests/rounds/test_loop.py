@@ -181,7 +181,7 @@ def test_weighted_sampling_needs_enough_clients_with_samples():
 @pytest.mark.parametrize(("count", "size"), [(None, 10), (10, 10), (1, 1), (np.int64(3), 3)])
 def test_a_cohort_has_the_given_number_of_clients(count, size):
     federation = loop(count)
-    assert federation.cohort_size == size
+    assert federation.participation.cohort_size == size
     assert len(federation.cohort(0)) == size
     if size == 10:
         assert federation.cohort(7).tolist() == list(range(10))
@@ -223,7 +223,7 @@ def test_a_trace_is_replayed(source, tmp_path):
     federation = loop(2, trace=trace)  # it goes before the number of clients
     assert [federation.cohort(r).tolist() for r in range(4)] == [sorted(cohort) for cohort in TRACE]
     assert federation.cohort(1).dtype == np.int64
-    assert federation.cohort_size == 3
+    assert federation.participation.cohort_size == 3
 
 
 def test_a_trace_must_be_as_long_as_the_run():
@@ -243,7 +243,7 @@ def test_impossible_traces_are_refused(cohort):
 
 
 @pytest.mark.parametrize("content", ["{", '{"a": [1]}', "[1, 2]", "3", ""])
-def test_files_that_are_no_trace_are_refused(content, tmp_path):
+def test_files_without_a_trace_are_refused(content, tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(content)
     with refused("loop.trace", str(path)):
@@ -274,7 +274,7 @@ def test_a_missing_trace_file_is_refused(tmp_path):
     ],
     ids=str,
 )
-def test_settings_that_cannot_be_are_refused(kwargs, parts):
+def test_impossible_settings_are_refused(kwargs, parts):
     with refused(*parts):
         loop(**kwargs)
 

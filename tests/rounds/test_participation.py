@@ -69,13 +69,13 @@ def test_unseen_clients_are_in_no_cohort(sampling):
 
 def test_all_clients_are_those_that_train():
     federation = loop(unseen=[0, 2])
-    assert federation.cohort_size == 8
+    assert federation.participation.cohort_size == 8
     assert federation.cohort(3).tolist() == [1, 3, 4, 5, 6, 7, 8, 9]
     federation.cohort(3)[:] = 0  # a copy
     assert federation.cohort(3).tolist() == [1, 3, 4, 5, 6, 7, 8, 9]
-    federation.require_all_clients("FedPD")
+    federation.participation.require_all_clients("FedPD")
     with refused("loop.clients_per_round: 7", "FedPD", "all 8 clients"):
-        loop(7, unseen=[0, 2]).require_all_clients("FedPD")
+        loop(7, unseen=[0, 2]).participation.require_all_clients("FedPD")
 
 
 def test_cohorts_are_drawn_as_from_data_without_the_unseen_clients():

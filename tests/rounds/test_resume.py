@@ -271,10 +271,7 @@ def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, 
 @pytest.mark.parametrize(
     ("make", "other"),
     [
-        (
-            lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5),
-            lambda: FedPD(mlp()),
-        ),
+        (lambda: FedPD(mlp(), variance_reduction=True, inner_step=0.5), lambda: FedPD(mlp())),
         (
             lambda: FedAvg(batchnorm(), batch_size=None, buffers="local"),
             lambda: FedAvg(batchnorm(), batch_size=None),
@@ -317,7 +314,7 @@ def test_a_save_that_fails_leaves_the_checkpoint_before_it(tmp_path, monkeypatch
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no file that is always full")
-def test_a_disk_that_is_full_is_told_by_pytorch_as_we_know_it(tmp_path):
+def test_pytorch_reports_a_full_disk_in_the_words_that_we_look_for(tmp_path):
     (tmp_path / "last.ckpt.part").symlink_to("/dev/full")
     with refused(str(tmp_path), "cannot be saved", "disk is full"):
         StreamedCheckpointIO().save_checkpoint({"w": torch.ones(2**20)}, tmp_path / "last.ckpt")

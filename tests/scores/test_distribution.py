@@ -58,7 +58,7 @@ def test_gini_is_the_sum_over_all_pairs():
     assert gini(values) == pytest.approx(pairs)
 
 
-def test_nobody_counts():
+def test_a_score_that_no_client_has_gives_no_numbers():
     assert distribution(np.full(3, NAN)) == {}
 
 

@@ -33,7 +33,7 @@ def test_a_smaller_loss_is_a_win():
     assert result.difference == pytest.approx(0.1 / 3)  # method - baseline, whatever is better
 
 
-def test_clients_without_a_score_are_no_pairs():
+def test_clients_without_a_score_are_not_paired():
     result = compare_pairs(np.array([1.0, np.nan, 0.5]), np.array([0.5, 0.5, np.nan]))
     assert (result.pairs, result.wins) == (1, 1)
 

@@ -118,7 +118,10 @@ def compare(given: argparse.Namespace) -> None:
             print(missing)
             return
     print(f"\n{results}")
-    print(f"{', '.join(map(str, results.write(out)))} ({time.monotonic() - begun:.0f} s)")
+    paths = results.write(out)
+    if given.wandb is not None:
+        results.send(given.wandb, paths)
+    print(f"{', '.join(map(str, paths))} ({time.monotonic() - begun:.0f} s)")
 
 
 def tune(given: argparse.Namespace) -> None:
@@ -262,6 +265,7 @@ def add_parsers(commands: Any) -> None:
     parser.add_argument("--baseline", help="the method with which the others are compared")
     parser.add_argument("--metric", help="the score that counts, such as f1_score")
     parser.add_argument("--budget", type=_budget, help="such as bytes=2e6: cuts all runs there")
+    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
     parser.add_argument(
         "--bandwidth", type=_positive, help="bits a second of a client, such as 1e8: a figure"
     )

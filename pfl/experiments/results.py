@@ -150,8 +150,7 @@ class Results:
         from pfl.report import comparison_figures as figures  # matplotlib takes long to import
 
         drawn: dict[str, Any] = {"ranks": figures.rank_diagram(self.points)}
-        for number, point in enumerate(self.points, 1):
-            end = f"-{number}" if len(self.points) > 1 else ""
+        for point, end in zip(self.points, self._endings(), strict=True):
             drawn[f"curves{end}"] = figures.curves(point)
             drawn[f"worst-tenth{end}"] = figures.curves(point, "_worst10")
             drawn[f"gains{end}"] = figures.gains(point)
@@ -160,6 +159,42 @@ class Results:
                 drawn[f"communication{end}"] = figures.communication(point, self.bandwidth)
         pairs = [(folder / name, figure) for name, figure in drawn.items() if figure is not None]
         return [path for name, figure in pairs for path in save_figure(figure, name)]
+
+    def _endings(self) -> list[str]:
+        """Returns the ends of the names of each point's files."""
+        several = len(self.points) > 1
+        return [f"-{number}" if several else "" for number in range(1, len(self.points) + 1)]
+
+    def send(self, project: str, files: Sequence[Path]) -> None:
+        """Sends tables and figures to W&B, as a run with the job type `compare`.
+
+        Args:
+            project: The project of W&B.
+            files: What `write` has returned: the PNG images are sent, and W&B's own files come into
+                their folder.
+
+        Raises:
+            ConfigError: Nobody is logged in.
+        """
+        import wandb
+
+        content: dict[str, Any] = {p.stem: wandb.Image(str(p)) for p in files if p.suffix == ".png"}
+        for point, end in zip(self.points, self._endings(), strict=True):
+            made = {
+                "scores": tables.score_table(point),
+                "statistics": tables.statistics_table(point),
+            }
+            for name, table in made.items():
+                content[name + end] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
+        about = {"points": [point.title for point in self.points]}
+        place: dict[str, Any] = {"project": project, "name": self.title, "dir": files[0].parent}
+        try:
+            run = wandb.init(job_type="compare", config=about, **place)
+        except wandb.errors.UsageError as error:
+            line = " ".join(str(error).split())
+            raise ConfigError(f"compare: --wandb: {line} Without: WANDB_MODE=offline") from error
+        with run:
+            run.log(content)
 
 
 def _frame(records: list[dict[str, Any]]) -> Any:

@@ -201,7 +201,7 @@ def weighted_by_information(q: Quadratics, *, lr: float, local_steps: int, **_: 
     h, optima = q.curvatures[:, body], q.optima[:, body]
     left = (1 - lr * h) ** local_steps
     u = optima.mean(0)
-    for _ in range(500):
+    for _turn in range(500):
         trace = ((h * left * (u - optima)) ** 2).sum(1) + np.finfo(float).tiny
         u = (u + np.average(optima + left * (u - optima), axis=0, weights=trace)) / 2
     models = q.optima.copy()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -222,6 +223,14 @@ def digest(tensors: dict[str, Tensor]) -> str:
         total.update(f"{name} {values.dtype} {tuple(values.shape)}".encode())
         total.update(values.reshape(-1).view(torch.uint8).numpy().tobytes())
     return total.hexdigest()[:16]
+
+
+def redrawn(space: ParameterSpace, w: Tensor, rng: np.random.Generator) -> Tensor:
+    """Returns another first model [P]: each parameter's values of w [P] in a random order."""
+    v = w.clone()
+    for layer in space.layers:
+        v[layer.span] = w[layer.span][torch.from_numpy(rng.permutation(layer.size)).to(w.device)]
+    return v
 
 
 def values_in(part: Tensor, v: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pfl.algorithms.fedacs import FedACS
 from pfl.algorithms.fedagg import FedAgg
 from pfl.algorithms.fedala import FedALA
 from pfl.algorithms.fedamp import FedAMP, HeurFedAMP
+from pfl.algorithms.fedas import FedAS
 from pfl.algorithms.fedavg import FedAvg
 from pfl.algorithms.fedbabu import FedBABU
 from pfl.algorithms.fedbn import FedBN
@@ -27,6 +28,7 @@ from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedrod import FedRoD
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.fedspa import FedSpa
+from pfl.algorithms.floco import Floco
 from pfl.algorithms.global_train import GlobalTrain
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.ifca import IFCA
@@ -37,6 +39,7 @@ from pfl.algorithms.lpgd import LPGD
 from pfl.algorithms.moon import MOON
 from pfl.algorithms.mr_mtl import MRMTL
 from pfl.algorithms.per_fedavg import PerFedAvg
+from pfl.algorithms.pfedhn import pFedHN
 from pfl.algorithms.pfedme import pFedMe
 from pfl.algorithms.scaffold import SCAFFOLD
 from pfl.method import FederatedAlgorithm
@@ -55,6 +58,7 @@ __all__ = [
     "FedACS",
     "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAdagrad",
     "FedAdam",
     "FedAgg",
@@ -79,10 +83,12 @@ __all__ = [
     "FedSpa",
     "FedYogi",
     "FederatedAlgorithm",
+    "Floco",
     "GlobalTrain",
     "HeurFedAMP",
     "LGFedAvg",
     "LocalTrain",
     "PerFedAvg",
+    "pFedHN",
     "pFedMe",
 ]

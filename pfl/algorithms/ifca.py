@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    dense,
+    generator,
+    redrawn,
+    require,
+)
 
 
 class IFCA(FederatedAlgorithm):
@@ -91,16 +100,12 @@ class IFCA(FederatedAlgorithm):
     def begin_round(self, round_index: int) -> None:
         if round_index == 0:
             for number, model in enumerate(self.models.view(self.clusters, -1)[1:], start=1):
-                self._draw(model, generator(self.seed, "clusters", number))
-
-    def _draw(self, model: Tensor, rng: np.random.Generator) -> None:
-        """Changes the network's values [P] to those of another first model."""
-        if self.perturbation is not None:
-            model += self.perturbation * torch.from_numpy(rng.normal(size=len(model))).to(model)
-            return
-        for layer in self.space.layers:
-            order = torch.from_numpy(rng.permutation(layer.size)).to(model.device)
-            model[layer.span] = model[layer.span][order]
+                rng = generator(self.seed, "clusters", number)
+                if self.perturbation is None:
+                    model.copy_(redrawn(self.space, model, rng))
+                else:
+                    normal = torch.from_numpy(rng.normal(size=len(model)))
+                    model += self.perturbation * normal.to(model)
 
     def download(self) -> dict[str, Message]:
         return {"models": dense(self.models), "statistics": dense(self.statistics)}

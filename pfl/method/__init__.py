@@ -21,7 +21,7 @@ from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
 from pfl.models.classifier import head_name
-from pfl.parameters import replace_values_in, values_in
+from pfl.parameters import redrawn, replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
 from pfl.randomness import generator
 
@@ -56,6 +56,7 @@ __all__ = [
     "masked",
     "nuclear_norm_prox",
     "number_of_classes",
+    "redrawn",
     "refuse_factors",
     "replace_values_in",
     "require",

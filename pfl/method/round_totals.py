@@ -150,8 +150,13 @@ class RoundTotals:
         return float(self.counts[5]) + sum(float(count) for _, count in self._loss_sums.values())
 
     def mean_losses(self) -> dict[str, float]:
-        """Returns the mean of each loss over samples and processes; after `reduce`."""
-        return {n: float(total / count) for n, (total, count) in self._loss_sums.items() if count}
+        """Returns the mean of each loss over samples and processes; after `reduce`.
+
+        The order of names does not depend on which client a process had first.
+        """
+        names = sorted(self._loss_sums, key=lambda name: (name != "train", name))
+        sums = {name: self._loss_sums[name] for name in names}
+        return {name: float(total / count) for name, (total, count) in sums.items() if count}
 
     def means(
         self, round_index: int, client_sizes: np.ndarray, attacking: np.ndarray

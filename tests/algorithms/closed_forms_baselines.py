@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from pfl.algorithms import IFCA, FedSpa
+from pfl.algorithms import IFCA, FedSpa, Floco
 from tests.algorithms.closed_forms import (
     Exchange,
     Models,
     Quadratics,
     averaging,
+    body,
     mean_of,
     partly_personal,
     quadratics,
@@ -185,6 +186,23 @@ def messages(
     return None, (m * q.optima + (1 - m) * xi * total) / own
 
 
+def weighted_by_information(q: Quadratics, *, lr: float, local_steps: int, **_: Any) -> Models:
+    """FedAS with the biases as the head. A bias goes to its client's optimum. K steps leave the
+    share l_i = (1 - η h_i)^K of the way from A_i to the weights u, where the gradient is
+    h_i l_i (u - A_i) and its squares sum to t_i; u is a fixed point of the mean of
+    A_i + l_i (u - A_i) with the weights t_i, found by going half of the way."""
+    body = weights_of(q)
+    h, optima = q.curvatures[:, body], q.optima[:, body]
+    left = (1 - lr * h) ** local_steps
+    u = optima.mean(0)
+    for _turn in range(500):
+        trace = ((h * left * (u - optima)) ** 2).sum(1) + np.finfo(float).tiny
+        u = (u + np.average(optima + left * (u - optima), axis=0, weights=trace)) / 2
+    models = q.optima.copy()
+    models[:, body] += left * (u - optima)
+    return None, models
+
+
 def groups(clients: int) -> Quadratics:
     """Up to four clients, those with even ids about START + u, and the others about START - u."""
     rng = np.random.default_rng(8)
@@ -220,6 +238,20 @@ def model_and_cluster(x: Exchange) -> tuple[float, float]:
 def dense_and_number(x: Exchange) -> tuple[float, float]:
     """FedNova: a model down; a direction and the sum of its coefficients up."""
     return x.size, x.size + 1
+
+
+def body_and_number(x: Exchange) -> tuple[float, float]:
+    """FedAS: the matrices down; the matrices and t_i up."""
+    floats = body(x)[0]
+    return floats, floats + 1
+
+
+def heads_and_centre(x: Exchange) -> tuple[float, float]:
+    """Floco: K biases of each layer and the matrices each way; from the round τ K numbers down."""
+    assert isinstance(x.algorithm, Floco)
+    count = x.algorithm.count
+    floats = body(x)[0] + count * biases(x)[0]
+    return floats + count * (x.round >= x.algorithm.projection_round), floats
 
 
 def biases(x: Exchange) -> tuple[float, float]:

@@ -21,6 +21,7 @@ from pfl.algorithms import (
     FedAdam,
     FedALA,
     FedAMP,
+    FedAS,
     FedAvg,
     FedBABU,
     FedBN,
@@ -38,11 +39,13 @@ from pfl.algorithms import (
     FedRoD,
     FedSpa,
     FedYogi,
+    Floco,
     GlobalTrain,
     HeurFedAMP,
     LGFedAvg,
     LocalTrain,
     PerFedAvg,
+    pFedHN,
     pFedMe,
 )
 from tests.algorithms import closed_forms as forms
@@ -391,5 +394,41 @@ ENTRIES = [
         problem=forms.alike,
         everyone=True,
         timed=True,
+    ),
+    Method(
+        name="FedAS",
+        kind=FedAS,
+        limit=more.weighted_by_information,
+        cost=more.body_and_number,
+        private=("head",),
+        trained_with_private=True,
+        arguments={"personal": ["*bias"], "alignment_lr": 0.1},
+        more_epochs=1,
+        # A client that is far away weighs more, so that longer ways overshoot.
+        settle={"lr": 0.1, "local_steps": 4},
+        rounds=60,
+    ),
+    Method(
+        name="Floco",
+        kind=Floco,
+        # Points are drawn, so that the heads settle where all clients have the same minimum; with a
+        # radius their sum would not stay 1, which has no common minimum.
+        limit=more.common_minimum,
+        cost=more.heads_and_centre,
+        arguments={"simplex": ["*bias"], "endpoints": 2, "projection_round": 2, "radius": 0.0},
+        settle={"lr": 0.5, "local_steps": 12},
+        rounds=30,
+        problem=forms.alike,
+        timed=True,
+        draws=True,
+    ),
+    Method(
+        name="pFedHN",
+        kind=pFedHN,
+        limit=forms.alone,
+        cost=forms.dense,
+        arguments={"server_lr": 0.04, "server_momentum": 0.6, "width": 12, "hidden_layers": 1},
+        settle={"lr": 0.4, "local_steps": 6, "server_weight_decay": 0.0, "embedding": 8},
+        rounds=120,
     ),
 ]

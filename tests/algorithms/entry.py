@@ -33,6 +33,7 @@ class Method:
         counts_matter: Whether more copies of all samples change the result.
         everyone: Whether all clients must take part in every round.
         timed: Whether the number of a round decides what it does, even with full gradients.
+        draws: Whether clients draw numbers by their ids, even with full gradients.
         more_epochs: Epochs in which clients train the model that they send, or a part of it, beyond
             `local_epochs`.
         still: Patterns of the parameters that keep values of the first global model.
@@ -53,6 +54,7 @@ class Method:
     counts_matter: bool = False
     everyone: bool = False
     timed: bool = False
+    draws: bool = False
     more_epochs: int = 0
     still: Sequence[str] = ()
     whole: Sequence[str] = ()

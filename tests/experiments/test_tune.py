@@ -1,6 +1,7 @@
 """`pfl tune`: what is tried, what is selected, what an interrupted search does, what comes out."""
 
 import functools
+import inspect
 import pickle
 import statistics
 
@@ -8,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import yaml
 
+from pfl import algorithms
 from pfl.cli.main import main
 from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
@@ -306,3 +308,16 @@ def test_the_shipped_file_can_be_read():
 def test_an_unknown_file_gets_one_line(capsys):
     assert main(["tune", "nothing.yaml"]) == 2
     assert capsys.readouterr().err == "error: tune: nothing.yaml: there is no such file\n"
+
+
+def test_every_method_has_a_space_on_the_leaderboard():
+    """Of arguments that it has, each with the learning rate that all are tuned by."""
+    tuning = Tuning.from_file("results/leaderboard")
+    kinds = {run: change["model"]["class_path"] for run, change in tuning.runs.items()}
+    assert sorted(kinds.values()) == sorted(set(algorithms.__all__) - {"FederatedAlgorithm"})
+    for run, kind in kinds.items():
+        assert LR in tuning.spaces[run]
+        for key in tuning.spaces[run].keys() - {LR}:
+            classes = getattr(algorithms, kind).__mro__
+            own = [name for c in classes for name in inspect.signature(c.__init__).parameters]
+            assert key.removeprefix("model.init_args.") in own, (run, key)

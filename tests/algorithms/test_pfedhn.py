@@ -1,0 +1,177 @@
+"""pFedHN against plain PyTorch modules, newcomers, and slips that would show."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pfl.algorithms import pFedHN
+from tests.algorithms.class_world import (
+    LOCAL,
+    SIZE,
+    TRACE,
+    descend,
+    entropy,
+    network,
+    rate,
+    samples,
+    start,
+    world,
+)
+from tests.problems import History
+from tests.refusal import refused
+
+WIDTH, LR, MOMENTUM, DECAY = 6, 0.2, 0.7, 0.03
+ARGUMENTS = dict(
+    server_lr=LR, server_momentum=MOMENTUM, server_weight_decay=DECAY, width=WIDTH, embedding=5
+)
+
+
+def hypernetwork(values, hidden=2, embedding=5, clients=4):
+    """An embedding and linear layers with ReLU behind all but the first and the last."""
+    layers = [nn.Linear(embedding, WIDTH)]
+    for _ in range(hidden):
+        layers += [nn.ReLU(), nn.Linear(WIDTH, WIDTH)]
+    made = nn.ModuleList([nn.Embedding(clients, embedding), *layers, nn.Linear(WIDTH, SIZE)])
+    made = made.double()
+    nn.utils.vector_to_parameters(torch.as_tensor(values), made.parameters())
+    return made
+
+
+def models(made, ids):
+    x = made[0](torch.as_tensor(ids))
+    for layer in made[1:]:
+        x = layer(x)
+    return x
+
+
+def slow(values, hidden=2):
+    """The hypernetwork's values after each round, by autograd and PyTorch's SGD."""
+    made, history = hypernetwork(values, hidden), []
+    sgd = torch.optim.SGD(made.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
+    for t, cohort in enumerate(TRACE):
+        if cohort:
+            theta, changes = models(made, cohort), []
+            for i, model in zip(cohort, theta.detach(), strict=True):
+                x, y = samples()[i]
+                v = descend(
+                    model, lambda v, x=x, y=y: entropy(v, x, y), rate(t), LOCAL["local_steps"]
+                )
+                changes.append(v - model)
+            sgd.zero_grad()
+            theta.backward(-torch.stack(changes) / len(cohort))
+            sgd.step()
+        history.append(nn.utils.parameters_to_vector(made.parameters()).detach().numpy().copy())
+    return history
+
+
+def first_of(fit, method):
+    """The first values of the hypernetwork: those after a round in which nobody reports."""
+    return fit(method, world(), 1, trace=[[]]).hypernetwork
+
+
+def assert_equal(fit, kind, hidden=2, **settings):
+    arguments = ARGUMENTS | dict(hidden_layers=hidden)
+    history, first = History(), first_of(fit, kind(network(), **arguments))
+    method = kind(network(), batch_size=None, **arguments, **LOCAL, **settings)
+    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    expected = slow(first, hidden)
+    np.testing.assert_allclose(history["hypernetwork"], expected, rtol=0, atol=1e-11)
+    made = hypernetwork(expected[-1], hidden)
+    (clients,) = method.iter_clients("train")
+    theta = models(made, clients.ids).detach()
+    torch.testing.assert_close(method.personalized(clients), theta, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential", "vmap"])
+def test_rounds_equal_plain_pytorch(fit, engine):
+    assert_equal(fit, pFedHN, engine=engine)
+
+
+@pytest.mark.parametrize("hidden", [0, 3])
+def test_other_depths(fit, hidden):
+    assert_equal(fit, pFedHN, hidden)
+
+
+def test_first_values(fit):
+    """Vectors of the standard normal distribution; layers uniform within 1 / sqrt of their inputs;
+    the last biases are the network's values, to which W times the last features is added."""
+    method = pFedHN(network(), width=50, embedding=40)
+    vectors, layers = method._parts(first_of(fit, method))
+    assert vectors.shape == (4, 40)
+    assert abs(vectors.mean()) < 0.3
+    assert abs(vectors.std() - 1) < 0.2
+    assert [tuple(weight.shape) for weight, _ in layers] == [(50, 40), *[(50, 50)] * 3, (27, 50)]
+    for number, (weight, bias) in enumerate(layers):
+        bound = weight.shape[1] ** -0.5
+        assert 0.9 * bound < weight.abs().max() <= bound
+        assert abs(weight.mean()) < 0.1 * bound
+        if number < 4:
+            assert 0.8 * bound < bias.abs().max() <= bound
+    assert torch.equal(layers[-1][1], start())
+
+
+def test_the_length_of_a_vector(fit):
+    """1 + M / 4: 2 with four clients of which all train, 1 with three."""
+    for loop, expected in (({}, (4, 2)), ({"unseen": [0]}, (3, 1))):
+        method = pFedHN(network(), width=WIDTH)
+        fit(method, world(), 1, trace=[[1]], **loop)
+        assert method._parts(method.hypernetwork)[0].shape == expected
+
+
+def test_a_newcomer_has_the_model_of_the_mean_vector(fit):
+    """Of the clients 1 to 3, which train; there are as many vectors as clients."""
+    method = pFedHN(network(), **ARGUMENTS, hidden_layers=2)
+    fit(method, world(), 2, trace=[[1, 2], [3]], unseen=[0])
+    made = hypernetwork(method.hypernetwork.clone(), clients=3)
+    x = made[0].weight.mean(0)
+    for layer in made[1:]:
+        x = layer(x)
+    (newcomers,) = method.states.chunks(np.array([0]), "train")
+    method.load_state(newcomers)
+    torch.testing.assert_close(method.newcomer(newcomers)[0], x.detach(), rtol=0, atol=1e-12)
+
+
+class Summed(pFedHN):
+    """The sum over the cohort instead of the mean."""
+
+    def server_update(self, received):
+        super().server_update({"change": received["change"] * len(received["change"])})
+
+
+class Backwards(pFedHN):
+    """Away from the clients' models."""
+
+    def server_update(self, received):
+        super().server_update({"change": -received["change"]})
+
+
+class Forgetful(pFedHN):
+    """Without momentum."""
+
+    def server_update(self, received):
+        self.momentum.zero_()
+        super().server_update(received)
+
+
+@pytest.mark.parametrize("kind", [Summed, Backwards, Forgetful])
+def test_a_slip_would_show(fit, kind):
+    with pytest.raises(AssertionError):
+        assert_equal(fit, kind)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "expected"),
+    [
+        ("server_lr", 0.0, "positive"),
+        ("server_momentum", 1.0, "in [0, 1)"),
+        ("server_momentum", -0.1, "in [0, 1)"),
+        ("server_weight_decay", -1.0, "at least 0"),
+        ("embedding", 0, "at least 1, or null"),
+        ("width", 0, "at least 1"),
+        ("hidden_layers", -1, "at least 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(argument, value, expected):
+    with refused(f"model.{argument}: {value}; it must be {expected}"):
+        pFedHN(network(), **{argument: value})

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import check_whole, require
+from ..errors import ConfigError, check_whole, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
@@ -89,7 +89,17 @@ class Partitioner:
         total = len(targets)
         within = 1 <= num_clients <= total
         require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
-        return Ragged.from_owners(self.owners(targets, num_clients, rng), num_clients)
+        owners = np.asarray(self.owners(targets, num_clients, rng))
+        if owners.shape != (total,) or owners.dtype.kind not in "iu":
+            given = f"{owners.dtype} {list(owners.shape)}"
+        else:
+            given = f"clients from {owners.min()} to {owners.max()}"
+            if owners.min() >= -1 and owners.max() < num_clients:
+                return Ragged.from_owners(owners, num_clients)
+        raise ConfigError(
+            f"{type(self).__name__}.owners: {given}; it must be integers [{total}]: the client of "
+            f"each sample, from 0 to {num_clients - 1}, or -1 for nobody"
+        )
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         """Returns the client of every sample, integers [N]; -1 for a sample without a client."""

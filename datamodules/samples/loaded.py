@@ -60,8 +60,8 @@ def check_loaded(name: str, loaded: object) -> None:
         if isinstance(samples, TensorSamples):
             check_finite(f"{prefix}inputs", samples.inputs)
             check_finite(key := f"{prefix}targets", samples.targets)
-            if not samples.targets.is_floating_point() and _is_one_hot(samples.targets):
-                n, classes = samples.targets.shape  # they would be that many classes of each sample
+            if _is_one_hot(samples.targets):
+                n, classes = samples.targets.shape  # each sample would have that many targets
                 raise ConfigError(
                     f"{key}: one-hot rows of shape {(n, classes)}; they must be the numbers of the "
                     f"classes, of shape ({n},): {key}.argmax(1)"
@@ -92,11 +92,6 @@ def host_targets(samples: Samples) -> np.ndarray:
 def _remarks(train: Samples, test: Samples | None) -> list[str]:
     """Returns sentences about samples that can be used, but are probably not what was meant."""
     found, targets = [], train.targets
-    if targets is not None and targets.is_floating_point() and _is_one_hot(targets):
-        found.append(
-            "the targets are one-hot rows, which count as several labels of a sample; if each "
-            "sample has one class, its targets are the numbers of the classes, targets.argmax(1)"
-        )
     if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
         both = [targets] if test is None or test.targets is None else [targets, test.targets]
         classes = torch.cat(both)

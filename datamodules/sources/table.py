@@ -90,13 +90,13 @@ class TableDataModule(FederatedDataModule):
         targets, names = _classes(
             [self._column(table, "target_column", self.target_column) for table in tables]
         )
-        inputs = [self._inputs(table, features) for table in tables]
-        samples = [TensorSamples(x, y) for x, y in zip(inputs, targets, strict=True)]
         ids = None
         if self.client_column is not None:
             ids = np.concatenate(
                 [self._column(table, "client_column", self.client_column) for table in tables]
             )
+        inputs = [self._inputs(table, features) for table in tables]
+        samples = [TensorSamples(x, y) for x, y in zip(inputs, targets, strict=True)]
         columns = {  # for rules such as ByValue("age"); those with missing values are of no use
             name: np.concatenate([table[name] for table in tables])
             for name in tables[0]
@@ -136,7 +136,7 @@ class TableDataModule(FederatedDataModule):
             )
         values = table[name]
         known = values.dtype.kind not in "Of"
-        missing = 0 if known else sum(x is None or x != x or x == "" for x in values)
+        missing = 0 if known else sum(x is None or x != x or not str(x).strip() for x in values)
         if missing:
             raise ConfigError(
                 f"TableDataModule.{key}: the column {name!r} has no value in {missing} of "

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from errno import EDQUOT, ENOSPC, EROFS
 
 import pfl
 from pfl.cli.commands import COMMANDS, CommandParser, add_parsers
@@ -128,8 +127,8 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
         return 1
     except Exception as error:
         line = mistake(error)
-        if line is None and isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT, EROFS):
-            line = f"{error.filename}: the file cannot be written ({error.strerror})"
+        if line is None and isinstance(error, OSError) and error.filename:
+            line = f"{error.filename}: the file cannot be read or written ({error.strerror})"
         if line is None or everything:
             raise
         return _refuse(line)

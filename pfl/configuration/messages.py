@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
@@ -24,7 +25,9 @@ from pfl.trainer import Trainer
 _NOISE = ("Does not validate against", "Errors:", "Expected a <class 'NoneType'>", "Given value")
 _WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
 _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
-    r"Option 'class_path'": "options of a class belong under init_args, beside class_path",
+    r"Option 'class_path'|Not a valid subclass of \w+ \{.*'class_path'": (
+        "options of a class belong under init_args, beside class_path"
+    ),
     r"'\w+' object has no attribute 'keys'|argument of type '\w+' is not |unhashable type": (
         "class_path must name a class, and init_args hold options or be left out"
     ),
@@ -150,7 +153,7 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
         text = _type(types[1:-1] or match[1])
         return f"{shown}it must be {'one of ' if ', ' in text else ''}{text}"
     for cause, advice in _ADVICE.items():
-        if re.match(cause, complaint):
+        if re.match(cause, f"{complaint} {value}"):
             return shown + advice
     for name in PACKAGES:
         if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
@@ -183,7 +186,7 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
     group, _, rest = key.partition(".")
     groups = sorted({name.partition(".")[0] for name in known})
     if group not in groups:  # what stands under it is not looked at
-        homes = [name for name in option_keys() if name.rpartition(".")[2] == key]
+        homes = [name for name in option_keys() if name.rpartition(".")[2] == key.replace("-", "_")]
         hint = f"; did you mean {homes[0]!r}?" if homes else closest(group, groups)
         return f"{group}: there is no such key{hint}"
     inside = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")]
@@ -239,6 +242,9 @@ def _parser(owner: str) -> ArgumentParser:
 
 
 def quiet() -> None:
-    """Silences Lightning's remarks about the machine, for this process."""
+    """Silences Lightning's remarks about the machine, and makes each warning one line."""
+    warnings.formatwarning = lambda message, *_, **__: (
+        f"warning: {' '.join(str(message).split())}\n"
+    )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

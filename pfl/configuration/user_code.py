@@ -32,7 +32,7 @@ def _failure(error: Exception) -> str | None:
     ours = [place for place, (code, _) in enumerate(frames) if code.co_filename.startswith(OURS)]
     called = [frame for frame in frames[min(ours, default=len(frames)) :] if _is_users(frame)]
     if not called:
-        called = _wrong_arguments(error)
+        called = _wrong_arguments(error) or _half_made(error)
     if not called:
         return None
     (entry, _), (code, line) = called[0], called[-1]
@@ -54,6 +54,13 @@ def _wrong_arguments(error: Exception) -> list[tuple[CodeType, int]]:
         if isinstance(code, CodeType) and _is_users((code, 0)):
             return [(code, code.co_firstlineno)]
     return []
+
+
+def _half_made(error: Exception) -> list[tuple[CodeType, int]]:
+    """Returns the constructor of a user's object that lacks what its base class would have set."""
+    made = getattr(type(getattr(error, "obj", None)), "__init__", None)
+    code = getattr(made, "__code__", None)
+    return [(code, code.co_firstlineno)] if code and _is_users((code, 0)) else []
 
 
 def _cause(error: BaseException) -> str:

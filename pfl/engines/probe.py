@@ -80,6 +80,8 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
         raise ConfigError(
             f"network: {name} returns a {type(outputs).__name__}; it must return one tensor"
         )
+    if not outputs.isfinite().all():
+        raise ConfigError(f"network: {name} gives NaN or infinite outputs before any training")
     if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "

@@ -120,9 +120,11 @@ class ModelRunner:
             ConfigError: The loss does not return one value (or one tensor) per sample.
         """
         losses = self.loss(outputs, targets)
-        if losses.ndim == 0 or len(losses) != len(targets):
+        if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != len(targets):
+            kind = type(losses).__name__
+            shape = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"a {kind}"
             raise ConfigError(
-                f"loss: {name_of(self.loss)} returns shape {list(losses.shape)} for a batch of "
+                f"loss: {name_of(self.loss)} returns {shape} for a batch of "
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return self._mean_over_targets(losses, targets)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from pfl.callbacks.run_result import versions
+from pfl.datamodules import FederatedDataModule
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 
@@ -58,7 +60,7 @@ def card(
     summary = _summary(folder, algorithm.rounds)
     return {
         "model": "global" if client is None else "personalized",
-        **({} if client is None else {"client": client}),
+        **_names(loop.datamodule, client),
         "method": method,
         "rounds": algorithm.rounds,
         "network": network,
@@ -126,7 +128,10 @@ def readme(content: dict[str, Any], form: str = "safetensors") -> str:
         "Versions": ", ".join(f"{k} {v}" for k, v in content["versions"]["export"].items()),
         **content["scores"],
     }
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    rows |= {"Client": content["client_name"]} if "client_name" in content else {}
+    rows |= {"Classes": ", ".join(content["classes"])} if "classes" in content else {}
+    cells = {key: " ".join(escape(str(value), quote=False).split()) for key, value in rows.items()}
+    table = "\n".join(f"| {key} | {value.replace('|', '&#124;')} |" for key, value in cells.items())
     factored = f"## Factored\n\n{sizes(content['factored'])}\n\n" if "factored" in content else ""
     code = ONNX if form == "onnx" else loading_code(content)
     return (
@@ -134,6 +139,14 @@ def readme(content: dict[str, Any], form: str = "safetensors") -> str:
         f"{factored}## Load it\n\n```python\n{code}```\n\n"
         f"`card.json` has all arguments of the method, the network and the data.\n"
     )
+
+
+def _names(data: FederatedDataModule, client: int | None) -> dict[str, Any]:
+    """Returns the number and the name of a client, and the names of the classes, where known."""
+    names = {"client": client, "client_name": None, "classes": data.class_names}
+    if client is not None and data.client_names is not None:
+        names["client_name"] = data.client_names[client]
+    return {key: value for key, value in names.items() if value is not None}
 
 
 def _class_of(value: Namespace) -> dict[str, Any]:
@@ -154,7 +167,7 @@ def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[s
         return {k: v for k, v in summary.items() if "/global/" in k}
     with (folder / "clients.csv").open(newline="") as file:
         row = next(row for row in csv.DictReader(file) if int(row["client"]) == client)
-    skipped = ("client", "label_")
+    skipped = ("client", "name", "label_")
     return {key: _number(text) for key, text in row.items() if not key.startswith(skipped)}
 
 

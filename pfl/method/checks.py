@@ -229,6 +229,17 @@ def require_means(method: FederatedAlgorithm, means: Sized, messages: Sized) -> 
         )
 
 
+class ByName(dict[str, Tensor]):
+    """Messages by name, whose names are told where one is missing."""
+
+    def __missing__(self, name: str) -> Tensor:
+        """Refuses the read."""
+        raise ConfigError(
+            f"model: the server reads the message {name!r}, which clients do not send; they send "
+            f"{', '.join(map(repr, self)) or 'nothing'}"
+        )
+
+
 class HiddenScores(dict[str, float]):
     """An evaluation's numbers in a private run, which `after_evaluation` must not read."""
 

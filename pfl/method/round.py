@@ -228,7 +228,7 @@ class Round:
                 method.oracle.buffers.write(method.network, received.pop("buffers"))
             with on_side("server", "server_update"):
                 update = cast(Callable[[dict[str, Tensor]], object], method.server_update)
-                checks.check_nothing(method, "server_update", update(received))
+                checks.check_nothing(method, "server_update", update(checks.ByName(received)))
         self._step()
         method.rounds += 1
         method.samples_seen += totals.samples

@@ -12,6 +12,7 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
 from pfl.distributed.collectives import sum_over_processes
+from pfl.errors import ConfigError
 from pfl.method import statistics
 
 if TYPE_CHECKING:
@@ -53,6 +54,12 @@ class States:
     def _function(self, initial: Initial | float) -> Initial:
         if callable(initial):
             return initial
+        if not isinstance(initial, int | float):
+            raise ConfigError(
+                f"model: {type(self.method).__name__} declares a state or kept message with "
+                f"initial={initial!r}; it must be a number, or a function that returns the first "
+                f"row, such as lambda: self.global_model"
+            )
         return lambda: torch.full_like(self.method.global_model, initial)
 
     @property

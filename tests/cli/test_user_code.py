@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tests.cli.configurations import NETWORK, SMALL, changed, write
+from tests.cli.configurations import NETWORK, PARTITION, SMALL, changed, write
 from tests.commands import call
 
 pytestmark = [pytest.mark.cli, pytest.mark.usefixtures("here")]
@@ -13,7 +13,8 @@ OWN = """
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
-from datamodules import DigitsDataModule
+from datamodules import DigitsDataModule, Partitioner
+import numpy as np
 from pfl.algorithms import FedAvg
 
 class Net(nn.Module):
@@ -36,7 +37,16 @@ class Trains(FedAvg):
 
 class Serves(FedAvg):
     def server_update(self, mean):
-        return mean["v"]  # server_update
+        return mean["v"]
+
+class Names(FedAvg):
+    def client_update(self, clients, w):
+        return {"q": self.local_sgd(clients, w)}
+
+class Begins(FedAvg):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.add_client_state("a", torch.zeros(3))
 
 class Personal(FedAvg):
     has_personalized = True
@@ -47,6 +57,31 @@ class Personal(FedAvg):
 class Loss(nn.Module):
     def forward(self, outputs, targets):
         return outputs @ targets.float()  # the loss
+
+class Nothing(nn.Module):
+    def forward(self, outputs, targets):
+        pass
+
+class Undefined(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)) / 0
+
+class Half(DigitsDataModule):
+    def __init__(self, num_clients: int = 3):  # half
+        pass
+
+class Owners(Partitioner):
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def owners(self, targets, num_clients, rng):
+        clients = np.arange(len(targets)) % num_clients
+        return {
+            "short": clients[1:], "float": clients / 1, "large": clients + 1, "small": clients - 2
+        }.get(self.kind)
+
+    def describe(self):
+        return ""
 
 class Key(nn.Module):
     def __init__(self):
@@ -80,7 +115,6 @@ CASES = {  # key, value, words of the line
     "the network": (NETWORK, {"class_path": "owncode.Net"}, ["network: Net", "AttributeError"]),
     "the data module": ("data.class_path", "owncode.Data", ["load failed: KeyError: 'columns'"]),
     "client_update": (MODEL, "owncode.Trains", ["client_update failed: NameError", "undefined"]),
-    "server_update": (MODEL, "owncode.Serves", ["server_update failed: KeyError: 'v'"]),
     "personalized": (MODEL, "owncode.Personal", ["personalized failed: ZeroDivisionError"]),
     "the loss": (
         "model.init_args.loss",
@@ -93,13 +127,54 @@ CASES = {  # key, value, words of the line
         ["on_train_epoch_end failed: ValueError: invalid literal"],
     ),
     "the constructor": (NETWORK, {"class_path": "owncode.Key"}, ["Key: 'a' (KeyError at "]),
+    "half": ("data", {"class_path": "owncode.Half"}, ["Half.__init__ failed: AttributeError"]),
     "the signature": (
         "trainer.callbacks",
         [{"class_path": "owncode.Narrow"}],
         ["on_train_epoch_end failed: TypeError: ", "takes 2 positional arguments"],
     ),
 }
+LOSS = "model.init_args.loss"
 REFUSED = {  # key, value, words of a line that needs no place
+    **{
+        f"owners: {kind}": (
+            PARTITION,
+            {"class_path": "owncode.Owners", "init_args": {"kind": kind}},
+            ["Owners.owners: ", *words, "it must be integers [1797]"],
+        )
+        for kind, words in {
+            "short": ["int64 [1796]"],
+            "float": ["float64 [1797]"],
+            "none": ["object []"],
+            "large": ["clients from 1 to "],
+            "small": ["clients from -2 to "],
+        }.items()
+    },
+    "a message that is not sent": (
+        MODEL,
+        "owncode.Serves",
+        ["reads the message 'v', which clients do not send; they send 'w'"],
+    ),
+    "a message of another name": (MODEL, "owncode.Names", ["message 'w'", "they send 'q'"]),
+    "a state's first row": (
+        MODEL,
+        "owncode.Begins",
+        [
+            "Begins declares",
+            "initial=tensor([0., 0., 0.])",
+            "a function that returns the first row",
+        ],
+    ),
+    "a loss that returns nothing": (
+        LOSS,
+        {"class_path": "owncode.Nothing"},
+        ["loss: Nothing returns a NoneType for a batch of 2"],
+    ),
+    "outputs that are not finite": (
+        NETWORK,
+        {"class_path": "owncode.Undefined", "init_args": {"in_features": 64, "out_features": 10}},
+        ["network: Undefined gives NaN"],
+    ),
     "a text as a metric": (MODEL, "owncode.Logs", ["log_metric('a', 'b')", "must be a number"]),
     "a state that cannot be pickled": (
         "trainer.callbacks",

@@ -161,10 +161,9 @@ def test_inputs_and_targets_that_cannot_become_tensors_are_refused(one_line):
 
 def test_one_hot_targets_are_told_as_what_they_are(one_line):
     rows = torch.nn.functional.one_hot(Y)
-    with one_line("targets: one-hot rows of shape (6, 3)", "of shape (6,)", "argmax(1)"):
-        TensorDataModule(X, rows, num_clients=2).setup()
-    with pytest.warns(UserWarning, match="the targets are one-hot rows, which count as several"):
-        TensorDataModule(X, rows.bool(), num_clients=2).setup()
+    for kind in (torch.int64, torch.float32, torch.bool):
+        with one_line("targets: one-hot rows of shape (6, 3)", "of shape (6,)", "argmax(1)"):
+            TensorDataModule(X, rows.to(kind), num_clients=2).setup()
     # Rows with two labels or none are several labels of a sample.
     rows[0] = 1
     TensorDataModule(X, rows.bool(), num_clients=2).setup()

@@ -106,7 +106,7 @@ def test_mistakes_are_named(file, tmp_path, one_line, monkeypatch):
     with one_line("target_column: 'y'; it must be one of the columns, which are age, dose"):
         load(path, "y")
     with one_line("client_column: 'city'; it must be one of the columns"):
-        load(path, "outcome", ["age"], client_column="city")
+        load(path, "outcome", client_column="city")
     with one_line("feature_columns: the column 'hospital' holds 'north'; it must hold numbers"):
         load(path, "outcome")
     with one_line("feature_columns: ['outcome']; it must be columns for inputs only"):
@@ -153,7 +153,7 @@ def test_names_of_classes_and_hospitals_are_kept(file):
 @pytest.mark.parametrize(
     ("content", "parts"),
     [
-        (b"age,y\n1,a\n2,\n3,b\n", ["the column 'y' has no value in 1 of 3 rows"]),
+        (b"age,y\n1,a\n2, \n3,b\n", ["the column 'y' has no value in 1 of 3 rows"]),
         (b"age,y\n1,M\xfcnchen\n2,Ulm\n", ["table.csv' has a column 'y'", "saved as UTF-8"]),
         (b"\xe4lter,y\n1,a\n2,b\n", ["table.csv'", "saved as UTF-8"]),
         (b"age,y,age\n1,a,3\n2,b,4\n", ["table.csv' has two columns 'age'"]),

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import SmallCNN
 from pfl.cli.main import main
 from tests.cli.configurations import SMALL, changed, write
-from tests.commands import finish, table
+from tests.commands import call, finish, table
 
 pytestmark = pytest.mark.cli
 
@@ -252,3 +253,29 @@ def test_a_checkpoint_of_another_partition_is_refused(exported, tmp_path, capsys
     words = ["--ckpt_path", str(path), "--client", "0", "--out", str(tmp_path / "out")]
     assert main(["export", *words]) == 2
     assert "the checkpoint's partition is" in capsys.readouterr().err
+
+
+def test_clients_and_classes_keep_their_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, classes = ["Bern | West", "Köln", "Oslo"], ["<ill>", "well"]
+    rows = [f"{i % 7},{i % 5},{classes[i % 2]},{names[i % 3]}" for i in range(60)]
+    Path("a.csv").write_text("\n".join(["age,dose,outcome,hospital", *rows]), encoding="utf-8")
+    data = ["--data=TableDataModule", "--data.file=a.csv", "--data.target_column=outcome"]
+    data += ["--data.client_column=hospital", "--data.partition=Natural", "--data.num_clients=null"]
+    network = "--model FedPer --model.network MLP --model.network.in_features 2"
+    words = f"{network} --model.network.num_classes 2 --trainer.name a --trainer.max_epochs 1"
+    status, text, _ = call("fit", *data, *words.split(), "--loop.clients_per_round=null")
+    assert status == 0 and "lowest: " in text and "Köln" in text
+    assert [row["name"] for row in table(Path("runs/a/clients.csv"))] == names
+    status, text, _ = call("partition", *data, "--out", "part")
+    assert status == 0 and all(name in text for name in names)
+    assert [row["name"] for row in table(Path("part/partition.csv"))] == names
+    assert call("report", "runs/a")[0] == 0
+    page = Path("runs/a/report.html").read_text(encoding="utf-8")
+    assert all(name in page for name in [*names, "well"]) and "<ill>" not in page
+    checkpoint = "runs/a/checkpoints/last.ckpt"
+    assert call("export", "--ckpt_path", checkpoint, "--client", "0", "--out", "out")[0] == 0
+    card = json.loads(Path("out/client0/card.json").read_text(encoding="utf-8"))
+    assert (card["client_name"], card["classes"]) == (names[0], classes)
+    text = Path("out/client0/README.md").read_text(encoding="utf-8")
+    assert "| Client | Bern &#124; West |" in text and "| Classes | &lt;ill&gt;, well |" in text

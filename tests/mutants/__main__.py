@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -54,10 +55,12 @@ class Session:
         most: The most mutants of a file, spread evenly; 0: all.
         limit: The most seconds of computation for the tests of a mutant; one not seen by then
             counts as missed.
+        suite: Whether the suite that every method passes runs, too.
     """
 
-    def __init__(self, files: list[Path], jobs: int, most: int, limit: float) -> None:
-        self.files, self.jobs, self.most, self.limit = files, jobs, most, limit
+    def __init__(self, files: list[Path], jobs: int, most: int, limit: float, suite: bool) -> None:
+        self.files, self.jobs, self.most = files, jobs, most
+        self.limit, self.suite = limit, suite
         self.failed = False
         self.folder = Path(tempfile.mkdtemp(prefix="mutants"))
         self.lines: dict[str, dict[str, set[int]]] = defaultdict(dict)  # by test and method
@@ -109,7 +112,10 @@ class Session:
         if any(map(item.get_closest_marker, WITHOUT)):
             return False
         entry: Any = getattr(item, "callspec", None) and item.callspec.params.get("method")
-        present = entry.kind.__mro__ if hasattr(entry, "kind") else vars(item.module).values()
+        shared = hasattr(entry, "kind")
+        if shared and not self.suite:
+            return False
+        present = entry.kind.__mro__ if shared else vars(item.module).values()
         names = {f"pfl.algorithms.{path.stem}" for path in self.files}
         return any(isinstance(kind, type) and kind.__module__ in names for kind in present)
 
@@ -242,17 +248,19 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--most", type=int, default=0, help="mutants of a file; 0: all")
     parser.add_argument("--limit", type=float, default=20.0, help="seconds of tests for a mutant")
+    parser.add_argument("--suite", action="store_true", help="run the suite of all methods, too")
     given = parser.parse_args()
     names = given.methods or [p.stem for p in METHODS.glob("*.py") if p.stem != "__init__"]
     files = [METHODS / f"{name}.py" for name in names]
-    session = Session(files, given.jobs, given.most, given.limit)
+    session = Session(files, given.jobs, given.most, given.limit, given.suite)
     options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
-    sys.exit(
-        pytest.main(
-            [*options, "-o", "tmp_path_retention_policy=none", str(ROOT / "tests" / "algorithms")],
-            [session],
-        )
-    )
+    classes = {n.name for f in files for n in ast.parse(f.read_text()).body if hasattr(n, "name")}
+    tests = [
+        str(path)
+        for path in sorted((ROOT / "tests" / "algorithms").glob("test_*.py"))
+        if given.suite or classes & set(re.findall(r"\w+", path.read_text()))
+    ]
+    sys.exit(pytest.main([*options, "-o", "tmp_path_retention_policy=none", *tests], [session]))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -63,7 +63,7 @@ class Session:
         self.limit, self.suite = limit, suite
         self.failed = False
         self.folder = Path(tempfile.mkdtemp(prefix="mutants"))
-        self.lines: dict[str, dict[str, set[int]]] = defaultdict(dict)  # by test and method
+        self.lines: dict[str, set[int]] = {}  # of the file, by test
         self.seconds: dict[str, float] = {}  # by test, of computation
         self.catches: Counter[str] = Counter()  # by test
 
@@ -74,13 +74,13 @@ class Session:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the tests as the module says, in place of pytest."""
         gc.freeze()  # what processes share stays as it is
-        items = [item for item in session.items if self.concerns(item)]
-        self.record(items)
         rows = ["| file | planted | tried | caught | missed | cannot be seen | caught |"]
         rows.append("| --- " + "| ---: " * 6 + "|")
         for path in self.files:
-            counts = self.count(path, [i for i in items if path.stem in self.lines[i.nodeid]])
-            rows.append(row(path.stem, *counts))
+            items = [item for item in session.items if self.concerns(item, path)]
+            self.record(path, items)
+            items = [item for item in items if self.lines.get(item.nodeid)]
+            rows.append(row(path.stem, *self.count(path, items)))
             print(rows[-1], flush=True)
         print("", *rows, sep="\n")
         shutil.rmtree(self.folder)
@@ -94,7 +94,7 @@ class Session:
         tried = len(planted) if self.most == 0 else min(self.most, len(planted))
         chosen = [planted[k * len(planted) // tried] for k in range(tried)]
         work = [mutant for mutant in chosen if mutant.name not in known]
-        covered = [self.covering(mutant, path.stem, items) for mutant in work]
+        covered = [self.covering(mutant, items) for mutant in work]
         tasks = (
             lambda job=job: self.seen(path, tree, *job) for job in zip(work, covered, strict=True)
         )
@@ -107,8 +107,8 @@ class Session:
                 print(f"{outcome}  {path.name}:{line}: {work[place].name}", flush=True)
         return len(planted), len(work) - missed, missed, tried - len(work)
 
-    def concerns(self, item: Any) -> bool:
-        """Returns whether a test is quick and has one of the methods in its entry or its module."""
+    def concerns(self, item: Any, path: Path) -> bool:
+        """Returns whether a test is quick and has a file's method in its entry or its module."""
         if any(map(item.get_closest_marker, WITHOUT)):
             return False
         entry: Any = getattr(item, "callspec", None) and item.callspec.params.get("method")
@@ -116,37 +116,36 @@ class Session:
         if shared and not self.suite:
             return False
         present = entry.kind.__mro__ if shared else vars(item.module).values()
-        names = {f"pfl.algorithms.{path.stem}" for path in self.files}
-        return any(isinstance(kind, type) and kind.__module__ in names for kind in present)
+        name = f"pfl.algorithms.{path.stem}"
+        return any(isinstance(kind, type) and kind.__module__ == name for kind in present)
 
-    def record(self, items: list[pytest.Item]) -> None:
-        """Finds the lines that each test executes, and the seconds that it takes."""
+    def record(self, path: Path, items: list[pytest.Item]) -> None:
+        """Finds the lines of a file that each test executes, and the seconds that it takes."""
+        self.lines.clear()
         shares = [items[k : k + 20] for k in range(0, len(items), 20)]
-        tasks = (lambda k=k, share=share: self.traced(k, share) for k, share in enumerate(shares))
+        tasks = (
+            lambda k=k, share=share: self.traced(path, k, share) for k, share in enumerate(shares)
+        )
         for place, _ in self.forked(tasks):
             report = json.loads((self.folder / f"{place}").read_text())
             for test, (taken, executed) in report.items():
-                self.seconds[test] = taken
-                self.lines[test] = {name: set(numbers) for name, numbers in executed.items()}
+                self.seconds[test], self.lines[test] = taken, set(executed)
         for item in items:
-            if item.nodeid not in self.seconds:
+            if item.nodeid not in self.lines:
                 print(f"left out, since it fails without a mistake: {item.nodeid}")
 
-    def traced(self, place: int, items: list[pytest.Item]) -> bool:
+    def traced(self, path: Path, place: int, items: list[pytest.Item]) -> bool:
         """Runs tests as they are, and writes what lines those execute that pass."""
-        executed: dict[str, set[int]] = {path.stem: set() for path in self.files}
-        for path in self.files:
-            plant(module := loaded(path), noting(ast.parse(path.read_text()), NOTE))
-            setattr(module, NOTE, executed[path.stem].add)
+        executed: set[int] = set()
+        plant(module := loaded(path), noting(ast.parse(path.read_text()), NOTE))
+        setattr(module, NOTE, executed.add)
         report = {}
         for item, following in pairs(items):
             begin = time.process_time()
-            for numbers in executed.values():
-                numbers.clear()
+            executed.clear()
             self.run(item, following)
-            found = {name: sorted(numbers) for name, numbers in executed.items() if numbers}
             if not self.failed:
-                report[item.nodeid] = time.process_time() - begin, found
+                report[item.nodeid] = time.process_time() - begin, sorted(executed)
             self.failed = False
         (self.folder / f"{place}").write_text(json.dumps(report))
         return True
@@ -209,12 +208,12 @@ class Session:
             self.catches[caught.read_text()] += 1
         return running.pop(process), status != 0
 
-    def covering(self, mutant: Mutant, name: str, tests: list[pytest.Item]) -> list[pytest.Item]:
+    def covering(self, mutant: Mutant, tests: list[pytest.Item]) -> list[pytest.Item]:
         """Returns the tests that execute a line of the mutant; all where the module itself does."""
         if mutant.lines is None:
             return tests
         own = set(range(mutant.lines[0], mutant.lines[1] + 1))
-        return [test for test in tests if own & self.lines[test.nodeid].get(name, set())]
+        return [test for test in tests if own & self.lines[test.nodeid]]
 
 
 def loaded(path: Path) -> ModuleType:

@@ -94,7 +94,10 @@ class Session:
         tried = len(planted) if self.most == 0 else min(self.most, len(planted))
         chosen = [planted[k * len(planted) // tried] for k in range(tried)]
         work = [mutant for mutant in chosen if mutant.name not in known]
-        covered = [self.covering(mutant, items) for mutant in work]
+        covered = [
+            [i for i in items if mutant.lines is None or mutant.lines[0] in self.lines[i.nodeid]]
+            for mutant in work
+        ]
         tasks = (
             lambda job=job: self.seen(path, tree, *job) for job in zip(work, covered, strict=True)
         )
@@ -208,13 +211,6 @@ class Session:
             self.catches[caught.read_text()] += 1
         return running.pop(process), status != 0
 
-    def covering(self, mutant: Mutant, tests: list[pytest.Item]) -> list[pytest.Item]:
-        """Returns the tests that execute a line of the mutant; all where the module itself does."""
-        if mutant.lines is None:
-            return tests
-        own = set(range(mutant.lines[0], mutant.lines[1] + 1))
-        return [test for test in tests if own & self.lines[test.nodeid]]
-
 
 def loaded(path: Path) -> ModuleType:
     """Returns the module of a method's file."""
@@ -228,15 +224,8 @@ def pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item |
 
 def row(name: str, planted: int, caught: int, missed: int, known: int) -> str:
     """Returns a row of the table."""
-    tried = caught + missed
-    numbers = [
-        planted,
-        tried + known,
-        caught,
-        missed,
-        known,
-        f"{100 * caught / max(1, tried):.1f} %",
-    ]
+    share = f"{100 * caught / max(1, caught + missed):.1f} %"
+    numbers = [planted, caught + missed + known, caught, missed, known, share]
     return "| " + " | ".join(map(str, [name, *numbers])) + " |"
 
 

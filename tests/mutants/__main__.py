@@ -4,37 +4,41 @@
 
 Everything is imported and collected once. First the tests run once with the methods as they are,
 which records what lines each test executes. Then every mistake has a process of its own, forked
-with all of this in memory, which runs the tests that execute the line, the fastest ones first,
-until one of them fails. Libraries for this (mutmut, cosmic-ray) import and collect anew for each
-mistake: here that takes 6 s, and the tests of a line less than one.
+with all of this in memory, which runs the tests that execute the line until one of them fails.
+Those that have seen most mistakes for their time come first. Libraries for this (mutmut,
+cosmic-ray) import and collect anew for each mistake: here that takes 6 s, and a test 0.03 s.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import gc
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.mutants.mutations import Mutant, mutants, plant
+from tests.mutants.mutations import Mutant, mutants, noting, plant
 from tests.sources import ROOT
 
 METHODS = ROOT / "pfl" / "algorithms"
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
-WITHOUT = ("processes", "cli")  # marks of tests that take long and concern no method's formulas
+WITHOUT = ("processes", "cli", "slow")  # marks of tests that take long and concern no formulas
+NOTE = "__note__"  # of a module whose functions note the lines that they execute
 
 
 def equivalent() -> dict[str, dict[str, str]]:
@@ -49,12 +53,19 @@ class Session:
         files: The methods' files.
         jobs: The number of processes.
         most: The most mutants of a file, spread evenly; 0: all.
+        limit: The most seconds of computation for the tests of a mutant; one not seen by then
+            counts as missed.
+        suite: Whether the suite that every method passes runs, too.
     """
 
-    def __init__(self, files: list[Path], jobs: int, most: int) -> None:
+    def __init__(self, files: list[Path], jobs: int, most: int, limit: float, suite: bool) -> None:
         self.files, self.jobs, self.most = files, jobs, most
+        self.limit, self.suite = limit, suite
         self.failed = False
         self.folder = Path(tempfile.mkdtemp(prefix="mutants"))
+        self.lines: dict[str, set[int]] = {}  # of the file, by test
+        self.seconds: dict[str, float] = {}  # by test, of computation
+        self.catches: Counter[str] = Counter()  # by test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Notes a failure; only forked processes run tests."""
@@ -62,83 +73,82 @@ class Session:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Runs the tests as the module says, in place of pytest."""
-        items = [item for item in session.items if self.concerns(item)]
-        lines, seconds = self.recorded(items)
-        work, results = [], []
+        gc.freeze()  # what processes share stays as it is
+        rows = ["| file | planted | tried | caught | missed | cannot be seen | caught |"]
+        rows.append("| --- " + "| ---: " * 6 + "|")
         for path in self.files:
-            tree = ast.parse(path.read_text())
-            known = equivalent().get(path.stem, {})
-            planted = mutants(tree)
-            tests = sorted((i for i in items if path.stem in lines[i.nodeid]), key=by(seconds))
-            count = len(planted) if self.most == 0 else min(self.most, len(planted))
-            for k in range(count):
-                mutant = planted[k * len(planted) // count]
-                if mutant.name in known:
-                    results.append((path.stem, "equivalent", mutant))
-                else:
-                    work.append((path, tree, mutant, covering(mutant, path.stem, tests, lines)))
-        tasks = (lambda job=job: self.seen(*job) for job in work)
-        for place, caught in self.forked(tasks):
-            path, _, mutant, tests = work[place]
-            outcome = "caught" if caught else "missed" if tests else "missed (in no test)"
-            results.append((path.stem, outcome, mutant))
-            if not caught:
-                print(
-                    f"{outcome}  {path.name}:{(mutant.lines or ' ')[0]}: {mutant.name}", flush=True
-                )
-        print_table(results)
+            items = [item for item in session.items if self.concerns(item, path)]
+            self.record(path, items)
+            items = [item for item in items if self.lines.get(item.nodeid)]
+            rows.append(row(path.stem, *self.count(path, items)))
+            print(rows[-1], flush=True)
+        print("", *rows, sep="\n")
         shutil.rmtree(self.folder)
         return True
 
-    def concerns(self, item: Any) -> bool:
-        """Returns whether a test is quick and has one of the methods in its entry or its module."""
+    def count(self, path: Path, items: list[pytest.Item]) -> tuple[int, int, int, int]:
+        """Plants mistakes in a file: those that exist, are seen, are missed, cannot be seen."""
+        tree = ast.parse(path.read_text())
+        known = equivalent().get(path.stem, {})
+        planted = mutants(tree)
+        tried = len(planted) if self.most == 0 else min(self.most, len(planted))
+        chosen = [planted[k * len(planted) // tried] for k in range(tried)]
+        work = [mutant for mutant in chosen if mutant.name not in known]
+        covered = [
+            [i for i in items if mutant.lines is None or mutant.lines[0] in self.lines[i.nodeid]]
+            for mutant in work
+        ]
+        tasks = (
+            lambda job=job: self.seen(path, tree, *job) for job in zip(work, covered, strict=True)
+        )
+        missed = 0
+        for place, caught in self.forked(tasks):
+            if not caught:
+                missed += 1
+                outcome = "missed" if covered[place] else "missed (in no test)"
+                line = (work[place].lines or [0])[0]
+                print(f"{outcome}  {path.name}:{line}: {work[place].name}", flush=True)
+        return len(planted), len(work) - missed, missed, tried - len(work)
+
+    def concerns(self, item: Any, path: Path) -> bool:
+        """Returns whether a test is quick and has a file's method in its entry or its module."""
         if any(map(item.get_closest_marker, WITHOUT)):
             return False
         entry: Any = getattr(item, "callspec", None) and item.callspec.params.get("method")
-        present = entry.kind.__mro__ if hasattr(entry, "kind") else vars(item.module).values()
-        names = {f"pfl.algorithms.{path.stem}" for path in self.files}
-        return any(isinstance(kind, type) and kind.__module__ in names for kind in present)
+        shared = hasattr(entry, "kind")
+        if shared and not self.suite:
+            return False
+        present = entry.kind.__mro__ if shared else vars(item.module).values()
+        name = f"pfl.algorithms.{path.stem}"
+        return any(isinstance(kind, type) and kind.__module__ == name for kind in present)
 
-    def recorded(
-        self, items: list[pytest.Item]
-    ) -> tuple[dict[str, dict[str, set[int]]], dict[str, float]]:
-        """Returns the lines that each test executes, by method, and the seconds that it takes."""
-        lines: dict[str, dict[str, set[int]]] = defaultdict(dict)
-        seconds: dict[str, float] = {}
-        shares = [items[k :: 4 * self.jobs] for k in range(4 * self.jobs)]
-        tasks = (lambda k=k, share=share: self.traced(k, share) for k, share in enumerate(shares))
+    def record(self, path: Path, items: list[pytest.Item]) -> None:
+        """Finds the lines of a file that each test executes, and the seconds that it takes."""
+        self.lines.clear()
+        shares = [items[k : k + 20] for k in range(0, len(items), 20)]
+        tasks = (
+            lambda k=k, share=share: self.traced(path, k, share) for k, share in enumerate(shares)
+        )
         for place, _ in self.forked(tasks):
             report = json.loads((self.folder / f"{place}").read_text())
             for test, (taken, executed) in report.items():
-                seconds[test] = taken
-                lines[test] = {name: set(numbers) for name, numbers in executed.items()}
+                self.seconds[test], self.lines[test] = taken, set(executed)
         for item in items:
-            if item.nodeid not in seconds:
+            if item.nodeid not in self.lines:
                 print(f"left out, since it fails without a mistake: {item.nodeid}")
-        return lines, seconds
 
-    def traced(self, place: int, items: list[pytest.Item]) -> bool:
+    def traced(self, path: Path, place: int, items: list[pytest.Item]) -> bool:
         """Runs tests as they are, and writes what lines those execute that pass."""
-        executed: dict[str, set[int]] = defaultdict(set)
-        names = {str(path): path.stem for path in METHODS.glob("*.py")}
-
-        def local(frame: Any, event: str, argument: Any) -> Any:
-            executed[names[frame.f_code.co_filename]].add(frame.f_lineno)
-            return local
-
-        def entered(frame: Any, event: str, argument: Any) -> Any:
-            return local(frame, event, argument) if frame.f_code.co_filename in names else None
-
+        executed: set[int] = set()
+        plant(module := loaded(path), noting(ast.parse(path.read_text()), NOTE))
+        setattr(module, NOTE, executed.add)
         report = {}
         for item, following in pairs(items):
-            begin = time.perf_counter()
+            begin = time.process_time()
             executed.clear()
-            sys.settrace(entered)
             self.run(item, following)
-            sys.settrace(None)
-            found = {name: sorted(numbers) for name, numbers in executed.items()}
             if not self.failed:
-                report[item.nodeid] = time.perf_counter() - begin, found
+                report[item.nodeid] = time.process_time() - begin, sorted(executed)
             self.failed = False
         (self.folder / f"{place}").write_text(json.dumps(report))
         return True
@@ -147,14 +157,23 @@ class Session:
         """Returns whether a test sees the mistake."""
         mutant.edit()
         try:
-            plant(importlib.import_module(f"pfl.algorithms.{path.stem}"), tree)
+            plant(loaded(path), tree)
         except Exception:
             return True  # the module cannot be imported
+        tests = sorted(tests, key=self.value, reverse=True)
         for item, following in pairs(tests):
+            if time.process_time() > self.limit:
+                break
+            signal.setitimer(signal.ITIMER_PROF, 5 + 20 * self.seconds[item.nodeid])
             self.run(item, following)
             if self.failed:
+                Path(self.folder / f"caught{os.getpid()}").write_text(item.nodeid)
                 return True
         return False
+
+    def value(self, item: pytest.Item) -> float:
+        """Returns how many mistakes a test has seen for its time."""
+        return (self.catches[item.nodeid] + 0.1) / (self.seconds[item.nodeid] + 0.05)
 
     def run(self, item: pytest.Item, following: pytest.Item | None) -> None:
         """Runs one test; fixtures that the following one shares stay."""
@@ -163,7 +182,8 @@ class Session:
     def forked(self, tasks: Iterable[Callable[[], bool]]) -> Iterator[tuple[int, bool]]:
         """Runs tasks in processes and yields their numbers and results as they end.
 
-        A process that takes longer than two minutes, or dies, has seen the mistake.
+        A process that dies, waits for ten minutes, or computes long without an end has seen the
+        mistake.
         """
         running: dict[int, int] = {}
         for place, task in enumerate(tasks):
@@ -172,11 +192,10 @@ class Session:
             process = os.fork()
             if not process:
                 try:
-                    signal.alarm(120)
-                    for stream in (1, 2):
-                        os.dup2(
-                            os.open(self.folder / f"log{place}", os.O_WRONLY | os.O_CREAT), stream
-                        )
+                    signal.alarm(600)
+                    log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+                    os.dup2(log, 1)
+                    os.dup2(log, 2)
                     os._exit(int(task()))
                 finally:
                     os._exit(1)
@@ -187,7 +206,15 @@ class Session:
     def ended(self, running: dict[int, int]) -> tuple[int, bool]:
         """Waits for a process."""
         process, status = os.wait()
+        caught = self.folder / f"caught{process}"
+        if caught.exists():
+            self.catches[caught.read_text()] += 1
         return running.pop(process), status != 0
+
+
+def loaded(path: Path) -> ModuleType:
+    """Returns the module of a method's file."""
+    return importlib.import_module(f"pfl.algorithms.{path.stem}")
 
 
 def pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
@@ -195,33 +222,11 @@ def pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item |
     return zip(items, [*items[1:], None], strict=True)
 
 
-def by(seconds: dict[str, float]) -> Callable[[pytest.Item], float]:
-    """Returns the order of tests by their time."""
-    return lambda item: seconds[item.nodeid]
-
-
-def covering(
-    mutant: Mutant, name: str, tests: list[pytest.Item], lines: dict[str, dict[str, set[int]]]
-) -> list[pytest.Item]:
-    """Returns the tests that execute a line of the mutant; all where the module itself does."""
-    if mutant.lines is None:
-        return tests
-    own = set(range(mutant.lines[0], mutant.lines[1] + 1))
-    return [test for test in tests if own & lines[test.nodeid][name]]
-
-
-def print_table(results: list[tuple[str, str, Mutant]]) -> None:
-    """Prints the counts by file."""
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for name, outcome, _ in results:
-        counts[name][outcome.split()[0]] += 1
-    print("\n| file | planted | caught | missed | equivalent | caught of those that can be |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for name, count in sorted(counts.items()):
-        caught, missed = count["caught"], count["missed"]
-        share = f"{100 * caught / max(1, caught + missed):.1f} %"
-        row = [name, count.total(), caught, missed, count["equivalent"], share]
-        print("| " + " | ".join(map(str, row)) + " |")
+def row(name: str, planted: int, caught: int, missed: int, known: int) -> str:
+    """Returns a row of the table."""
+    share = f"{100 * caught / max(1, caught + missed):.1f} %"
+    numbers = [planted, caught + missed + known, caught, missed, known, share]
+    return "| " + " | ".join(map(str, [name, *numbers])) + " |"
 
 
 def main() -> None:
@@ -230,17 +235,20 @@ def main() -> None:
     parser.add_argument("methods", nargs="*", help="files in pfl/algorithms; all where none")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--most", type=int, default=0, help="mutants of a file; 0: all")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds of tests for a mutant")
+    parser.add_argument("--suite", action="store_true", help="run the suite of all methods, too")
     given = parser.parse_args()
     names = given.methods or [p.stem for p in METHODS.glob("*.py") if p.stem != "__init__"]
-    files = [METHODS / f"{name}.py" for name in sorted(names)]
-    session = Session(files, given.jobs, given.most)
+    files = [METHODS / f"{name}.py" for name in names]
+    session = Session(files, given.jobs, given.most, given.limit, given.suite)
     options = ["-qq", "-s", "--no-header", "--no-summary", "-p", "no:cacheprovider"]
-    sys.exit(
-        pytest.main(
-            [*options, "-o", "tmp_path_retention_policy=none", str(ROOT / "tests" / "algorithms")],
-            [session],
-        )
-    )
+    classes = {n.name for f in files for n in ast.parse(f.read_text()).body if hasattr(n, "name")}
+    tests = [
+        str(path)
+        for path in sorted((ROOT / "tests" / "algorithms").glob("test_*.py"))
+        if given.suite or classes & set(re.findall(r"\w+", path.read_text()))
+    ]
+    sys.exit(pytest.main([*options, "-o", "tmp_path_retention_policy=none", *tests], [session]))
 
 
 if __name__ == "__main__":

@@ -9,57 +9,19 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 Names = dict[str, int]  # and the line from which on there is something of that name
-OPERATORS: dict[type, type] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Div,
-    ast.Div: ast.Mult,
-    ast.FloorDiv: ast.Div,
-    ast.Mod: ast.Mult,
-    ast.Pow: ast.Mult,
-    ast.BitAnd: ast.BitOr,
-    ast.BitOr: ast.BitAnd,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-}
-# Parts of a statement that may hold a mistake; no text that is put together.
-INSIDE = (
-    ast.Attribute
-    | ast.BinOp
-    | ast.BoolOp
-    | ast.Call
-    | ast.Compare
-    | ast.Constant
-    | ast.Dict
-    | ast.DictComp
-    | ast.GeneratorExp
-    | ast.IfExp
-    | ast.Lambda
-    | ast.List
-    | ast.ListComp
-    | ast.Name
-    | ast.NamedExpr
-    | ast.Set
-    | ast.SetComp
-    | ast.Slice
-    | ast.Starred
-    | ast.Subscript
-    | ast.Tuple
-    | ast.UnaryOp
-    | ast.Yield
-    | ast.keyword
-    | ast.comprehension
-)
+EXCHANGED: list[tuple[type, type]] = [
+    (ast.Add, ast.Sub),
+    (ast.Mult, ast.Div),
+    (ast.BitAnd, ast.BitOr),
+    (ast.And, ast.Or),
+    (ast.Lt, ast.LtE),
+    (ast.Gt, ast.GtE),
+    (ast.Eq, ast.NotEq),
+    (ast.Is, ast.IsNot),
+    (ast.In, ast.NotIn),
+]
+OPERATORS = dict([*EXCHANGED, *((b, a) for a, b in EXCHANGED)])
+OPERATORS |= {ast.FloorDiv: ast.Div, ast.Mod: ast.Mult, ast.Pow: ast.Mult}
 NOT_SWAPPED = {"isinstance", "max", "min"}  # a swap of arguments raises, or changes nothing
 CHECKS = {"require", "require_one_of", "ConfigError"}  # beside a condition they hold text for users
 
@@ -110,7 +72,9 @@ class Statement:
             yield from self._edits_of(node)
             for name, value in ast.iter_fields(node):
                 for place, child in enumerate(value if isinstance(value, list) else [value]):
-                    if isinstance(child, INSIDE) and name != "annotation":
+                    inside = isinstance(child, ast.expr | ast.keyword | ast.comprehension)
+                    # No text that is put together.
+                    if inside and name != "annotation" and not isinstance(child, ast.JoinedStr):
                         at = place if isinstance(value, list) else None
                         if shown(node, name, place):
                             continue
@@ -294,6 +258,15 @@ def attributes_of(kind: ast.ClassDef) -> Names:
 
 
 # ---- in a module that is loaded -----------------------------------------------------------------
+
+
+def noting(tree: ast.Module, name: str) -> ast.Module:
+    """Makes every statement of a function call a global function with its first line."""
+    for block, position, statement in reversed(list(statements(tree, "", None, {}))):
+        if statement.lines is not None:
+            call = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(statement.lines[0])], [])
+            block.insert(position, ast.copy_location(ast.Expr(call), statement.node))
+    return tree
 
 
 def plant(module: ModuleType, tree: ast.Module) -> None:

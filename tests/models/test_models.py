@@ -1,8 +1,6 @@
 """Networks: parameter counts by hand, and equal results in all forms of execution."""
 
 import re
-import subprocess
-import sys
 from itertools import pairwise
 
 import pytest
@@ -46,8 +44,12 @@ NETWORKS = {
     "CNN": (lambda: CNN(in_channels=2, num_classes=4, image_size=9), (2, 9, 9), 4),
     "CNN-3x3": (lambda: CNN(2, 4, image_size=9, kernel_size=3, hidden=7), (2, 9, 9), 4),
     "SmallCNN": (lambda: SmallCNN(2, image_size=9, num_classes=4, width=6), (2, 9, 9), 4),
-    "ResNet18": (lambda: ResNet18(num_classes=4, in_channels=2), (2, 8, 8), 4),
-    "ResNet18-large": (lambda: ResNet18(4, 2, norm_groups=4, small_images=False), (2, 40, 33), 4),
+    "ResNet18": (lambda: ResNet18(num_classes=4, in_channels=2, width=8), (2, 8, 8), 4),
+    "ResNet18-large": (
+        lambda: ResNet18(4, 2, norm_groups=4, small_images=False, width=8),
+        (2, 40, 33),
+        4,
+    ),
     "VGG11": (lambda: VGG11(num_classes=4, in_channels=2), (2, 32, 32), 4),
     "VGG11-none": (lambda: VGG11(4, 2, norm="none"), (2, 33, 64), 4),
     "FedCLUPCNN": (lambda: FedCLUPCNN(5, 2, 4, image_size=9), (2, 9, 9), 4),
@@ -64,7 +66,7 @@ WRAPPED = {"AlexNet", "GoogLeNet", "DenseNet121", "TorchVision", "Timm"}
 OURS = {name: case for name, case in NETWORKS.items() if name not in WRAPPED}
 SEQUENCES = {"LSTM", "CharLSTM", "Sent140LSTM"}  # see test_recurrent.py
 OTHERS = {"HalfSquaredError", "PenalizedCrossEntropy", "replace_batch_norm"}
-BATCH_NORM = (lambda: ResNet18(num_classes=4, in_channels=2, norm="batch"), (2, 8, 8), 4)
+BATCH_NORM = (lambda: ResNet18(4, 2, norm="batch", width=8), (2, 8, 8), 4)
 
 
 def penalized(in_features: int) -> PenalizedLogisticRegression:
@@ -105,10 +107,10 @@ def test_scores_have_the_right_shape_and_dtype(build, shape, classes, dtype):
 def test_vmap_over_parameters_equals_a_loop(build, shape, classes):
     """Scores and gradients are compared in float64, in which rounding errors are negligible."""
     torch.manual_seed(0)
-    networks = [build().double() for _ in range(3)]
+    networks = [build().double() for _ in range(2)]
     params, buffers = stack_module_state(networks)
     assert not buffers
-    x = torch.rand(3, 2, *shape, dtype=torch.float64)
+    x = torch.rand(2, 2, *shape, dtype=torch.float64)
 
     def loss(p, x):
         return functional_call(networks[0], p, (x,)).square().sum()
@@ -404,15 +406,3 @@ def test_a_yaml_file_can_describe_every_public_class(name, arguments):
     expected = getattr(models, name)(**arguments)
     assert type(network) is type(expected)
     assert [p.shape for p in network.parameters()] == [p.shape for p in expected.parameters()]
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_importing_models_imports_no_framework():
-    """The package `models` needs PyTorch only: no framework, no data set, no torchvision."""
-    code = (
-        "import sys, models; "
-        "print(*({'torchvision', 'lightning', 'pfl.datamodules'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []

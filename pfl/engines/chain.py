@@ -29,11 +29,7 @@ KINDS: dict[type[nn.Module], str] = {
 
 
 class Chain:
-    """A network that is a chain of layers.
-
-    Args:
-        steps: The layers, in order.
-        spans: For each layer, where its parameters lie in the flat vector.
+    """A network that is a chain of layers, `steps`; `spans` are their parameters' in the vector.
 
     Attributes:
         batched: Whether many models run at once: true for chains without convolutions.
@@ -57,7 +53,8 @@ class Chain:
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
         """Returns the chain that a network is, for inputs [n, ...]; None for any other network."""
         steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
-        if not all(_has_kernel(step) for step in steps) or _has_hooks(network):
+        changed = any("forward" in vars(m) or has_hooks(m) for m in network.modules())
+        if changed or not all(_has_kernel(step) for step in steps):
             return None
         names = {parameter: name for name, parameter in network.named_parameters()}
         layers = {layer.name: layer.span for layer in space.layers}
@@ -105,10 +102,11 @@ class Models:
         self.chain, self.w, self.is_single = chain, w, len(w) == 1
         self.parameters: list[list[Tensor]] = []
         for step in chain.steps:
-            views = [
-                w[:, span].unflatten(1, _shape(step, parameter))
-                for span, parameter in zip(chain.spans[step], step.parameters(), strict=True)
-            ]
+            shapes = [tuple(parameter.shape) for parameter in step.parameters()]
+            if isinstance(step, nn.Linear):  # its bias is a row
+                shapes = [shape if len(shape) > 1 else (1, *shape) for shape in shapes]
+            spans = zip(chain.spans[step], shapes, strict=True)
+            views = [w[:, span].unflatten(1, shape) for span, shape in spans]
             views = [view[0] for view in views] if self.is_single else views
             if moving is not None:
                 on = [moving[chain.order[span.start]] for span in chain.spans[step]]
@@ -122,9 +120,8 @@ class Models:
     def forward(self, inputs: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the layers on inputs [C, B, ...].
 
-        Returns:
-            The input of every layer followed by the output of the last, [C, B, K]; and what the
-            layers' derivatives need besides.
+        Returns the input of every layer followed by the output of the last, [C, B, K]; and what the
+        layers' derivatives need besides.
         """
         chain, x = self.chain, inputs[0] if self.is_single else inputs
         if chain.batched:
@@ -138,11 +135,8 @@ class Models:
     ) -> None:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
-        Args:
-            kept: What `forward` returned.
-            d: The derivative of the loss by the output, of the output's shape.
-            into: The models that move, in the same memory if the step has no offset.
-            step: The update rule.
+        `forward` returned `kept`; d is the derivative of the loss by the output. The models `into`
+        move, in the same memory if the step has no offset.
         """
         places = self.parameters, into.parameters
         backward(*kept, d, into.layers, *places, step.shrink, -step.lr)
@@ -158,8 +152,8 @@ class Models:
     ) -> Tensor:
         """Takes K steps of the models `into`, along the gradients of cross entropies.
 
-        The samples, classes and `picks` are those of a `StepBlock`; `weights` [K, C, B] are the
-        samples' own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
+        Samples, classes and `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples'
+        own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
@@ -201,12 +195,6 @@ def _has_kernel(step: nn.Module) -> bool:
     return type(step) in KINDS
 
 
-def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
-    """Returns the shape of a parameter's view; the bias of a linear layer is a row."""
-    row = isinstance(step, nn.Linear) and parameter.ndim == 1
-    return (1, *parameter.shape) if row else tuple(parameter.shape)
-
-
 def _settings(step: nn.Module) -> list[int]:
     """Returns the sizes of a layer's window, in one list."""
     window: tuple[Any, ...] = ()
@@ -218,8 +206,3 @@ def _settings(step: nn.Module) -> list[int]:
         last = [int(step.ceil_mode)]
     pairs = ([n, n] if isinstance(n, int) else list(n) for n in window)
     return [*itertools.chain.from_iterable(pairs), *last]
-
-
-def _has_hooks(network: nn.Module) -> bool:
-    """Whether hooks or a replaced `forward` run besides the layers."""
-    return any("forward" in vars(module) or has_hooks(module) for module in network.modules())

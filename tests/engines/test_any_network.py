@@ -130,38 +130,32 @@ def dealt(inputs, targets):
     )
 
 
-def both(make, data, root, **settings):
+def both(make, data, root, threads=(1,)):
     """The same run with `sequential` and with `auto`: equal models, states and scores."""
-    rows = []
-    for engine in ("sequential", "auto"):
+    rows, before = [], torch.get_num_threads()
+    for engine, number in (("sequential", threads[0]), *(("auto", n) for n in threads)):
         torch.manual_seed(0)
-        method = run(make(engine), data, 2, root=root / engine, **settings)
+        torch.set_num_threads(number)
+        try:
+            method = run(make(engine), data, 2, root=root / f"{engine} {number}")
+        finally:
+            torch.set_num_threads(before)
         states = {name: method.store.read(name, np.arange(3)) for name in method.store.names}
         rows.append({**method.row, **states, "w": method.global_model})
-    for name, expected in rows[0].items():
-        torch.testing.assert_close(rows[1][name], expected, rtol=1e-9, atol=1e-11)
+    for row in rows[1:]:
+        for name, expected in rows[0].items():
+            torch.testing.assert_close(row[name], expected, rtol=1e-9, atol=1e-11)
     return method
 
 
-@pytest.fixture
-def threads():
-    """Says how many threads PyTorch has, which a run takes for its clients."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_run_with_auto_ends_where_the_sequential_engine_ends(tmp_path, threads, name, number):
-    threads(number)
-
+def test_a_run_with_auto_ends_where_the_sequential_engine_ends(tmp_path, name):
     def make(engine):
         size = 4 if "BatchNorm" in name else 5  # the second client's last batch has one sample
         return FedSLR(NETWORKS[name](), lr=0.1, batch_size=size, engine=engine)
 
-    both(make, world(name), tmp_path)
+    both(make, world(name), tmp_path, threads=(1, 2))
 
 
 class Averaging(nn.Module):
@@ -301,14 +295,18 @@ def test_a_class_in_the_place_of_a_network_is_refused():
         LocalTrain(nn.Linear)
 
 
-def test_an_error_leaves_the_process_as_it_was(tmp_path, threads):
-    threads(2)
+def test_an_error_leaves_the_process_as_it_was(tmp_path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
 
     class Wrong(LocalTrain):
         def server_update(self, mean):
             raise ZeroDivisionError
 
     method = Wrong(chain())
-    with pytest.raises(ZeroDivisionError):
-        run(method, world(""), 1, root=tmp_path)
-    assert torch.get_num_threads() == 2 and method.threads.count == 1
+    try:
+        with pytest.raises(ZeroDivisionError):
+            run(method, world(""), 1, root=tmp_path)
+        assert torch.get_num_threads() == 2 and method.threads.count == 1
+    finally:
+        torch.set_num_threads(before)

@@ -111,20 +111,22 @@ def fit(root, make, threads, network, precision=None):
     return method
 
 
+RUNS = {
+    "SmallCNN": (FedSLR, lambda: SmallCNN(width=4)),
+    "MLP": (FedSLR, lambda: MLP(64, (8,))),
+    "CNN": (FedSLR, lambda: CNN(image_size=8)),
+    "BatchNorm": (FedSLR, batchnorm),
+    "dropout": (FedSLR, dropout),
+    "GELU": (FedSLR, gelu),
+    "FedAvg": (FedAvg, lambda: MLP(64, (8,))),
+    "FedAvg with dropout": (FedAvg, dropout),
+    "FedProx": (FedProx, lambda: MLP(64, (8,))),
+    "FedProx with BatchNorm": (FedProx, batchnorm),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedSLR])
-@pytest.mark.parametrize(
-    "network",
-    [
-        lambda: SmallCNN(width=4),
-        lambda: MLP(64, (8,)),
-        lambda: CNN(image_size=8),
-        batchnorm,
-        dropout,
-        gelu,
-    ],
-    ids=["SmallCNN", "MLP", "CNN", "BatchNorm", "dropout", "GELU"],
-)
+@pytest.mark.parametrize(("kind", "network"), RUNS.values(), ids=RUNS)
 def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
     """Up to the rounding of sums over groups; and the logged losses too."""
     one, two = (fit(tmp_path, kind, threads, network) for threads in (1, 2))

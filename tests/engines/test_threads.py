@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet
+from datamodules import DigitsDataModule, Sizes
 from models import CNN, MLP, LeNet5, SmallCNN
 from pfl.algorithms import FedAvg, FedProx, FedSLR
 from pfl.engines.batch import Batch, StepBlock, default_loss
@@ -103,7 +103,7 @@ def fit(root, make, threads, network, precision=None):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
-        data = DigitsDataModule(8, Dirichlet(1.0))
+        data = DigitsDataModule(None, Sizes([90, 80, 70, 60, 50, 40, 30, 20]))
         method = run(make(network()), data, 3, root=root, precision=precision, clients_per_round=5)
         assert torch.get_num_threads() == threads and method.threads.count == 1
     finally:

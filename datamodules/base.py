@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -68,6 +68,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         (torch.Size([32, 4]), 9)
     """
 
+    default_rule: ClassVar[type[Partitioner]] = IID
+    """The rule where `partition` is None."""
+    default_protocol: ClassVar[type[Protocol]] = SplitOwn
+    """The protocol where `protocol` is None."""
+
     def __init__(
         self,
         num_clients: int | None = None,
@@ -80,10 +85,10 @@ class FederatedDataModule(LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        partition = IID() if partition is None else partition
+        partition = self.default_rule() if partition is None else partition
         if isinstance(partition, Given):
             protocol = partition.protocol(protocol)
-        protocol = SplitOwn() if protocol is None else protocol
+        protocol = self.default_protocol() if protocol is None else protocol
         is_rule, is_protocol = isinstance(partition, Partitioner), isinstance(protocol, Protocol)
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
         require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")

@@ -34,7 +34,7 @@ def fold(keys: Tensor, data: Tensor) -> Tensor:
         data: int64, of a shape that broadcasts with `keys`.
 
     Returns:
-        int64 of the common shape. Its bits are those of SplitMix64's unsigned integers.
+        int64 of the common shape. It has the bits of SplitMix64's unsigned integers.
     """
     # 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed integers. A right
     # shift of int64 copies the sign bit; the masks clear the copies.

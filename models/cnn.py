@@ -73,7 +73,7 @@ class FedCLUPCNN(CNN):
     """FedCLUP's networks with 2, 3 or 5 convolutions of 3x3.
 
     Yu, He, Sun, Xue, Li, ICML 2025. Two convolutions (32, 64 channels, each with pooling, then 128
-    units) are those of the released code. The paper gives no widths of the others: here 32, 64, 128
+    units) stand in the released code. The paper gives no widths of the others: here 32, 64, 128
     with three poolings, and 32, 64, 64, 128, 128 with two, so that images of 28x28 suffice.
 
     Args:

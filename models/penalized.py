@@ -11,7 +11,7 @@ class PenalizedLogisticRegression(Classifier):
     """Binary logistic regression with weights x, whose output contains a penalty on x.
 
     Scores are (r, r + a'x) for a sample a, with r = Σ_d β α x_d^2 / (1 + α x_d^2). The softmax does
-    not depend on the common r, so the probabilities are those of logistic regression. With the loss
+    not depend on the common r, so the probabilities are logistic regression's. With the loss
     `PenalizedCrossEntropy` the objective is equation (125) of FedPD (Zhang, Hong, Dhople, Yin,
     Liu, IEEE TSP 2021), mean_j log(1 + exp(-b_j a_j'x)) + r, with b = -1 for class 0 and b = 1 for
     class 1. The weights start at 0, as in the paper's code.

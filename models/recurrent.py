@@ -31,7 +31,7 @@ class LSTM(Classifier):
         `every_token`.
 
     Raises:
-        ValueError: A size is below 1, or `embeddings` is no file of a matrix.
+        ValueError: A size is below 1, or `embeddings` is not a file of a matrix.
 
     Example:
         >>> network = LSTM(vocabulary=30, num_classes=4, embedding=8, hidden=16, layers=1)

@@ -1,4 +1,4 @@
-"""Numbers that describe a partition: how far the clients' labels are from those of all clients."""
+"""Numbers that describe a partition: how far each client's labels differ from all clients'."""
 
 import numpy as np
 

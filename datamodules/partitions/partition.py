@@ -3,7 +3,7 @@
 The file of `Partition.save` is NumPy's `.npz` with these arrays, so that any program with NumPy can
 read it:
 
-* `train_indices`, `train_sizes`: the training samples of client 0, then those of client 1, and so
+* `train_indices`, `train_sizes`: the training samples of client 0, then client 1's, and so
   on, int32 or int64; and the number of training samples of each client, int64 [M]. `val_...` and
   `test_...` are alike. If all clients share one array (a common test set), the array is stored
   once, and is shorter than the sum of the sizes.

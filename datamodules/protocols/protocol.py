@@ -33,10 +33,9 @@ class Protocol(ABC):
 
     All protocols round in the same way. A share s of n samples is s n rounded to the nearest whole
     number (halves are rounded up), and at least one if s > 0. If no training sample would be left,
-    first the validation set and then the test set is made smaller. A client with one sample
-    therefore only trains, and a client with two samples and a test set of its own has no
-    validation set. Where targets are classes, the samples are stratified: the share of each class
-    in a split is proportional to its share in the client's samples, by Sainte-Laguë's method.
+    first the validation set and then the test set is made smaller, so that a client with one sample
+    only trains. Where targets are classes, the samples are stratified: the share of each class in a
+    split is proportional to its share in the client's samples, by Sainte-Laguë's method.
 
     Args:
         validation: Share of the client's own samples for its validation set, from 0 to below 1.
@@ -127,7 +126,6 @@ class MatchLabels(Protocol):
     Args:
         samples: Test samples per client; None takes the most that keep the ratio (classes missing
             from the official test set are ignored).
-        validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Example:
         >>> from datamodules import ClassesPerClient, DigitsDataModule
@@ -202,9 +200,6 @@ class MatchLabels(Protocol):
 
 class SharedTest(Protocol):
     """A protocol that tests every client on the whole official test set, as FedCLUP's table does.
-
-    Args:
-        validation: Share of a client's samples for its validation set, from 0 to below 1.
 
     Example:
         >>> from datamodules import DigitsDataModule

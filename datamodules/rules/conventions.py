@@ -16,7 +16,7 @@ from numpy.random import Generator
 from ..errors import ConfigError, check_whole, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .label_skew import CountsByClass, check_classes, class_labels
-from .partitioner import Partitioner, check_least
+from .partitioner import Partitioner, check_clients, check_least
 from .sample_values import Natural
 
 
@@ -24,14 +24,12 @@ class FedSLRDirichlet(Partitioner):
     """The label skew of FedSLR's code and of FedDyn's: Dir(α, ..., α) for each client.
 
     Every client has N // M samples, and client 0 also the remainder N mod M. Each client draws a
-    distribution of the K labels from Dir_K(α, ..., α). One sample at a time is given to a client
-    that is drawn uniformly among those that are not full: the label is drawn from this client's
-    distribution, and the next image of the class is taken in random order. When a class has run
-    out, all of its images are there again, and the label is drawn anew. Images are therefore
-    repeated, and clients share some of them, or have one twice; other images are not used.
-
-    `Dirichlet(α, over="labels")` repeats no image, and has Dir_K(α π) with π the shares of the
-    labels: its α is K times this one.
+    distribution of the K labels from Dir_K(α, ..., α). One sample at a time goes to a random client
+    that is not full: its label is drawn from the client's distribution, and the next image of the
+    class is taken in random order. When a class has run out, all of its images are there again, and
+    the label is drawn anew. Images are therefore repeated, and clients share some of them, or have
+    one twice; other images are not used. `Dirichlet(α, over="labels")` repeats no image, and has
+    Dir_K(α π) with π the shares of the labels: its α is K times this one.
 
     A split of a client's own samples (`SplitOwn`, or a validation share) can put two copies of an
     image into different parts: use `MatchLabels(100, validation=0)`, as the paper does.
@@ -58,8 +56,7 @@ class FedSLRDirichlet(Partitioner):
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
         labels = class_labels(self, targets)
         total = len(labels)
-        within = 1 <= num_clients <= total
-        require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
+        check_clients(num_clients, total)
         shuffled = rng.permutation(total)
         classes = [shuffled[labels[shuffled] == k].tolist() for k in range(labels.max() + 1)]
         shares = rng.dirichlet(np.full(len(classes), self.alpha), size=num_clients)
@@ -72,10 +69,7 @@ class FedSLRDirichlet(Partitioner):
         while clients:
             place = int(rng.integers(len(clients)))
             client = clients[place]
-            while True:
-                label = min(bisect_left(edges[client], rng.random()), len(classes) - 1)
-                if left[label]:
-                    break
+            while not left[label := min(bisect_left(edges[client], rng.random()), len(left) - 1)]:
                 left[label] = len(classes[label])
             left[label] -= 1
             held[client].append(classes[label][left[label]])
@@ -109,10 +103,8 @@ class PFLlibDirichlet(_PFLlib):
     sizes times cumulated shares, rounded down, cut the class; the last client gets what is left.
     All is drawn again until every client has L = min(batch_size / (1 - train_ratio), N / (2 M))
     samples, rounded down. PFLlib merges training and test samples, and splits each client's own at
-    random: `SplitOwn(test=0.25, validation=0)`, which is stratified here.
-
-    `Dirichlet(α, size_cap=True)` differs from it in the random order of the classes, in rounding,
-    and in `min_size`.
+    random: `SplitOwn(test=0.25, validation=0)`, which is stratified here. `Dirichlet(α,
+    size_cap=True)` differs in the random order of the classes, in rounding, and in `min_size`.
 
     Args:
         alpha: Concentration α.
@@ -144,7 +136,7 @@ class PFLlibDirichlet(_PFLlib):
         )
 
     def _draw(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        """Draws the counts [K, M]; 0 where only full clients have a share of a class above 0."""
+        """Draws the counts [K, M]; all 0 if only full clients have a share of a class above 0."""
         counts = np.zeros((len(available), num_clients), np.int64)
         for label, samples in enumerate(available.tolist()):
             shares = rng.dirichlet(np.full(num_clients, self.alpha))

@@ -18,7 +18,7 @@ class FlowerRule(Partitioner):
     """Any partitioner of the package `flwr-datasets` as a rule (`pip install flwr-datasets`).
 
     The partitioner sees a data set with the columns `label` (the targets), `client_ids` and the
-    other columns of the data module, as far as they exist. It is told the number of clients as
+    other columns of the data module, as far as they exist. It gets the number of clients as
     `num_partitions` and a `seed` from the data module's, unless `arguments` have them.
 
     In a configuration file:

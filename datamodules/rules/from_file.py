@@ -70,7 +70,7 @@ class Given(Partitioner):
             ConfigError: The user has `given` another protocol than the one of the file.
         """
         known = str(self._partition.about.get("protocol"))
-        expected = f"left out or null, as the splits are those of {self.file!r}, made with {known}"
+        expected = f"left out or null, as {self.file!r} has the splits, made with {known}"
         require("protocol", given, given is None or repr(given) == known, expected)
         return StoredSplits(self._partition)
 

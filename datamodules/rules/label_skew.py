@@ -28,19 +28,18 @@ class Dirichlet(CountsByClass):
 
     `over="clients"`: for each class, the shares of the M clients are drawn from Dir_M(α, ..., α).
     Both labels and sizes become unequal. Draws are repeated until every client has `min_size`
-    samples. Used by Yurochkin et al. 2019 (PFNM), Li et al. 2022 (NIID-Bench), PFLlib and Flower.
-    The code of the first three also gives no further classes to a client that already holds the
-    mean size N/M (in Flower an option); `size_cap=True` does the same (classes are then assigned
-    in random order), the default does not.
+    samples. Used by Yurochkin et al. 2019 (PFNM), Li et al. 2022 (NIID-Bench), PFLlib and Flower,
+    whose code (in Flower an option) also gives no further classes to a client that holds the mean
+    size N/M; `size_cap=True` does the same, with the classes in random order.
 
     `over="labels"`: each client draws a distribution of the K labels from Dir_K(α π), where π are
     the shares of the labels in all samples and sum to one, and draws samples from this
     distribution without replacement. All clients draw at the same time: if a label is drawn more
     often than it has samples, a random choice of these draws is kept, and the others are repeated
-    among the labels that are left, with renormalized probabilities. Sizes differ by at most one.
-    This is the convention of Hsu et al. 2019 and of TensorFlow Federated. The codes of FedDyn
-    (Acar et al. 2021), FedSLR and FedLab draw from Dir_K(α', ..., α'): with K equally frequent
-    classes that is α = K α' here, e.g. `Dirichlet(1.0, over="labels")` for their 0.1 on CIFAR-10.
+    among the labels that are left. Sizes differ by at most one. Used by Hsu et al. 2019 and
+    TensorFlow Federated. The codes of FedDyn (Acar et al. 2021), FedSLR and FedLab draw from
+    Dir_K(α', ..., α'): with K equally frequent classes that is α = K α' here, e.g.
+    `Dirichlet(1.0, over="labels")` for their 0.1 on CIFAR-10.
 
     Args:
         alpha: Concentration α; a small value gives strong label skew, a large one is near IID.

@@ -87,8 +87,7 @@ class Partitioner:
             ConfigError: There are more clients than samples, or the rule cannot be satisfied.
         """
         total = len(targets)
-        within = 1 <= num_clients <= total
-        require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
+        check_clients(num_clients, total)
         owners = np.asarray(self.owners(targets, num_clients, rng))
         if owners.shape != (total,) or owners.dtype.kind not in "iu":
             given = f"{owners.dtype} {list(owners.shape)}"
@@ -232,6 +231,12 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
     running = np.cumsum(weights, axis=-1)
     edges = np.floor(running / running[..., -1:] * total + 0.5).astype(np.int64)
     return np.diff(edges, axis=-1, prepend=0)
+
+
+def check_clients(num_clients: int, total: int) -> None:
+    """Raises a ConfigError unless each client can have a sample."""
+    within = 1 <= num_clients <= total
+    require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
 
 
 def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:

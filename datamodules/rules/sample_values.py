@@ -130,8 +130,7 @@ class Natural(PerSample):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         names, places = np.unique(self.sample_values(len(targets)), return_inverse=True)
-        expected = f"at most {len(names)}, the number of different client_ids"
-        require("num_clients", num_clients, num_clients <= len(names), expected)
+        _check_clients(num_clients, len(names))
         largest = np.argsort(-np.bincount(places), kind="stable")[:num_clients]
         number = np.full(len(names), -1)
         number[np.sort(largest)] = np.arange(num_clients)
@@ -193,8 +192,7 @@ class Groups(PerSample):
         names, owners = np.unique(self.sample_values(len(targets)), return_inverse=True)
         number = np.full(len(names), -1)
         if self.groups is None:
-            expected = f"at most {len(names)}, the number of different client_ids"
-            require("num_clients", num_clients, num_clients <= len(names), expected)
+            _check_clients(num_clients, len(names))
             number[rng.permutation(len(names))] = even_owners(len(names), num_clients)
             return number[owners]
         known = len(self.groups)
@@ -259,3 +257,8 @@ class ByValue(PerSample):
         if self._column != "client_ids":
             what = f"the column {self._column}"
         return f"samples sorted by {what} and cut into one piece per client"
+
+
+def _check_clients(num_clients: int, names: int) -> None:
+    expected = f"at most {names}, the number of different client_ids"
+    require("num_clients", num_clients, num_clients <= names, expected)

@@ -193,16 +193,14 @@ def concatenate(first: Samples, second: Samples) -> Samples:
         kind = type(first) if type(first) is type(second) else TensorSamples
         return kind(_join(first.inputs, second.inputs), torch.cat([first.targets, second.targets]))
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
-        if (first.targets is None) != (second.targets is None):
+        given = [targets for targets in (first.targets, second.targets) if targets is not None]
+        if len(given) == 1:
             raise ConfigError(
                 "DatasetSamples.targets: given for only one of training and test samples; they "
                 "must be given for both, or for neither"
             )
-        targets = None
-        if first.targets is not None and second.targets is not None:
-            targets = torch.cat([first.targets, second.targets])
         joined: Dataset = ConcatDataset([first.dataset, second.dataset])
-        return DatasetSamples(joined, targets, first.device)
+        return DatasetSamples(joined, torch.cat(given) if given else None, first.device)
     raise ConfigError(
         f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
         "must be TensorSamples, or both DatasetSamples"

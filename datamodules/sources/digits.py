@@ -75,7 +75,7 @@ class MNIST5kDataModule(DigitsDataModule):
     [0, 1]. The file has no test set. This data module defines one as `DigitsDataModule` does, which
     makes 4,000 training and 1,000 test samples, or 2,000 and 3,000 with `test_share=0.6`. The
     pixels of the 4,000 training samples have the mean 0.1311 and the standard deviation 0.3083,
-    with which `Normalize()` normalizes. The arguments are those of `DigitsDataModule`.
+    with which `Normalize()` normalizes. `DigitsDataModule` explains the arguments.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
     Proc. IEEE 1998.
@@ -100,12 +100,8 @@ class DigitDomainsDataModule(FederatedDataModule):
     every fifth sample of each class is a test sample.
 
     The ids of the data set are the names of the domains, "digits" and "mnist". With `Natural()`,
-    the default, there is one client per domain, in this order.
-
-    Args:
-        num_clients: The number of clients M; None with `partition=Natural()` gives one per domain.
-        partition: The rule that assigns samples to clients; None is `Natural()`.
-        **kwargs: The other arguments of `FederatedDataModule`.
+    the default, there is one client per domain, in this order. The arguments are those of
+    `FederatedDataModule`.
 
     Example:
         >>> from datamodules import SplitOwn
@@ -114,13 +110,7 @@ class DigitDomainsDataModule(FederatedDataModule):
         (2, [898, 2500], [899, 2500])
     """
 
-    def __init__(
-        self,
-        num_clients: int | None = None,
-        partition: Partitioner | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(num_clients, Natural() if partition is None else partition, **kwargs)
+    default_rule = Natural
 
     def load(self) -> Loaded:
         small, small_targets = _sklearn_digits()

@@ -109,7 +109,7 @@ class ImageFolderDataModule(FederatedDataModule):
         """Returns all images, the training images first, and the number of training images."""
         key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
         if not folder.is_dir():
-            raise ConfigError(f"{key} is no folder; it must hold images at {self._place()}")
+            raise ConfigError(f"{key} is not a folder; it must hold images at {self._place()}")
         found = self._walk() if self.table is None else self._rows(self.table)
         if not found:
             raise ConfigError(f"{key} holds no images; it must hold images at {self._place()}")
@@ -174,7 +174,7 @@ class ImageFolderDataModule(FederatedDataModule):
 
 
 class _Image(NamedTuple):
-    """A file, with what its folders or its row of the table say."""
+    """A file, with its class, client and split."""
 
     path: Path
     label: str

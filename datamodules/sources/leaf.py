@@ -15,8 +15,7 @@ import numpy as np
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_optional, check_whole, one_line, require
-from ..protocols.protocol import OfficialSplit, Protocol
-from ..rules.partitioner import Partitioner
+from ..protocols.protocol import OfficialSplit
 from ..rules.sample_values import Natural
 from ..samples.images import decode
 from ..samples.loaded import Loaded
@@ -38,11 +37,9 @@ class LeafDataModule(FederatedDataModule):
     Args:
         root: The folder of LEAF's repository; the files lie in `root/data/NAME/data`.
         min_samples: Users with fewer samples, training and test samples together, are left out.
-        num_clients: The number of clients; None gives one per user. A smaller number keeps the
-            users with the most samples.
-        partition: The rule that assigns samples to clients; None is `Natural()`.
-        protocol: The test protocol; None is `OfficialSplit()`, LEAF's own test samples.
-        **kwargs: The other arguments of `FederatedDataModule`.
+        **kwargs: The arguments of `FederatedDataModule`. The default of `partition` is `Natural()`,
+            which with `num_clients` keeps the users with the most samples; that of `protocol` is
+            `OfficialSplit()`, LEAF's own test samples.
 
     Example:
         >>> class Synthetic(LeafDataModule):  # LEAF's vectors of 60 numbers
@@ -58,18 +55,13 @@ class LeafDataModule(FederatedDataModule):
     command: ClassVar[str] = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
     """The command that writes the files, in the data set's folder."""
 
+    default_rule = Natural
+    default_protocol = OfficialSplit
+
     def __init__(
-        self,
-        root: str | os.PathLike = "data/leaf",
-        min_samples: int = 1,
-        num_clients: int | None = None,
-        partition: Partitioner | None = None,
-        protocol: Protocol | None = None,
-        **kwargs: Any,
+        self, root: str | os.PathLike = "data/leaf", min_samples: int = 1, **kwargs: Any
     ) -> None:
-        partition = Natural() if partition is None else partition
-        protocol = OfficialSplit() if protocol is None else protocol
-        super().__init__(num_clients, partition, protocol, **kwargs)
+        super().__init__(**kwargs)
         self.root = Path(root).expanduser()
         self.folder = self.root / "data" / self.leaf_name / "data"
         self.min_samples = check_whole(f"{type(self).__name__}.min_samples", min_samples)
@@ -176,7 +168,7 @@ class FEMNISTDataModule(LeafDataModule):
 
     FedPD's experiment has 90 agents that own 100 writers: `FEMNISTDataModule(writers=100,
     agents=90)`. As in its code, the writer i (from 0, by name) belongs to the agent i modulo 90, so
-    that the first ten agents own two writers each. The paper does not say which writers it took.
+    that the first ten agents own two writers each. The paper does not name its writers.
 
     Args:
         writers: The number of writers, the first ones by name; None takes all.

@@ -42,7 +42,8 @@ class ImageDataModule(FederatedDataModule):
 
     Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. They are normalized,
     augmented or shifted as `transforms` says. Nothing is downloaded if the files exist. Archives
-    that a user has put into the folder are unpacked instead of downloaded.
+    that a user has put into the folder are unpacked instead of downloaded. All data sets have these
+    arguments.
 
     Args:
         num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
@@ -157,7 +158,7 @@ class MNISTDataModule(ImageDataModule):
     """MNIST: 60,000 training and 10,000 test images [1, 28, 28] of the ten digits.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
-    Proc. IEEE 1998. The arguments are those of `ImageDataModule`.
+    Proc. IEEE 1998.
 
     Example:
         >>> data = MNISTDataModule(num_clients=10, root="~/data")  # downloads on first use
@@ -175,7 +176,7 @@ class FashionMNISTDataModule(ImageDataModule):
     """FashionMNIST: 60,000 training and 10,000 test images [1, 28, 28] of ten kinds of clothing.
 
     Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-    Algorithms", 2017. The arguments are those of `ImageDataModule`. Where Debian's package
+    Algorithms", 2017. Where Debian's package
     `dataset-fashion-mnist` is installed, its files are used and nothing is downloaded.
 
     Example:
@@ -240,8 +241,7 @@ class EMNISTDataModule(ImageDataModule):
 class CIFAR10DataModule(ImageDataModule):
     """CIFAR-10: 50,000 training and 10,000 test images [3, 32, 32] of ten classes.
 
-    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009. The arguments are
-    those of `ImageDataModule`.
+    Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009.
 
     Example:
         >>> CIFAR10DataModule(num_clients=10).archives
@@ -275,7 +275,7 @@ class SVHNDataModule(ImageDataModule):
 
     Netzer, Wang, Coates, Bissacco, Wu, Ng, "Reading Digits in Natural Images with Unsupervised
     Feature Learning", NIPS workshop 2011. The file gives the digit 0 the label 10, which becomes 0.
-    The 531,131 easier "extra" images are not used. The arguments are those of `ImageDataModule`.
+    The 531,131 easier "extra" images are not used.
 
     Example:
         >>> SVHNDataModule(num_clients=10).archives
@@ -298,8 +298,7 @@ class TinyImageNetDataModule(ImageDataModule):
     Le, Yang, "Tiny ImageNet Visual Recognition Challenge", Stanford CS231N 2015. The labels of its
     test set were never published. As is usual, the validation set serves as the official test set.
     Classes are numbered in the order of their WordNet ids. The images are decoded once, which takes
-    about a minute, and stored beside the originals as arrays (1.4 GB). The arguments are those of
-    `ImageDataModule`.
+    about a minute, and stored beside the originals as arrays (1.4 GB).
 
     Example:
         >>> TinyImageNetDataModule(num_clients=10).archives

@@ -88,13 +88,10 @@ class Transform(ABC):
 class Normalize(Transform):
     """Subtracts the mean of each channel and divides by the standard deviation.
 
-    Without arguments these are the statistics of the data set's training samples: of all pixels of
-    a channel, scaled to [0, 1], or of each column of a table. They are computed when the data are
-    loaded, and the record of a run states them. A channel that is constant is divided by 1.
-
-    Args:
-        mean: The mean of each channel; None computes the means.
-        std: The standard deviation of each channel; None computes them.
+    Without `mean` and `std`, numbers for each channel, these are statistics of the data set's
+    training samples: of all pixels of a channel, scaled to [0, 1], or of each column of a table.
+    They are computed when the data are loaded, and the record of a run states them. A constant
+    channel is divided by 1.
 
     Raises:
         ConfigError: Only one of the two is given, their lengths differ, a standard deviation is not

@@ -81,13 +81,10 @@ class Tiers:
         max_rows: int,
         host: bool = False,
     ) -> MemoryBlock:
-        """Returns memory for `min_rows` to `max_rows` more rows of a state.
+        """Returns memory for `min_rows` to `max_rows` more rows [width] of a state.
 
         Args:
             number: How many blocks the state has already.
-            width: Number of values of a row.
-            dtype: The dtype of a row.
-            min_rows, max_rows: The smallest and the largest number of rows.
             host: True: not on the device.
         """
         row = width * dtype.itemsize
@@ -131,14 +128,10 @@ class Tiers:
 def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = None) -> Tensor:
     """Returns a tensor [size] in a file without a name, which need not stay in memory.
 
-    Args:
-        size: Number of values.
-        dtype: The dtype of a value.
-        what: The tensor's content in words, for the error message.
-        directory: The folder of the file; None: the system's temporary folder (`TMPDIR`).
+    The file lies in `directory`, or the system's temporary folder (`TMPDIR`).
 
     Raises:
-        ConfigError: The folder has no room.
+        ConfigError: The folder has no room for `what` the tensor holds.
     """
     folder, nbytes = directory or tempfile.gettempdir(), size * dtype.itemsize
     try:

@@ -26,12 +26,8 @@ def step_ranges(
     """Yields all local steps, in ranges of consecutive steps that the same clients take.
 
     The indices of a range are laid out at once, so a range is no longer than `VISITS` allows, or
-    than the longest epoch if that is more.
-
-    Args:
-        steps: Number of steps of each client, falling.
-        per_epoch: Number of steps in one epoch of each client.
-        size: Samples of a step.
+    than the longest epoch if that is more. The numbers of steps of each client fall; `size` is the
+    number of samples of a step.
 
     Yields:
         The first step, the step after the last, and how many clients (the first ones) take them.
@@ -54,7 +50,7 @@ def full_batch_indices(indices: Tensor, owned: np.ndarray, steps: int) -> Tensor
         indices: The indices of all clients' samples, one client after another.
         owned: The clients' ids, the positions where their indices begin, and their numbers of
             samples, int64 [3, A].
-        steps: Number of steps.
+        steps: As many rows are equal.
     """
     _, begin, size = torch.from_numpy(owned).to(indices.device)[:, :, None]
     places = torch.arange(int(owned[2].max()), device=indices.device)

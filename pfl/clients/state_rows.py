@@ -23,13 +23,10 @@ Index: TypeAlias = slice | Tensor
 
 
 class Rows:
-    """Whole rows in blocks, and an array of every client's place in the blocks.
+    """Whole rows in blocks of `tiers`, and an array of every client's place in the blocks.
 
-    Args:
-        num_clients: The population, M.
-        initial: The row [width] of a client whose row was never written.
-        dtype: The dtype in which rows are stored; they are read in the dtype of `initial`.
-        tiers: Allocates the blocks.
+    A row that was never written is `initial` [width]. Rows are stored in `dtype`, and read in that
+    of `initial`.
     """
 
     def __init__(self, num_clients: int, initial: Tensor, dtype: torch.dtype, tiers: Tiers) -> None:
@@ -304,7 +301,7 @@ def _take(stored: Tensor, places: Index, device: torch.device) -> Tensor:
 def _first_rows(rows: Tensor, count: int) -> Tensor:
     """Returns the first rows of a block in host memory.
 
-    A part of a block is copied, because PyTorch saves the whole memory behind a tensor.
+    A part of a block is copied, because PyTorch saves the whole memory that a tensor is a part of.
     """
     rows = rows[:count].cpu()
     return rows if rows.nbytes == rows.untyped_storage().nbytes() else rows.clone()

@@ -168,8 +168,7 @@ class ClientStore:
     def state_dict(self, collect: Callable[[Iterator[Part]], list[Part]] = list) -> State:
         """Returns rows and initial values as tensors, which share memory with the store.
 
-        Args:
-            collect: Returns a state's parts as a list: this process's, or those of all processes.
+        `collect` makes a list of a state's parts: of this process's, or of all processes'.
         """
         return {
             name: {"initial": state.initial, "parts": collect(state.parts())}
@@ -181,9 +180,7 @@ class ClientStore:
     ) -> None:
         """Loads what `state_dict` returned; the same states must have been declared.
 
-        Args:
-            saved: The rows and initial values.
-            keep: A function of ids, int64 [n], that returns a mask of the rows to take.
+        `keep` is a function of ids, int64 [n], that returns a mask of the rows to take.
         """
         self._ahead.clear()
         for name, entry in saved.items():

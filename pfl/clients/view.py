@@ -70,7 +70,7 @@ class ClientData:
         self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
-        """Returns these samples with those of the clients `ids` owned by one client, whose id is 0.
+        """Returns these samples as if one client, with the id 0, owned those of the clients `ids`.
 
         The samples are not copied. Transforms show a sample as its own client sees it, or as one of
         its clients if it has several.
@@ -88,11 +88,9 @@ class ClientData:
         return self._pooled
 
     def with_backdoor(self, trigger: Callable[[Tensor], Tensor], target: int) -> ClientData:
-        """Returns the test samples of other classes than `target` as a backdoor shows them.
+        """Returns the test samples of other classes as a backdoor shows them.
 
-        Args:
-            trigger: Puts the trigger into inputs [n, ...].
-            target: The class that the backdoor wants, which all samples then have.
+        `trigger` changes inputs [n, ...]; all samples then have the class `target`.
         """
         if self._with_backdoor is None:
             view, test = copy.copy(self), self.splits.test
@@ -110,8 +108,8 @@ class ClientData:
     def owned(self, split: str, ids: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """Returns the indices of a split's samples, and where these clients' begin, int64 [C].
 
-        The indices, int64 or int32 on the device, are those of all clients if the partition stores
-        them, and those of these clients only if it draws them on demand.
+        The indices, int64 or int32 on the device, are all clients' if the partition stores them,
+        and these clients' alone if it draws them on demand.
         """
         arrays = getattr(self.splits, split)
         if not isinstance(arrays, Ragged):
@@ -135,10 +133,7 @@ class ClientData:
     ) -> tuple[Tensor, Tensor]:
         """Returns inputs and targets as evaluation sees them; floating values in `dtype`.
 
-        Args:
-            index: The indices of the samples, integers of any shape.
-            dtype: The models' dtype.
-            owners: The client of each sample, int64, of a shape that broadcasts to that of `index`.
+        The indices are integers of any shape, to which that of the samples' owners broadcasts.
         """
         inputs, targets = self.samples.gather(index.long())
         if self.transforms:
@@ -154,14 +149,10 @@ class ClientData:
     def add_poison(
         self, inputs: Tensor, targets: Tensor, index: Tensor, ids: np.ndarray, round_index: int
     ) -> tuple[Tensor, Tensor]:
-        """Returns training samples with what attackers train on in place of theirs.
+        """Returns training samples [n, ...] with what attackers train on in place of theirs.
 
-        Args:
-            inputs: The inputs of the samples, [n, ...].
-            targets: Their targets, [n, ...].
-            index: The samples, integers of a shape [..., B] with n entries.
-            ids: The clients, int64, of a shape that broadcasts to that of `index`.
-            round_index: The round, from 0.
+        The indices have a shape [..., B] with n entries, to which that of the clients' ids
+        broadcasts; rounds count from 0.
         """
         if self.poison is None:
             return inputs, targets
@@ -353,14 +344,7 @@ class Clients:
     def _poisson_blocks(
         self, schedule: LocalSchedule, base: int, indices: Tensor, starts: np.ndarray
     ) -> Iterator[StepBlock]:
-        """Yields mini-batches to which each sample belongs on its own, with an expected size.
-
-        Args:
-            schedule: The local steps; the batch size is the expected one.
-            base: The key of the draws of the round and the purpose.
-            indices: The indices of samples.
-            starts: The position in `indices` where each client's own begin, int64 [C].
-        """
+        """Yields mini-batches to which each sample belongs on its own, with an expected size."""
         sizes, steps = self.sizes, self.steps_of(schedule)
         expected = np.minimum(sizes if schedule.batch_size is None else schedule.batch_size, sizes)
         per_epoch = schedule.steps_per_epoch(sizes)
@@ -399,10 +383,8 @@ class Clients:
     def training(self) -> tuple[Clients, Tensor]:
         """Returns the clients with their training samples, and the places of their rows here.
 
-        These are sorted anew, by numbers of training samples, and have no states.
-
-        Returns:
-            The clients, and for each its place among these clients, int64 [C].
+        The clients are sorted anew, by numbers of training samples, and have no states. The places
+        are int64 [C].
         """
         order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
         places = torch.from_numpy(order)
@@ -411,11 +393,7 @@ class Clients:
         return sorted_, places
 
     def training_samples(self, limit: int = 512) -> Iterator[tuple[Tensor, Batch]]:
-        """Yields every training sample once, also in an evaluation of another split.
-
-        Yields:
-            As `samples` does, but the rows are places [A], in any order.
-        """
+        """Yields what `samples` yields for the training split; the rows are places [A] here."""
         clients, places = self.training()
         for rows, batch in clients.samples(limit):
             yield places[rows], batch

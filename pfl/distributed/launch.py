@@ -74,7 +74,7 @@ class Launcher(ScriptLauncher):
             except RuntimeError as error:
                 if not is_lost_contact(error):
                     raise
-                end_watch()  # this thread says who is gone
+                end_watch()  # this thread reports the lost process
                 raise ProcessLost(self._report_lost_process(trainer)) from error
 
     def end_others(self, error: BaseException) -> None:
@@ -95,7 +95,7 @@ class Launcher(ScriptLauncher):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends SIGTERM to all others
         lost = self._wait_for_lost_process()
         line = _describe(lost or "the contact with another process was lost", trainer)
-        if lost or not is_child():  # otherwise the first process is alive and knows more
+        if lost or not is_child():  # otherwise the first process is alive and reports more
             self._print_error(line)
         return line
 
@@ -212,7 +212,7 @@ def _sigterm_raises(trainer: Any) -> Iterator[None]:
 
 
 def _describe(event: str, trainer: Any) -> str:
-    """Returns one line: what happened, in which round, and how the run can go on."""
+    """Returns one line: what happened, in which round, and how the run can continue."""
     if trainer is None or trainer.state.fn != "fit":
         return event
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]

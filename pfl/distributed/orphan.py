@@ -20,7 +20,7 @@ def die_with_parent(dies: bool = True) -> None:
     """Lets the system kill this process when the process that started it dies; Linux only.
 
     Without it a process would not notice while it imports modules or leaves the interpreter. During
-    a run the watch of `pfl.distributed.launch` is on duty, which also says who is gone.
+    a run the watch of `pfl.distributed.launch` does this, and also names the lost process.
 
     Args:
         dies: Whether this process dies so from now on.

@@ -71,10 +71,8 @@ class ClientParallelStrategy(DDPStrategy):
         **kwargs: Any,
     ) -> None:
         if processes_per_device < 1:
-            raise ConfigError(
-                f"trainer.strategy.processes_per_device: {processes_per_device}; "
-                f"it must be at least 1"
-            )
+            key = f"trainer.strategy.processes_per_device: {processes_per_device}"
+            raise ConfigError(f"{key}; it must be at least 1")
         self.processes_per_device = processes_per_device
         self._group_timeout = timeout
         self._runs_scripts = start_method == "popen"
@@ -98,14 +96,12 @@ class ClientParallelStrategy(DDPStrategy):
 
     @cached_property
     def launcher(self) -> Any:
-        """The launcher that starts the processes of this machine."""
         if not self._runs_scripts:
             return super().launcher
         assert self.cluster_environment is not None
         return Launcher(self.cluster_environment, self.num_processes, self.num_nodes)
 
     def setup_distributed(self) -> None:
-        """Connects the processes."""
         collectives.use_timeout(self._group_timeout)
         attempt, env = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
         if attempt != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -145,13 +141,12 @@ class ClientParallelStrategy(DDPStrategy):
             signal.signal(signal.SIGTERM, _end)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Ends all processes after an error in one of them."""
         if self._runs_scripts:
             self.launcher.end_others(exception)
 
     @classmethod
     def register_strategies(cls, strategy_registry: Any) -> None:
-        """Registers nothing: the names "ddp", "ddp_spawn" and so on stay those of `DDPStrategy`."""
+        """Registers nothing: the names "ddp", "ddp_spawn" and so on keep meaning `DDPStrategy`."""
 
 
 def _end(number: int, _: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl._private import version_of
-from pfl.engines.batch import Batch, StepBlock
+from pfl.engines.batch import Batch, Buffers, StepBlock
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
@@ -48,27 +48,20 @@ class Engine(ABC):
 
     @abstractmethod
     def gradient(
-        self,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None = None,
-        objective: Objective | None = None,
+        self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mean loss of each row of a batch, and its gradient.
+        """Returns the mean loss [A] of each row of a batch, and its gradient [A, P].
 
         Args:
             w: [A, P], the model of each row of the batch.
             batch: A mini-batch of each of A clients.
-            buffers: [A, number of changing buffer values]; changed in place by running the network.
+            buffers: Changed in place by running the network.
             objective: A loss that replaces the runner's, with rows for the A clients; only engines
                 that serve objectives get one.
-
-        Returns:
-            loss [A] and g [A, P].
         """
 
     def descend(
-        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
+        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Buffers = None
     ) -> tuple[Tensor, list[int]]:
         """Takes plain steps of v [C, P] in place, batch after batch; `buffers` as for `gradient`.
 
@@ -86,7 +79,7 @@ class Engine(ABC):
                 losses.append(self.take_step(v[rows], batch, step.rows(rows), own))
         return torch.cat(losses), counts
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
         """Takes one plain step of v [A, P] in place; returns the losses [A]."""
         u = step.gradient_point(v)
         loss, g = self.gradient(u, batch, buffers)
@@ -98,10 +91,11 @@ class Engine(ABC):
         step.apply_after_gradient(v, u)
         return loss
 
-    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+    def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
+        own = [None] * len(w) if buffers is None else buffers
         rows = [
-            self.predict(w[c], batch.inputs[c, :count], None if buffers is None else buffers[c])
+            self.predict(w[c], batch.inputs[c, :count], own[c])
             for c, count in enumerate(batch.counts)
         ]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
@@ -137,11 +131,7 @@ class Engine(ABC):
         """Checks around a method's own code on some clients that it changes no shared tensor.
 
         PyTorch counts the writes into a tensor, so that the check costs nothing. The debug engine
-        also compares the values.
-
-        Args:
-            clients: The clients (`pfl.clients.Clients`).
-            shared: Gives the tensors, by name, that the code must not change.
+        also compares the values. `shared` gives the tensors by name.
 
         Raises:
             ConfigError: The code wrote into one of them.

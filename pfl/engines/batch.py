@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from pfl.datamodules.samples.samples import scaled
+
+Buffers: TypeAlias = Tensor | None
+"""Running statistics of each row's model, [A, number of values]; None: the network has none."""
 
 
 class Origin:

@@ -30,11 +30,7 @@ KINDS: dict[type[nn.Module], str] = {
 
 
 class Chain:
-    """A network that is a chain of layers.
-
-    Args:
-        steps: The layers, in order.
-        spans: For each layer, where its parameters lie in the flat vector.
+    """A network that is a chain of layers, `steps`; `spans` are their parameters' in the vector.
 
     Attributes:
         batched: Whether many models run at once: true for chains without convolutions.
@@ -60,7 +56,8 @@ class Chain:
     def of(cls, network: nn.Module, space: ParameterSpace, inputs: Tensor) -> Chain | None:
         """Returns the chain that a network is, for inputs [n, ...]; None for any other network."""
         steps = [step for step in _steps(network) if not isinstance(step, nn.Identity)]
-        if not all(_has_kernel(step) for step in steps) or _has_hooks(network):
+        changed = any("forward" in vars(m) or has_hooks(m) for m in network.modules())
+        if changed or not all(_has_kernel(step) for step in steps):
             return None
         names = {parameter: name for name, parameter in network.named_parameters()}
         layers = {layer.name: layer.span for layer in space.layers}
@@ -143,11 +140,8 @@ class Models:
     ) -> None:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
-        Args:
-            kept: What `forward` returned.
-            d: The derivative of the loss by the output, of the output's shape.
-            into: The models that move, in the same memory if the step has no offset.
-            step: The update rule.
+        `forward` returned `kept`; d is the derivative of the loss by the output. The models `into`
+        move, in the same memory if the step has no offset.
         """
         places = self.parameters, into.parameters
         backward(*kept, d, into.layers, *places, step.shrink, -step.lr)
@@ -163,8 +157,8 @@ class Models:
     ) -> Tensor:
         """Takes K steps of the models `into`, along the gradients of cross entropies.
 
-        The samples, classes and `picks` are those of a `StepBlock`; `weights` [K, C, B] are the
-        samples' own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
+        Samples, classes and `picks` come from a `StepBlock`; `weights` [K, C, B] are the samples'
+        own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
             picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
@@ -225,8 +219,3 @@ def _settings(step: nn.Module) -> list[int]:
         last = [int(step.ceil_mode)]
     pairs = ([n, n] if isinstance(n, int) else list(n) for n in window)
     return [*itertools.chain.from_iterable(pairs), *last]
-
-
-def _has_hooks(network: nn.Module) -> bool:
-    """Whether hooks or a replaced `forward` run besides the layers."""
-    return any("forward" in vars(module) or has_hooks(module) for module in network.modules())

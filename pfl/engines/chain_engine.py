@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, StepBlock, default_loss
+from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
@@ -22,11 +22,7 @@ from pfl.torchscript import is_scripted
 class ChainEngine(Engine):
     """Runs a chain's layers forward and backward itself; autograd differentiates only the loss.
 
-    Chains of linear layers run all clients at once, those with convolutions one after another.
-
-    Args:
-        runner: As for every engine.
-        chain: The layers of the runner's network.
+    Chains of linear layers run all clients at once, chains with convolutions one after another.
     """
 
     name = "chain"
@@ -36,18 +32,14 @@ class ChainEngine(Engine):
         self.chain, self.batched = chain, chain.batched
 
     def gradient(
-        self,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None = None,
-        objective: Objective | None = None,
+        self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
         models, into = self.chain.models(w), self.chain.models(g)
         return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT), g
 
     def descend(
-        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
+        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Buffers = None
     ) -> tuple[Tensor, list[int]]:
         active, losses, counts = 0, [v.new_empty(0)], []
         for block in blocks:
@@ -63,7 +55,7 @@ class ChainEngine(Engine):
             losses.append(self.train(models, block, into, own))
         return torch.cat(losses), counts
 
-    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+    def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         if not self.batched:
             return super().outputs(w, batch, buffers)
         outputs = Models(self.chain, w).forward(batch.inputs, keep=False)[0][0]

@@ -6,7 +6,7 @@ different clients at the same time, and each step of gradient descent goes right
 `pfl.engines.chain` defines which networks are chains, and what the arguments mean.
 """
 
-# No annotations from __future__: TorchScript reads those of named tuples as they are.
+# No annotations from __future__: TorchScript reads the annotations of named tuples as they are.
 from typing import NamedTuple
 
 import torch
@@ -39,10 +39,7 @@ class Layers(NamedTuple):
 def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[Tensor, Tensor]:
     """Returns minus the samples' cross entropies [..., 1, B], and their derivatives [..., K, B].
 
-    Args:
-        outputs: [..., B, K].
-        targets: int64 [..., 1, B].
-        minus_one: -1 of shape [..., 1, B], allocated once for many batches.
+    Of outputs [..., B, K] and targets [..., 1, B]; `minus_one` is -1 of their shape.
     """
     # PyTorch takes seven times as long over the last axis when that axis is short.
     log = outputs.mT.log_softmax(-2)

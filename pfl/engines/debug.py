@@ -29,7 +29,7 @@ class DebugEngine(SequentialEngine):
     - The first value that is not finite is reported where it arises: in the model before a
       gradient, in a layer's output, in the loss, or in the gradient of a parameter.
     - In the first round some clients train together and alone, with the same result.
-    - A client's code that reads what only the server knows is refused (`pfl.method.sides`).
+    - A client's code that reads what only the server has is refused (`pfl.method.sides`).
     - Changes in place that would leak to other clients are errors: of the received model, the
       global model, the server's states, or the clients' ids.
     """
@@ -88,7 +88,12 @@ class DebugEngine(SequentialEngine):
         self._require_finite(batch.inputs[c], "the samples are")
         network, _ = self.runner.replica(training=True)
         leaves = [(n, m) for n, m in network.named_modules() if not any(m.children())]
-        hooks = [m.register_forward_hook(partial(self._check_output, n)) for n, m in leaves]
+
+        def check_output(name: str, module: nn.Module, _: Any, output: Any) -> None:
+            layer = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            self._require_finite(output, f"the output of layer {layer} is")
+
+        hooks = [m.register_forward_hook(partial(check_output, n)) for n, m in leaves]
         try:
             with torch.autograd.set_detect_anomaly(True):
                 loss, parameters, pieces = super().run_client(
@@ -105,10 +110,6 @@ class DebugEngine(SequentialEngine):
         for layer, piece in zip(self.runner.space.layers, pieces, strict=True):
             self._require_finite(piece, f"the gradient of {layer.name} is")
         return loss, parameters, pieces
-
-    def _check_output(self, name: str, module: nn.Module, _: Any, output: Any) -> None:
-        layer = f"{name} ({type(module).__name__})" if name else type(module).__name__
-        self._require_finite(output, f"the output of layer {layer} is")
 
     def _require_finite(self, values: Any, what: str) -> None:
         if isinstance(values, Tensor) and not values.isfinite().all():

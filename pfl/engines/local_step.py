@@ -31,7 +31,7 @@ class Step(NamedTuple):
         scale: [C, 1], used only with an offset; None for one.
         decay: Weight decay at u, used only with an offset.
         part: The values that move, bool [P], whole parameters; None for all. The others keep their
-            bits, whatever the other terms say.
+            bits, whatever the other terms are.
         moving: Whether each parameter is in the part; `Oracle.descend` works it out.
         mask: A factor of 0 or 1 on every value after the step, [C, P]; None for none.
     """

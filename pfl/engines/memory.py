@@ -12,13 +12,8 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -
     """Returns how many clients fit into a share of the free memory of the batch's GPU; at least 1.
 
     The memory of a gradient of two clients is measured, since what a network's layers keep cannot
-    be computed.
-
-    Args:
-        oracle: Runs the network.
-        batch: Of one client, as large as any.
-        vectors: How many vectors of P values a client needs besides: models and client states.
-        share: At most 1.
+    be computed. The batch is one client's, as large as any; `vectors` is the number of vectors of P
+    values that a client needs besides, models and client states.
     """
     device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
     inputs, targets = (

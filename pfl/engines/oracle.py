@@ -133,17 +133,15 @@ class Oracle:
         buffers: Tensor | None = None,
         objective: Objective | ObjectiveLoss | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mean loss of each row of a batch, and its gradient.
+        """Returns the mean loss [A] of each row of a batch, and its gradient [C, P].
 
         Args:
-            w: [C, P] with C >= A: row c is the model of the batch's row c.
+            w: [C, P] with C >= A: row c is the model of the batch's row c. From A on, rows of the
+                gradient are zero.
             batch: A mini-batch of each of A clients.
             buffers: [C, number of changing buffer values]; changed in place by running the network.
             objective: A loss that replaces the method's; see `pfl.engines.objective.Objective`. A
                 function alone needs no tensors of the clients.
-
-        Returns:
-            loss [A] and g [C, P]; rows of g from A on are zero.
         """
         A = batch.clients
         if objective is None:
@@ -155,18 +153,15 @@ class Oracle:
                     "single samples are not known; take another method"
                 )
             f = objective if isinstance(objective, Objective) else Objective(objective)
-            loss, g = self._engine_of_objectives(batch).gradient(w[:A], batch, buffers, f)
+            if self._objective_engine is None:
+                with _choosing:
+                    self._objective_engine = self._objective_engine or select_objective_engine(
+                        self.engine, batch.select(0)
+                    )
+            loss, g = self._objective_engine.gradient(w[:A], batch, buffers, f)
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
-
-    def _engine_of_objectives(self, batch: Batch) -> Engine:
-        if self._objective_engine is None:
-            with _choosing:
-                self._objective_engine = self._objective_engine or select_objective_engine(
-                    self.engine, batch.select(0)
-                )
-        return self._objective_engine
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the method's loss of each of n samples, [n], for use in an objective."""
@@ -179,7 +174,7 @@ class Oracle:
         """Takes plain steps of v [C, P] in place, batch after batch; see `Engine.descend`.
 
         The result is that of `gradient` followed by the line of `Step`, but faster: an engine may
-        move the models without writing a gradient down, and computes those of a step's part only.
+        move the models without writing a gradient down, and differentiates a step's part only.
         """
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))

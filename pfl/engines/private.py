@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Origin
+from pfl.engines.batch import Batch, Buffers, Origin
 from pfl.engines.objective import Objective
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.errors import ConfigError
@@ -42,7 +42,8 @@ class PrivateEngine(Engine):
         gradient = (sum g + z C N(0, I)) / expected size of the mini-batch
 
     Every gradient must be that of a mini-batch of its own (`Clients.step_blocks`, with Poisson
-    sampling), since the noise is a function of (seed, purpose, round, client, step).
+    sampling), since the noise is a function of (seed, purpose, round, client, step). Losses have no
+    noise. `outputs` refuses training samples.
 
     Args:
         inner: The engine that runs the network.
@@ -63,13 +64,8 @@ class PrivateEngine(Engine):
         self._used: dict[int, tuple[int, set[int]]] = {}  # by client: the round, and its steps
 
     def gradient(
-        self,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None = None,
-        objective: Objective | None = None,
+        self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns the mean loss of each row of a batch, without noise, and its private gradient."""
         expected = self._register(batch)
         owner = torch.arange(batch.clients, device=w.device).repeat_interleave(batch.sizes)
         columns = torch.arange(batch.inputs.shape[1], device=w.device)
@@ -98,7 +94,7 @@ class PrivateEngine(Engine):
         """Counts the use of a mini-batch; returns the expected sizes [A].
 
         Raises:
-            ConfigError: It is no Poisson sample of the method's batch size, or was used before.
+            ConfigError: It is not a Poisson sample of the method's batch size, or was used before.
         """
         origin = batch.origin
         expected = getattr(origin, "expected", None)
@@ -126,12 +122,7 @@ class PrivateEngine(Engine):
         counts = [len(self._used.pop(client, (0, set()))[1]) for client in ids.tolist()]
         return torch.tensor(counts, dtype=torch.float64)[:, None]
 
-    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
-        """Returns the inner engine's outputs; of training samples none.
-
-        Raises:
-            ConfigError: The samples are those of a local step.
-        """
+    def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         if hasattr(batch.origin, "expected"):
             raise ConfigError(
                 "loop.sample_privacy: the method looks at its training samples beside their "
@@ -140,9 +131,7 @@ class PrivateEngine(Engine):
         return self.inner.outputs(w, batch, buffers)
 
     def group_size(self, clients: int, threads: int) -> int:
-        """Returns the inner engine's."""
         return self.inner.group_size(clients, threads)
 
     def samples_at_once(self, sample_size: int) -> int:
-        """Returns the inner engine's."""
         return self.inner.samples_at_once(sample_size)

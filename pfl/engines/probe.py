@@ -44,22 +44,17 @@ def probe(
         channels_last = _channels_last_pays(plain, batch, is_transformed)
     # All buffers of a module in which one changed: another may have kept its value by chance.
     now = dict(network.named_buffers())
-    moved = {n.rpartition(".")[0] for n, b in now.items() if _is_written(b, *before[n])}
+    moved = set()
+    for name, buffer in now.items():
+        old, version, value = before[name]  # C++ code does not count versions
+        if buffer is not old or version_of(buffer) != version or not torch.equal(buffer, value):
+            moved.add(name.rpartition(".")[0])
     changed = [n for n in now if n.rpartition(".")[0] in moved]
     with torch.no_grad():
         for name, buffer in now.items():
             buffer.copy_(before[name][2])
-    return replace(
-        plain,
-        buffers=BufferSpace(network, changed),
-        is_stochastic=is_stochastic,
-        channels_last=channels_last,
-    )
-
-
-def _is_written(now: Tensor, before: Tensor, version: int, value: Tensor) -> bool:
-    """Whether a buffer was written, even with its own value (C++ code does not count versions)."""
-    return now is not before or version_of(now) != version or not torch.equal(now, value)
+    buffers = BufferSpace(network, changed)
+    return replace(plain, buffers=buffers, is_stochastic=is_stochastic, channels_last=channels_last)
 
 
 def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> None:

@@ -75,7 +75,7 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
             chosen = vmap
     rank_zero_info(
         f"engine: {chosen.name} takes the gradients of the method's objective, which sees "
-        f"features; {engine.name} knows the loss alone"
+        f"features; {engine.name} sees the outputs alone"
     )
     return chosen
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, Buffers
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, Samples, run_watched
 from pfl.randomness import isolated
@@ -23,18 +23,14 @@ Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
 class SequentialEngine(Engine):
     """Runs client after client with PyTorch's autograd.
 
-    Networks that draw random numbers draw those of the client and the step, whoever else trains.
+    Random numbers of a network depend on the client and the step, not on who else trains.
     """
 
     name = "sequential"
     serves_objectives = True
 
     def gradient(
-        self,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None = None,
-        objective: Objective | None = None,
+        self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
 
@@ -43,7 +39,7 @@ class SequentialEngine(Engine):
 
         return self._each_client(w, batch, buffers, keep, objective=objective), g
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
         # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)
 
@@ -65,7 +61,7 @@ class SequentialEngine(Engine):
         self,
         w: Tensor,
         batch: Batch,
-        buffers: Tensor | None,
+        buffers: Buffers,
         consume: Consume,
         moving: list[bool] | None = None,
         objective: Objective | None = None,
@@ -87,7 +83,7 @@ class SequentialEngine(Engine):
         c: int,
         w: Tensor,
         batch: Batch,
-        buffers: Tensor | None,
+        buffers: Buffers,
         moving: list[bool] | None = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
@@ -115,7 +111,7 @@ class SequentialEngine(Engine):
         return loss.detach(), parameters, pieces
 
     def _batch_arguments(
-        self, c: int, batch: Batch, buffers: Tensor | None, objective: Objective
+        self, c: int, batch: Batch, buffers: Buffers, objective: Objective
     ) -> dict[str, Any]:
         """Returns the tensors of the objective's client c, and what its older models give."""
         given: dict[str, Any] = {name: rows[c] for name, rows in objective.own.items()}

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, Buffers
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, Outputs, Samples, run_watched
 
@@ -26,11 +26,7 @@ class VmapEngine(Engine):
     serves_objectives = True
 
     def gradient(
-        self,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None = None,
-        objective: Objective | None = None,
+        self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
         given = {} if objective is None else self._batch_arguments(batch, objective)
@@ -68,7 +64,7 @@ class VmapEngine(Engine):
                 given[name] = vmap(run)(rows, batch.inputs)
         return given
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None) -> Tensor:
+    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
         if step.moving is None:
             return super().take_step(v, batch, step, buffers)
         # Only the gradient of the parameters that move is computed.
@@ -94,7 +90,7 @@ class VmapEngine(Engine):
         step.apply_after_gradient(v, u)
         return loss.detach()
 
-    def outputs(self, w: Tensor, batch: Batch, buffers: Tensor | None = None) -> Tensor:
+    def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         network, _ = self.runner.replica(training=False)
 
         def run(w: Tensor, inputs: Tensor) -> Tensor:

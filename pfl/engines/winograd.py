@@ -79,15 +79,7 @@ class Convolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, m: int, keep: bool = True) -> Tensor:
-        """Returns the convolution; U, V and M are the paper's transforms, [t t, ., .].
-
-        Args:
-            ctx: Autograd's context.
-            x: Images, [N, C, H, W].
-            w: Filters, [K, C, 3, 3].
-            m: Side of an output tile.
-            keep: Whether a backward pass follows.
-        """
+        # U, V and M are the paper's transforms, [t t, ., .]; `keep`: a backward pass follows.
         B, G, A = _matrices(m, x.dtype)
         (N, C, H, W), K, t = x.shape, len(w), m + 2
         side = -(-H // m), -(-W // m)
@@ -111,7 +103,7 @@ class Convolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """Applies the transposed steps of `forward`, in the opposite order."""
+        # The transposed steps of `forward`, in the opposite order.
         U, *kept = ctx.saved_tensors
         m, (N, C, H, W), side, K, t = ctx.m, ctx.shape, ctx.side, dy.size(1), ctx.m + 2
         B, G, A = _matrices(m, dy.dtype)
@@ -136,7 +128,7 @@ class Convolution(torch.autograd.Function):
 def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -> int | None:
     """Returns the tiles' m where Winograd's way is faster than the direct one; else None.
 
-    With few channels the transforms of inputs, and with few tiles those of filters, cost more than
+    With few channels the inputs' transforms, and with few tiles the filters', cost more than
     they save (benchmarks/convolutions.py).
     """
     few, many = sorted(channels)
@@ -150,7 +142,6 @@ class WinogradConv2d(nn.Conv2d):
     """A 3x3 convolution of stride 1 and padding 1, computed in the faster of two ways."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [N, C, H, W] to [N, K, H, W]."""
         channels, m = (self.in_channels, self.out_channels), None
         plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         if plain and x.ndim == 4 and not torch.is_autocast_enabled("cpu"):
@@ -163,14 +154,16 @@ class WinogradConv2d(nn.Conv2d):
 
 def use_winograd(network: nn.Module) -> bool:
     """Replaces every eligible `nn.Conv2d` of a network, in place; True if there was one."""
-    eligible = [module for module in network.modules() if _is_eligible(module)]
+    window = ((3, 3), (1, 1), (1, 1), (1, 1))
+    eligible = [
+        m
+        for m in network.modules()
+        if type(m) is nn.Conv2d
+        and (m.kernel_size, m.stride, m.padding, m.dilation) == window
+        and m.groups == 1
+        and m.padding_mode == "zeros"
+        and min(m.weight.shape[:2]) >= LEAST
+    ]
     for module in eligible:
         module.__class__ = WinogradConv2d  # keeps its parameters and its place in the network
     return bool(eligible)
-
-
-def _is_eligible(module: nn.Module) -> bool:
-    if type(module) is not nn.Conv2d or module.groups != 1 or module.padding_mode != "zeros":
-        return False
-    window = (module.kernel_size, module.stride, module.padding, module.dilation)
-    return window == ((3, 3), (1, 1), (1, 1), (1, 1)) and min(module.weight.shape[:2]) >= LEAST

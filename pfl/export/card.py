@@ -143,7 +143,7 @@ def readme(content: dict[str, Any], form: str = "safetensors") -> str:
 
 def _names(data: FederatedDataModule, client: int | None) -> dict[str, Any]:
     """Returns the number and the name of a client, and the names of the classes, where known."""
-    names = {"client": client, "client_name": None, "classes": data.class_names}
+    names: dict[str, Any] = {"client": client, "classes": data.class_names}
     if client is not None and data.client_names is not None:
         names["client_name"] = data.client_names[client]
     return {key: value for key, value in names.items() if value is not None}

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import (
-    Partition,
-    Ragged,
-    Sampled,
-    SplitOwn,
-    TensorDataModule,
-    TensorSamples,
-)
+from datamodules import Partition, Ragged, Sampled, SplitOwn, TensorDataModule, TensorSamples
 from pfl.clients import ClientData, Clients, LocalSchedule, sample_order
 from pfl.datamodules.transforms.transform import Pipeline
 

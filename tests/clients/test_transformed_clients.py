@@ -179,19 +179,26 @@ def test_clients_with_shifts_have_scores_of_their_own_on_a_shared_test_set(tmp_p
     np.testing.assert_allclose(got["loss"], losses, rtol=1e-6)  # images are float32 at first
 
 
+def trained(root, engine, at_once):
+    torch.manual_seed(0)
+    history = History()
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
+    algorithm = FedAvg(network, lr=0.3, batch_size=4, local_epochs=2, engine=engine)
+    run(algorithm, data(), 2, root=root, callbacks=[history], clients_at_once=at_once)
+    return history["w"], algorithm.evaluation.scores["test", "global"]["loss"]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    return trained(tmp_path_factory.mktemp("together"), "sequential", CLIENTS)
+
+
 @pytest.mark.parametrize("engine", ["auto", "vmap", "sequential"])
 @pytest.mark.parametrize("at_once", [None, 1])
-def test_runs_with_transforms_do_not_depend_on_engines_and_chunks(tmp_path, engine, at_once):
-    def trained(engine, at_once):
-        torch.manual_seed(0)
-        history = History()
-        network = nn.Sequential(nn.Flatten(), nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 3))
-        algorithm = FedAvg(network, lr=0.3, batch_size=4, local_epochs=2, engine=engine)
-        run(algorithm, data(), 2, root=tmp_path, callbacks=[history], clients_at_once=at_once)
-        return history["w"], algorithm.evaluation.scores["test", "global"]["loss"]
-
-    expected, got = trained("sequential", CLIENTS), trained(engine, at_once)
-    for one, other in zip(expected, got, strict=True):
+def test_runs_with_transforms_do_not_depend_on_engines_and_chunks(
+    tmp_path, together, engine, at_once
+):
+    for one, other in zip(together, trained(tmp_path, engine, at_once), strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
 
 

@@ -114,7 +114,7 @@ def test_pfllib_dirichlet_equals_its_reference(seed):
 
 def test_pfllib_dirichlet_says_that_its_least_number_is_not_reached(one_line):
     with one_line("PFLlibDirichlet.alpha: 0.0001; with num_clients=50 it must be larger", "9 sam"):
-        table(PFLlibDirichlet(1e-4), clients=50)
+        table(PFLlibDirichlet(1e-4), np.zeros(900, int), clients=50)
 
 
 def pfllib_pathological(rng, classes, balance, clients, least):

@@ -12,15 +12,18 @@ from torch.utils.data import Dataset
 from datamodules import (
     CelebADataModule,
     DatasetSamples,
+    HorizontalFlip,
     ImageFolderDataModule,
     MappedSamples,
 )
+from models import LogisticRegression
+from pfl.algorithms import FedAvg
 from pfl.datamodules.samples import images as module
 from pfl.datamodules.samples.images import decode
 from pfl.datamodules.samples.memory_map import train_and_test
 from pfl.datamodules.samples.samples import concatenate
-from tests.commands import call
 from tests.leaf_files import write
+from tests.problems import run
 
 NUMBER = 11
 
@@ -200,22 +203,15 @@ def test_a_data_set_is_read_once_in_worker_processes(tmp_path, workers, one_line
         MappedSamples.read(DatasetSamples(Noted(tmp_path)), file)
 
 
-@pytest.mark.slow
-@pytest.mark.cli
-def test_a_run_with_a_cache_equals_a_run_in_memory(paths, tmp_path, monkeypatch):
+@pytest.mark.parametrize("transforms", [[], [HorizontalFlip()]], ids=["plain", "flipped"])
+def test_a_run_with_a_cache_equals_a_run_in_memory(paths, tmp_path, transforms):
     """With and without transforms, which take another way through the engines."""
-    monkeypatch.chdir(tmp_path)
-    shared = ["--config", "quickstart", "--data", "ImageFolderDataModule", "--data.folder", "set"]
-    shared += ["--data.levels", "split/class", "--data.num_clients", "2", "--data.partition", "IID"]
-    shared += ["--model.network", "LogisticRegression", "--model.network.in_features", "60"]
-    shared += ["--trainer.max_epochs", "2", "--loop.clients_per_round", "2"]
-    for name, change in (("plain", []), ("flipped", ["--data.transforms+=HorizontalFlip"])):
-        rows = []
-        for where, cache in (("memory", []), ("mapped", ["--data.cache", "cache"])):
-            run = f"{name}-{where}"
-            status, _, err = call("fit", *shared, *cache, *change, "--trainer.name", run)
-            assert status == 0, err
-            lines = (tmp_path / "runs" / run / "metrics.csv").read_text().splitlines()
-            columns = [i for i, key in enumerate(lines[0].split(",")) if "time" not in key]
-            rows.append([[line.split(",")[i] for i in columns] for line in lines])
-        assert len(rows[0]) == 3 and rows[0] == rows[1]
+    rows = []
+    for cache in (None, tmp_path / "cache"):
+        torch.manual_seed(0)
+        data = ImageFolderDataModule(
+            tmp_path / "set", "split/class", cache=cache, num_clients=2, transforms=transforms
+        )
+        method = FedAvg(LogisticRegression(60, 2), lr=0.1)
+        rows.append(run(method, data, 2, root=tmp_path, precision=None).trainer.recorder.rows)
+    assert len(rows[0]) == 2 and rows[0] == rows[1]

@@ -361,8 +361,3 @@ def test_wrong_data_are_refused_when_loaded(one_line):
         ).setup()
     with one_line("label_counts", "float32"):
         TensorDataModule(torch.zeros(9, 1), torch.zeros(9), num_clients=2).label_counts()
-
-
-def test_a_class_without_load_cannot_be_instantiated():
-    with pytest.raises(TypeError, match="load"):
-        FederatedDataModule(num_clients=2)

@@ -114,7 +114,7 @@ def test_mistakes_are_named(tmp_path, one_line):
         ImageFolderDataModule(*args, **{"num_clients": 1, "partition": IID(), **kwargs}).setup()
 
     missing = tmp_path / "missing"
-    with one_line(f"folder: '{missing}' is no folder", "images at <client>/<class>/<image>"):
+    with one_line(f"folder: '{missing}' is not a folder", "images at <client>/<class>/<image>"):
         load(missing, "client/class")
     (tmp_path / "empty").mkdir()
     with one_line("holds no images", "<class>/<image>"):

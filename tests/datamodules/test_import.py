@@ -1,22 +1,17 @@
-"""What `import datamodules` loads, and that its public names are those of the stub."""
-
-import subprocess
-import sys
+"""What imports of `datamodules` and `models` load, and that the public names are the stub's."""
 
 import pytest
 
 import datamodules
-from tests.sources import ROOT
+from tests.commands import ROOT, finish
 
 SCRIPT = """
-import sys
-{}
+import sys, tempfile
+import numpy as np
+import datamodules
+
 heavy = ("torch", "lightning", "torchvision", "sklearn", "scipy", "pandas", "matplotlib", "pyarrow")
 print(*(name for name in heavy if name in sys.modules))
-"""
-USE = """
-import tempfile
-import numpy as np
 from datamodules import Dirichlet, Given, Natural, Sampled, SplitOwn, Within
 from pfl.datamodules.protocols.protocol import Pool
 labels, rng = np.arange(60) % 3, np.random.default_rng(0)
@@ -27,22 +22,20 @@ for rule in rules:
 file = tempfile.mkdtemp() + "/p.npz"
 partition.save(file)
 assert Given(file).count() == 3
+print(*(name for name in heavy if name in sys.modules))
+
+import models
+print(*({"torchvision", "lightning", "pfl.datamodules.base"} & set(sys.modules)))
 """
 
 
-def loaded_by(code):
-    """Returns the large packages that Python has loaded after some code."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(code)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
-
-
 @pytest.mark.processes
-@pytest.mark.parametrize("code", ["import datamodules", USE], ids=["import", "use"])
-def test_rules_need_numpy_only(code):
-    assert loaded_by(code) == []
+def test_rules_need_numpy_only_and_models_no_framework(tmp_path):
+    """The large packages that Python has loaded after the import of rules, their use, and models.
+
+    `models` needs PyTorch only: no framework, no data set, no torchvision.
+    """
+    assert finish("-c", SCRIPT, cwd=tmp_path) == "\n" * 3
 
 
 def test_every_name_of_the_stub_is_public_and_found():

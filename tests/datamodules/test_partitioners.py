@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from datamodules import (
     IID,
     ClassesPerClient,
-    ConfigError,
     Dirichlet,
     LogNormal,
     Natural,
@@ -65,9 +64,7 @@ def test_from_owners_groups_samples_by_owner(owners):
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [*(rule for rule, _ in RULES), Natural(np.arange(7))],
-    ids=lambda value: repr(value),
+    "rule", [*(rule for rule, _ in RULES), Natural(np.arange(7))], ids=lambda value: repr(value)
 )
 def test_no_clients_or_more_clients_than_samples_are_refused(rule, one_line):
     with one_line("num_clients: 8; it must be from 1 to 7, the number of samples"):
@@ -168,19 +165,6 @@ def test_wrong_arguments_of_lognormal_are_refused(one_line):
         LogNormal(1.0, min_size=0)
     with one_line("LogNormal.min_size: 10; it must be at most 8", "num_clients=5"):
         LogNormal(1.0).assign(np.zeros(44), 5, np.random.default_rng(0))
-
-
-def test_a_user_defined_rule_needs_owners_and_describe_only():
-    class Odd(Partitioner):
-        def owners(self, targets, num_clients, rng):
-            return np.where(np.arange(len(targets)) % 2, 1, -1)
-
-        def describe(self):
-            return "odd samples to client 1"
-
-    owned = Odd().assign(np.zeros(5), 2, np.random.default_rng(0))
-    assert [owned[i].tolist() for i in range(2)] == [[], [1, 3]]
-    assert issubclass(ConfigError, ValueError)
 
 
 @pytest.mark.parametrize("entries", [1, 7, 100])

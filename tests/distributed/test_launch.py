@@ -90,15 +90,38 @@ SHARED += ["--trainer.strategy.processes_per_device", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "dying.py").write_text(DYING)
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    (tmp_path / "pids").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
+def prepare(folder, monkeypatch):
+    """Writes the configuration and its method into a folder, from where they can be imported."""
+    (folder / "dying.py").write_text(DYING)
+    (folder / "config.yaml").write_text(CONFIG)
+    (folder / "pids").mkdir()
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setattr(sys, "argv", ["pfl"])
     monkeypatch.delitem(sys.modules, "dying", raising=False)
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    return prepare(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def in_one(tmp_path_factory):
+    """The folder of a run that nobody ends, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = prepare(tmp_path_factory.mktemp("in_one"), patch)
+        assert main(arguments(folder)) == 0
+    return folder / "runs" / "killed"
+
+
+@pytest.fixture(scope="module")
+def in_two(tmp_path_factory):
+    """The folder of such a run under torchrun, in two processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = prepare(tmp_path_factory.mktemp("in_two"), patch)
+    assert killed(folder, 1, "never", 0, TORCHRUN, TWO)[0] == 0
+    return folder / "runs" / "killed"
 
 
 def arguments(folder, *more):
@@ -136,7 +159,7 @@ def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **e
 @pytest.mark.processes
 @pytest.mark.cli
 @pytest.mark.parametrize("when", ["setting up", "training", "saving"])
-def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, when):
+def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, in_two, when):
     """Process 1 of two dies before the first checkpoint, in round 3, or while round 3 is saved.
 
     The second attempt ends the run, whose files are those of a run that nobody ended. A last
@@ -145,14 +168,12 @@ def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, when):
     again = [*TORCHRUN, "--max-restarts", "1"]
     status, _, _ = killed(folder, 1, when, 0, again, [*TWO, "--ckpt_path", "auto"])
     assert status == 0
-    whole = [*TWO, "--trainer.name", "whole", "--ckpt_path", "auto"]
-    assert killed(folder, 1, "never", 0, TORCHRUN, whole)[0] == 0
     for _ in range(2):
         for file in ("metrics.csv", "clients.csv"):
-            parts = [(folder / "runs" / name / file).read_bytes() for name in ("killed", "whole")]
-            assert parts[0] == parts[1], file
+            run = folder / "runs" / "killed"
+            assert (run / file).read_bytes() == (in_two / file).read_bytes(), file
         assert main(arguments(folder, "--ckpt_path", "auto")) == 0
-    assert sorted(path.name for path in (folder / "runs").iterdir()) == ["killed", "whole"]
+    assert [path.name for path in (folder / "runs").iterdir()] == ["killed"]
 
 
 def rows(path):
@@ -190,7 +211,7 @@ def ends(pid):
     ids=["the second", "the first", "under torchrun", "while saving"],
 )
 def test_a_killed_process_ends_the_run_which_can_go_on(
-    folder, victim, when, busy, starter, more, status, says
+    folder, in_one, victim, when, busy, starter, more, status, says
 ):
     returned, lines, seconds = killed(folder, victim, when, busy, starter, more)
     assert returned == status and seconds < 30
@@ -202,9 +223,8 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
     run, checkpoint = folder / "runs" / "killed", re.search(r"--ckpt_path (\S+)", lines[0])[1]
     assert torch.load(checkpoint, weights_only=True)["federated"]["rounds"] == 2
     assert main(arguments(folder, "--ckpt_path", checkpoint)) == 0
-    assert main(arguments(folder, "--trainer.name", "whole")) == 0
     for file in ("metrics.csv", "clients.csv"):
-        actual, expected = rows(run / file), rows(folder / "runs" / "whole" / file)
+        actual, expected = rows(run / file), rows(in_one / file)
         for row, other in zip(actual, expected, strict=True):
             assert row == pytest.approx(other, rel=1e-9, abs=1e-9, nan_ok=True)
     assert len(rows(run / "metrics.csv")) == 4
@@ -214,16 +234,14 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
 @pytest.mark.processes
 @pytest.mark.cli
 @pytest.mark.parametrize(
-    ("number", "more", "environment", "status"),
-    [
-        (signal.SIGTERM, [], {}, 143),
-        (signal.SIGTERM, TWO, {}, 143),
-        (signal.SIGINT, TWO, {"GROUP": ""}, 130),  # Ctrl-C
-    ],
-    ids=["SIGTERM", "SIGTERM, two processes", "Ctrl-C, two processes"],
+    ("number", "environment", "status"),
+    [(signal.SIGTERM, {}, 143), (signal.SIGINT, {"GROUP": ""}, 130)],
+    ids=["SIGTERM", "Ctrl-C"],
 )
-def test_a_signal_is_one_line_and_the_exit_status(folder, number, more, environment, status):
-    returned, lines, _ = killed(folder, 0, "training", 0, [], more, number, **environment)
+def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
+    folder, number, environment, status
+):
+    returned, lines, _ = killed(folder, 0, "training", 0, [], TWO, number, **environment)
     assert returned == status
     (line,) = lines
     says = f"error: ended by {number.name} in round 3 of 4; go on from the last checkpoint with "
@@ -266,6 +284,8 @@ def test_a_signal_at_any_moment_is_one_line(folder, number, moment, says):
     output = (folder / "output").read_text().splitlines()
     (line,) = [line for line in output if line.startswith("error: ")]
     assert line.startswith(f"error: ended by {number.name} {says}")
+    if moment == "training":
+        assert torch.load(line.split()[-1], weights_only=True)["federated"]["rounds"] == 2
 
 
 # The second process imports, or both leave Python, when the first one is killed.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, SharedTest, TensorDataModule
+from datamodules import DigitsDataModule, SharedTest, Sizes, TensorDataModule
 from models import MLP
 from pfl.algorithms import FedAvg, FedSLR
 from pfl.datamodules.rules.sample_values import Natural
@@ -44,7 +44,8 @@ def test_a_run_ends_where_the_sequential_engine_ends(tmp_path, kind):
         torch.manual_seed(0)
         network = nn.Sequential(nn.Flatten(), nn.Dropout(0.2), nn.Linear(64, 10))
         method = kind(network, lr=0.1, engine=engine)
-        ends.append(run(method, DigitsDataModule(num_clients=4), 2, root=tmp_path).global_model)
+        data = DigitsDataModule(None, Sizes([60, 50, 40, 9]))
+        ends.append(run(method, data, 2, root=tmp_path).global_model)
     torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-6)
 
 

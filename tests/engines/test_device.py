@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet, LeastSquares
+from datamodules import DigitsDataModule, LeastSquares, Sizes
 from models import MLP, HalfSquaredError, LinearRegression
 from pfl.algorithms import FedACS, FedAgg, FedAvg, FedCLUP, FedPD, FedSLR
 from pfl.callbacks import LocalBaseline, Optimality
@@ -20,6 +20,8 @@ from pfl.clients.memory_tiers import Tiers
 from tests.algorithms.methods import METHODS, small_network, small_world
 from tests.device import CPU, DEVICE, OtherDevice, on_device
 from tests.problems import run
+
+SIZES = Sizes([150, 90, 70, 50, 30])  # few samples, as an imitated device is slow
 
 
 def fit(root, algorithm, data, callbacks=(), **arguments):
@@ -116,8 +118,8 @@ PER_EPOCH = {"tolerance": {"pfl/algorithms/fedpd.py"}, "fixed point": {"pfl/algo
 def test_networks_and_options_give_the_numbers_of_the_cpu(tmp_path, name):
     """Handwritten digits, dealt unequally to five clients; with one local epoch and with three."""
     network, kind, arguments, loop = RUNS[name]
-    data = DigitsDataModule(5, Dirichlet(1.0))
-    train = {"lr": 0.05, "batch_size": 64, **arguments}
+    data = DigitsDataModule(None, SIZES)
+    train = {"lr": 0.05, "batch_size": 32, **arguments}
 
     def waits(epochs):
         def make():
@@ -153,13 +155,13 @@ def test_states_on_the_device_and_beyond(tmp_path, monkeypatch, name):
 
 
 def test_the_local_baseline_gives_the_numbers_of_the_cpu(tmp_path):
-    data, baselines = DigitsDataModule(5, Dirichlet(1.0)), []
+    data, baselines = DigitsDataModule(None, SIZES), []
 
     def alone():
         baselines.append(LocalBaseline())
         return baselines[-1]
 
-    on_both(tmp_path, lambda: FedSLR(mlp(), batch_size=64), data, callbacks=[alone])
+    on_both(tmp_path, lambda: FedSLR(mlp(), batch_size=32), data, callbacks=[alone])
     expected, actual = (callback.scores for callback in baselines)
     for name, values in expected.items():
         np.testing.assert_allclose(actual[name], values, rtol=1e-9)
@@ -184,7 +186,8 @@ def test_a_device_that_does_not_hold_what_clients_remember(tmp_path):
             self.states.load = short
 
     with pytest.warns(UserWarning, match="does not hold"):
-        on_both(tmp_path, lambda: Short(mlp(), batch_size=64), DigitsDataModule(7))
+        data = DigitsDataModule(None, Sizes([40] * 7))
+        on_both(tmp_path, lambda: Short(mlp(), batch_size=16), data)
     assert 7 in Short.attached[1:]
 
 

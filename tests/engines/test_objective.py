@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet
+from datamodules import DigitsDataModule, Sizes
 from models import MLP, SmallCNN
 from models.classifier import head_name
 from pfl.algorithms import FedAvg
@@ -140,7 +140,7 @@ def test_engines_chunks_and_threads_agree(tmp_path, build):
         torch.set_num_threads(threads)
         try:
             method = Decayed(build(), lr=0.05, batch_size=16, engine=engine)
-            data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
+            data = DigitsDataModule(None, Sizes([50, 40, 35, 30, 20, 9]))
             run(method, data, 2, root=tmp_path, clients_at_once=at_once, evaluate=())
         finally:
             torch.set_num_threads(1)

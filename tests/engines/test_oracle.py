@@ -177,18 +177,12 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(x)[0][:, -1])
 
 
+@pytest.mark.parametrize("engine", ["sequential", "auto"])
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_recurrent_networks_have_the_gradients_of_plain_pytorch(kind):
-    network, w, batch = problem(lambda: Recurrent(kind), (6, 4), labels(3))
-    oracle = make(network, batch.inputs[0], batch.targets[0])
-    assert_gradient(oracle, network, w, batch, cross_entropy)
-
-
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_auto_copes_with_recurrent_networks(kind):
+def test_recurrent_networks_have_the_gradients_of_plain_pytorch(kind, engine):
     """Whatever vmap does with them, `auto` gives the right gradient, and no warning."""
     network, w, batch = problem(lambda: Recurrent(kind), (6, 4), labels(3))
-    oracle = make(network, batch.inputs[0], batch.targets[0], engine="auto")
+    oracle = make(network, batch.inputs[0], batch.targets[0], engine=engine)
     assert_gradient(oracle, network, w, batch, cross_entropy)
 
 

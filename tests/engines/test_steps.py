@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value
 
-from datamodules import DigitsDataModule, Dirichlet
+from datamodules import DigitsDataModule, Sizes
 from models import MLP, LeNet5, LogisticRegression, SmallCNN
 from pfl.algorithms import FedProx
 from pfl.engines import Engine
@@ -161,7 +161,7 @@ def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, ne
     ):
         torch.manual_seed(0)
         method = kind(network(), lr=0.05, weight_decay=0.1, batch_size=10, **extra)
-        data = DigitsDataModule(6, Dirichlet(1.0))
+        data = DigitsDataModule(None, Sizes([60, 50, 40, 30, 20, 10]))
         run(method, data, 2, root=tmp_path / str(number), evaluate=(), clients_per_round=4)
         ends.append((method.global_model, method.row["train/loss"]))
     for w, loss in ends[1:]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet
+from datamodules import DigitsDataModule, Sizes
 from models import CNN, MLP, LeNet5, SmallCNN
 from pfl.algorithms import FedAvg, FedProx, FedSLR
 from pfl.engines.batch import Batch, StepBlock, default_loss
@@ -103,7 +103,7 @@ def fit(root, make, threads, network, precision=None):
     torch.set_num_threads(threads)
     try:
         torch.manual_seed(0)
-        data = DigitsDataModule(8, Dirichlet(1.0))
+        data = DigitsDataModule(None, Sizes([90, 80, 70, 60, 50, 40, 30, 20]))
         method = run(make(network()), data, 3, root=root, precision=precision, clients_per_round=5)
         assert torch.get_num_threads() == threads and method.threads.count == 1
     finally:
@@ -111,20 +111,22 @@ def fit(root, make, threads, network, precision=None):
     return method
 
 
+RUNS = {
+    "SmallCNN": (FedSLR, lambda: SmallCNN(width=4)),
+    "MLP": (FedSLR, lambda: MLP(64, (8,))),
+    "CNN": (FedSLR, lambda: CNN(image_size=8)),
+    "BatchNorm": (FedSLR, batchnorm),
+    "dropout": (FedSLR, dropout),
+    "GELU": (FedSLR, gelu),
+    "FedAvg": (FedAvg, lambda: MLP(64, (8,))),
+    "FedAvg with dropout": (FedAvg, dropout),
+    "FedProx": (FedProx, lambda: MLP(64, (8,))),
+    "FedProx with BatchNorm": (FedProx, batchnorm),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [FedAvg, FedProx, FedSLR])
-@pytest.mark.parametrize(
-    "network",
-    [
-        lambda: SmallCNN(width=4),
-        lambda: MLP(64, (8,)),
-        lambda: CNN(image_size=8),
-        batchnorm,
-        dropout,
-        gelu,
-    ],
-    ids=["SmallCNN", "MLP", "CNN", "BatchNorm", "dropout", "GELU"],
-)
+@pytest.mark.parametrize(("kind", "network"), RUNS.values(), ids=RUNS)
 def test_a_run_ends_where_it_ends_with_one_thread(tmp_path, kind, network):
     """Up to the rounding of sums over groups; and the logged losses too."""
     one, two = (fit(tmp_path, kind, threads, network) for threads in (1, 2))

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FILES = [f"tests/engines/test_{name}.py" for name in ("oracle", "chain", "threads")]
-PYTEST = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not slow"]
+CHOSEN = ["-m", "not slow", "-k", "test_chain or test_threads or auto"]  # what the kernels run
+PYTEST = [sys.executable, "-m", "pytest", "-qx", "-p", "no:cacheprovider", *CHOSEN]
 
 
 @pytest.mark.slow

@@ -46,21 +46,19 @@ class LocalTraining(MovableModule):
         local_epochs: Passes of a client over its own data in a round.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
         batch_size: Samples in a local step; null: all of the client's samples (full gradients).
-        optimizer: An elementwise `torch.optim` optimizer of the clients, made anew in every round,
-            with the learning rate `lr`. null: plain SGD.
+        optimizer: An elementwise `torch.optim` optimizer, made anew in every round with the rate
+            `lr`. null: plain SGD.
         buffers: What happens to buffers that training changes (BatchNorm's running statistics).
-            "average": they go where the parameters of their model go. A model that is sent has
-            them with it, a mean of models has their mean, and a model that a client keeps has its
-            own. "local": they never leave the client, which keeps those of each model it trains.
+            "average": they follow the parameters of their model, which are sent, averaged or kept.
+            "local": they never leave the client, which keeps those of each model it trains.
         loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
             mean squared error for floating targets.
-        engine: How the network is run: "auto", the fastest engine that works for it; "sequential",
-            one client after another; "vmap", all clients at once; "debug", slowly, with client,
-            round, epoch and step in every error (docs/add-a-method.md).
-        trainable: What of the network is trained: an adapter (`LoRA`, `Delta`, `Bottleneck`,
-            `SoftPrompt`, or "lora", "delta", "adapter", "prompt"), "head", "bias", "norm" or
-            "all". The rest is frozen: it exists once, is never sent, and is not in checkpoints.
-            null: what the network has not frozen itself.
+        engine: How the network is run: "auto", the fastest engine that works; "sequential", one
+            client after another; "vmap", all at once; "debug", slowly, with client, round, epoch
+            and step in every error.
+        trainable: What of the network is trained: an adapter (a class below, or "lora", "delta",
+            "adapter", "prompt"), "head", "bias", "norm" or "all". The rest is frozen: it exists
+            once, and is neither sent nor in checkpoints. null: what the network has not frozen.
 
     Attributes:
         network: The architecture. Its parameters are views of the global model.

@@ -56,6 +56,6 @@ def assert_refused(tmp_path, words, *args):
     except SystemExit as error:
         pytest.fail(f"left by sys.exit({error.code})")
     assert (status, out, err.count("\n")) == (2, "", 1), err
-    assert err.startswith("error: ") and len(err) < 500, err
+    assert err.startswith("error: ") and len(err) < 600, err
     assert not [word for word in words if word not in err], err
     assert not runs.exists()

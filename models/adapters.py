@@ -183,6 +183,7 @@ class Trainable:
         head: Whether the head is trained, too.
 
     Example:
+        >>> from torch import nn
         >>> network = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
         >>> Trainable("norm").apply(network)
         >>> [name for name, p in network.named_parameters() if p.requires_grad]
@@ -322,6 +323,7 @@ class LoRA(_Layers):
         ValueError: An argument is out of its range, or does not fit the network.
 
     Example:
+        >>> from torch import nn
         >>> network = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
         >>> LoRA(rank=2, layers=["0"]).apply(network)
         >>> [name for name, p in network.named_parameters() if p.requires_grad]
@@ -369,6 +371,13 @@ class Delta(_Layers):
 
     Raises:
         ValueError: An argument does not fit the network.
+
+    Example:
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> Delta(layers=["0"], head=False).apply(network)
+        >>> [(name, p.shape) for name, p in network.named_parameters() if p.requires_grad]
+        [('0.delta', torch.Size([4, 6]))]
     """
 
     kinds = (nn.Linear, *CONVOLUTIONS)
@@ -389,6 +398,13 @@ class Bottleneck(_Layers):
 
     Raises:
         ValueError: An argument does not fit the network.
+
+    Example:
+        >>> from torch import nn
+        >>> network = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
+        >>> Bottleneck(size=3, layers=["0"], head=False).apply(network)
+        >>> sum(p.numel() for p in network.parameters() if p.requires_grad)  # 3 x 4 twice
+        24
     """
 
     def __init__(
@@ -417,6 +433,12 @@ class SoftPrompt(Trainable):
 
     Raises:
         ValueError: The network takes no prompt.
+
+    Example:
+        >>> from torch import nn
+        >>> SoftPrompt(length=4).apply(nn.Linear(2, 2))
+        Traceback (most recent call last):
+        ValueError: SoftPrompt: Linear takes no prompt; use Pretrained
     """
 
     def __init__(self, length: int = 8, head: bool = True) -> None:

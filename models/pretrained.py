@@ -44,6 +44,15 @@ class Pretrained(nn.Module):
         ValueError: The folder, the package or an argument does not fit.
 
     Example:
+        >>> import tempfile
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = dict(vocab_size=20, hidden_size=8, intermediate_size=8)
+        >>> config = BertConfig(num_hidden_layers=1, num_attention_heads=2, **sizes)
+        >>> folder = tempfile.mkdtemp()
+        >>> BertModel(config).save_pretrained(folder)
+        >>> Pretrained(folder, num_classes=3)(torch.tensor([[5, 6, 0], [7, 0, 0]])).shape
+        torch.Size([2, 3])
+
         A configuration file with LoRA on the queries and values of MiniLM:
 
             model:

@@ -141,6 +141,16 @@ class InstructionDataModule(FederatedDataModule):
         padding: The token of padding.
         partition: None: the users are the clients.
         **kwargs: The arguments of `FederatedDataModule`.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "chats.jsonl"
+        >>> line = '{"prompt": "1 + 1 = ", "answer": "2", "user": "Ann"}'
+        >>> _ = file.write_text(line + chr(10) + line.replace("Ann", "Bob"))
+        >>> data = InstructionDataModule(file, length=16)
+        >>> data.setup()
+        >>> data.num_clients, data.client_names
+        (2, ['Ann', 'Bob'])
     """
 
     def __init__(

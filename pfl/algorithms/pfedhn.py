@@ -49,8 +49,9 @@ class pFedHN(FederatedAlgorithm):
 
     Example:
         >>> from models import MLP
-        >>> pFedHN(MLP(64, (8,)), width=20).server_state_names
-        ['hypernetwork', 'momentum']
+        >>> method = pFedHN(MLP(64, (8,)), width=20)
+        >>> method.has_global, method.has_personalized
+        (False, True)
     """
 
     has_global = False

@@ -112,7 +112,8 @@ class Oracle:
         batch = Batch(inputs[None], targets[None], [len(inputs)])
         transform = select_transform(self._requested, inputs.device)
         runner = ModelRunner(old.original, old.network, old.space, old.loss, precision)
-        runner = probe(runner, transform, batch, num_classes)
+        names_layers = self._requested == "debug"
+        runner = probe(runner, transform, batch, num_classes, names_layers=names_layers)
         with torch.no_grad():
             self._use(select_engine(self._requested, runner, batch))
 

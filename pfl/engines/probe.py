@@ -21,13 +21,19 @@ MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def probe(
-    runner: ModelRunner, transform: Transform, batch: Batch, num_classes: int | None
+    runner: ModelRunner,
+    transform: Transform,
+    batch: Batch,
+    num_classes: int | None,
+    *,
+    names_layers: bool = False,
 ) -> ModelRunner:
     """Returns a runner that has a new copy of the network, and the facts about how it behaves.
 
     The facts are the buffers that training changes, whether random numbers are drawn, and the
     faster memory layout. Buffers and random generators are as before afterwards. `Oracle.inspect`
-    explains the errors.
+    explains the errors. Outputs that are not finite are refused here unless the engine names the
+    layer that they come from.
     """
     device = batch.inputs.device
     network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
@@ -39,7 +45,7 @@ def probe(
     before = {n: (b, version_of(b), b.clone()) for n, b in network.named_buffers()}
     with isolated(device):
         state = _random_state(device)
-        _check_fit(plain, batch, num_classes)
+        _check_fit(plain, batch, num_classes, names_layers)
         is_stochastic = not all(map(torch.equal, state, _random_state(device)))
         channels_last = _channels_last_pays(plain, batch, is_transformed)
     # All buffers of a module in which one changed: another may have kept its value by chance.
@@ -57,7 +63,9 @@ def probe(
     return replace(plain, buffers=buffers, is_stochastic=is_stochastic, channels_last=channels_last)
 
 
-def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> None:
+def _check_fit(
+    runner: ModelRunner, batch: Batch, num_classes: int | None, names_layers: bool
+) -> None:
     """Raises a ConfigError unless data, network and loss fit each other."""
     name, shape = type(runner.network).__name__, list(batch.inputs.shape[2:])
     inputs, targets = batch.inputs[0], batch.targets[0]
@@ -75,8 +83,11 @@ def _check_fit(runner: ModelRunner, batch: Batch, num_classes: int | None) -> No
         raise ConfigError(
             f"network: {name} returns a {type(outputs).__name__}; it must return one tensor"
         )
-    if not outputs.isfinite().all():
-        raise ConfigError(f"network: {name} gives NaN or infinite outputs before any training")
+    if not (names_layers or outputs.isfinite().all()):
+        raise ConfigError(
+            f"network: {name} gives NaN or infinite outputs before any training; with engine: "
+            f"debug an error names the layer"
+        )
     if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "

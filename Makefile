@@ -39,10 +39,10 @@ docs: $(INSTALLED)  ## build the documentation into site/; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 
 bench: $(INSTALLED)  ## time rounds of our side, e.g. make bench ARGS="W1 W3"
-	$(PY) benchmarks/compare.py $(ARGS)
+	$(PY) -m benchmarks.compare $(ARGS)
 
 bench-peers: $(INSTALLED)  ## the same with pfl-research, FedJAX, Flower, FedLab (needs uv and PyPI)
-	$(PY) benchmarks/compare.py --peers $(ARGS)
+	$(PY) -m benchmarks.compare --peers $(ARGS)
 
 lock:  ## pin the newest versions that pyproject.toml allows (needs uv)
 	uv pip compile --quiet --universal --upgrade --python-version 3.10 --extra dev \

@@ -1,7 +1,7 @@
 """A round of FedAvg with privacy, and with robust rules, beside a plain one.
 
-    python benchmarks/aggregation.py > benchmarks/results/aggregation.md
-    python benchmarks/aggregation.py W1 --turns 1    # only this
+    python -m benchmarks.aggregation > benchmarks/results/aggregation.md
+    python -m benchmarks.aggregation W1 --turns 1    # only this
 
 Times are CPU times of all threads, since the machine may have other work. Each run is compared with
 a plain one right before it. Sample-level privacy computes the gradient of

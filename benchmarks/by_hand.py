@@ -1,6 +1,6 @@
 """Rounds of one workload by PyTorch alone, written by hand.
 
-    python benchmarks/by_hand.py SIDE TASK.npz
+    python -m benchmarks.by_hand SIDE TASK.npz
 
 SIDE is `plain` (a copy of the network and a torch.optim.SGD for each client) or `flat` (parameters
 and gradients are views of two vectors; only PyTorch itself allocates in the loop).

@@ -1,8 +1,8 @@
 """The same rounds of FedAvg by this framework, by hand, and by other frameworks, as a table.
 
-    python benchmarks/compare.py                   # our side -> results/rounds.md
-    python benchmarks/compare.py --peers           # and the others -> results/peers.md
-    python benchmarks/compare.py --peers W1 W3     # only these workloads
+    python -m benchmarks.compare                   # our side -> results/rounds.md
+    python -m benchmarks.compare --peers           # and the others -> results/peers.md
+    python -m benchmarks.compare --peers W1 W3     # only these workloads
 
 Every run is a process of its own, in the environment of its framework (made under .cache/, which
 needs uv and PyPI), on the same arrays and the same two cores. Frameworks take turns, so that a
@@ -53,13 +53,13 @@ class Side:
     flags: tuple[tuple[str, str], ...] = ()
 
     def command(self, task: Path) -> list[str]:
-        start = [sys.executable]
-        if self.peer:
-            start = [str(CACHE / f"env-{self.peer}" / "bin" / "python")]
+        program, *arguments = self.program.replace("TASK", str(task)).split()
+        if not self.peer:
+            return [sys.executable, "-m", program, *arguments]
+        start = [str(CACHE / f"env-{self.peer}" / "bin" / "python")]
         if self.peer == "pfl_research" and self.processes > 1:
             start += ["-m", "torch.distributed.run", f"--nproc-per-node={self.processes}"]
-        script, *arguments = self.program.split()
-        return [*start, str(HERE / script), *(a.replace("TASK", str(task)) for a in arguments)]
+        return [*start, str(HERE / program), *arguments]
 
     def environment(self) -> dict[str, str]:
         threads = max(1, len(CORES) // self.processes)
@@ -68,10 +68,10 @@ class Side:
 
 
 OURS = [
-    Side("this framework", "rounds.py TASK"),
-    Side("this framework, 2 processes", "rounds.py TASK 2", processes=2),
-    Side("PyTorch by hand", "by_hand.py plain TASK"),
-    Side("PyTorch by hand, flat parameters", "by_hand.py flat TASK"),
+    Side("this framework", "benchmarks.rounds TASK"),
+    Side("this framework, 2 processes", "benchmarks.rounds TASK 2", processes=2),
+    Side("PyTorch by hand", "benchmarks.by_hand plain TASK"),
+    Side("PyTorch by hand, flat parameters", "benchmarks.by_hand flat TASK"),
 ]
 QUIET = (("FLWR_TELEMETRY_ENABLED", "0"), ("RAY_USAGE_STATS_ENABLED", "0"))
 PEERS = [

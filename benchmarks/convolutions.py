@@ -1,6 +1,6 @@
 """3x3 convolutions by tiles (`pfl.engines.winograd`) and directly, on one core.
 
-    python benchmarks/convolutions.py > benchmarks/results/convolutions.md
+    python -m benchmarks.convolutions > benchmarks/results/convolutions.md
 
 Times of output and derivatives together, in turn, the medians of seven; float32.
 """

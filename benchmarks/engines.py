@@ -1,6 +1,6 @@
 """The engines: time of a local step of 10 clients with batches of 20, by network.
 
-    python benchmarks/engines.py > benchmarks/results/engines.md
+    python -m benchmarks.engines > benchmarks/results/engines.md
 
 `sequential` is one client after another with autograd, `vmap` all at once (chains of linear layers
 as batched matrix products), `auto` what a run takes: on CPUs a chain's own forward and backward

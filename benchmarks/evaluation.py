@@ -1,7 +1,7 @@
 """What it costs to evaluate all hundred clients after every round, and what a plain loop takes.
 
-    python benchmarks/evaluation.py > benchmarks/results/evaluation.md
-    python benchmarks/evaluation.py W1        # only this one
+    python -m benchmarks.evaluation > benchmarks/results/evaluation.md
+    python -m benchmarks.evaluation W1        # only this one
 
 The workloads' networks and data, a fifth of each client's samples held out. FedAvg has one model
 for everyone, FedCLUP one for everyone and one for each client. By hand: client after client, its

@@ -1,7 +1,7 @@
 """Rounds on a GPU: the workloads, pfl-research's CIFAR-10 protocol, and FedSLR on ResNet-18.
 
-    python benchmarks/gpu.py > benchmarks/results/gpu.md
-    python benchmarks/gpu.py --device cpu W1 W2     # the same on a CPU, only these
+    python -m benchmarks.gpu > benchmarks/results/gpu.md
+    python -m benchmarks.gpu --device cpu W1 W2     # the same on a CPU, only these
 
 Each in 32-true and in bf16-mixed: the time of a round, images a second, the most memory, the
 training loss (equal work), and the share of the device's measured matrix-product rate that the

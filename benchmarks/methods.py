@@ -1,7 +1,7 @@
 """A round of every method beside one of FedAvg, on the workloads' networks and data.
 
-    python benchmarks/methods.py > benchmarks/results/methods.md
-    python benchmarks/methods.py W1 --turns 1 --methods FedAvg FedGH    # only these
+    python -m benchmarks.methods > benchmarks/results/methods.md
+    python -m benchmarks.methods W1 --turns 1 --methods FedAvg FedGH    # only these
 
 Each run is compared with one of FedAvg right before it. Milliseconds are those of ten clients: a
 method that needs all hundred in a round, or trains one model on the samples of all, counts a tenth.

@@ -1,6 +1,6 @@
 """What a round costs without local work, and how long a run takes to begin.
 
-    python benchmarks/overhead.py > benchmarks/results/overhead.md
+    python -m benchmarks.overhead > benchmarks/results/overhead.md
 
 The first: a logistic regression, 10 of 100 clients who send back what they received, without
 evaluation, checkpoints and progress bar, against an epoch of an empty LightningModule with

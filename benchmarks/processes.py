@@ -1,7 +1,7 @@
 """One process against two: a FedAvg round of the convolutional workloads on a CPU.
 
-    python benchmarks/processes.py > benchmarks/results/processes.md
-    python benchmarks/processes.py W3        # only this one
+    python -m benchmarks.processes > benchmarks/results/processes.md
+    python -m benchmarks.processes W3        # only this one
 
 The runs take turns, so that the ratios hold where the machine's speed drifts. The training loss of
 the last round shows that they did the same work.
@@ -47,7 +47,7 @@ def run(key: str, processes: int, threads: int | None) -> dict[str, Any]:
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     if threads:
         env["OMP_NUM_THREADS"] = str(threads)
-    command = [sys.executable, __file__, key, str(processes)]
+    command = [sys.executable, "-m", "benchmarks.processes", key, str(processes)]
     done = subprocess.run(command, env=env, check=True, text=True, stdout=subprocess.PIPE)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result

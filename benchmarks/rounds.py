@@ -1,6 +1,6 @@
 """Rounds of one workload by this framework: the Trainer with its CSV files, FederatedLoop, ledger.
 
-    python benchmarks/rounds.py TASK.npz [PROCESSES]
+    python -m benchmarks.rounds TASK.npz [PROCESSES]
 
 `benchmarks/compare.py` writes the tasks, runs everybody in turn and makes the table.
 """

@@ -1,6 +1,6 @@
 """Set-up, rounds and memory by the size of the population, each case in a process of its own.
 
-    python benchmarks/scale.py > benchmarks/results/scale.md
+    python -m benchmarks.scale > benchmarks/results/scale.md
 
 Up to 10,000 clients have 30 images each, dealt uniformly; 1,000,000 hold 30 each of 60,000 images
 that they share (`Sampled`). A round is one local epoch of logistic regression on 28x28 images of
@@ -89,7 +89,7 @@ def main() -> None:
         "| memory beyond the data, MB |\n|---|---|---|---|---|---|---|"
     )
     for clients, cohort, method in CASES:
-        command = [sys.executable, __file__, str(clients), str(cohort), method]
+        command = [sys.executable, "-m", "benchmarks.scale", str(clients), str(cohort), method]
         output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         found = json.loads(output.splitlines()[-1])
         rounds = found["rounds"]

@@ -1,6 +1,6 @@
 """Where the time of local steps goes, and the share of the matrix-product rate that they reach.
 
-    python benchmarks/shares.py > benchmarks/results/shares.md
+    python -m benchmarks.shares > benchmarks/results/shares.md
 
 For each workload: the local training of one round's clients on one core, as the framework groups
 them; its operations in layers' products a second, as a share of what that core reaches with a large

@@ -1,6 +1,6 @@
 """What clients remember, for cohorts of 10,000: time to write and read rows, and whole rounds.
 
-    python benchmarks/store.py > benchmarks/results/store.md
+    python -m benchmarks.store > benchmarks/results/store.md
 
 A client's row is 7,850 floats (logistic regression on 28x28 pixels), 10,000 rows are 314 MB. In
 whole rounds every one of 10,000 clients makes one local epoch of one batch of 5 samples.

@@ -1,7 +1,7 @@
 """The tables of docs/compared-with-other-implementations.md.
 
-    python benchmarks/agreement/run.py --checkouts DIR            # projects that DIR has
-    python benchmarks/agreement/run.py --checkouts DIR PFLlib     # only this one
+    python -m benchmarks.agreement.run --checkouts DIR            # projects that DIR has
+    python -m benchmarks.agreement.run --checkouts DIR PFLlib     # only this one
 
 DIR has git checkouts of the projects, each in a folder of the project's name. Those that need
 packages of their own run in environments that `benchmarks/compare.py` makes (with uv, from PyPI).

@@ -89,7 +89,8 @@ class Tune:
         trials: Number of trials of each run.
         space: What is tried in all runs, by dotted key: a list of values, or a range. A run's own
             `space` adds to it.
-        seed: The seed of every trial, and of what is tried.
+        seed: The first seed of every trial, and the seed of what is tried.
+        seeds: Number of seeds of every trial, whose scores are averaged.
         prune_after: Number of rounds before which no trial is ended early; None: none ever is.
         metric: The score that selects, such as `val/global/accuracy`; the comparison's by default.
 
@@ -100,16 +101,22 @@ class Tune:
     trials: int = 20
     space: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    seeds: int = 1
     prune_after: int | None = None
     metric: str | None = None
 
     def __post_init__(self) -> None:
-        for key, least in (("trials", 1), ("seed", 0), ("prune_after", 0)):
+        for key, least in (("trials", 1), ("seed", 0), ("seeds", 1), ("prune_after", 0)):
             value = getattr(self, key)
             if value is not None and value < least:
                 raise ConfigError(
                     f"tune.{key}: {value!r}; it must be a whole number, at least {least}"
                 )
+        if self.seeds > 1 and self.prune_after is not None:
+            raise ConfigError(
+                f"tune.prune_after: {self.prune_after}; trials of {self.seeds} seeds run to their "
+                f"end, use null"
+            )
         object.__setattr__(self, "space", read_space("tune.space", self.space))
         if self.metric is not None and self.metric.startswith("test/"):
             raise ConfigError(
@@ -223,7 +230,7 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
     from optuna.samplers import TPESampler
 
     space, folder, after = tuning.spaces[job.run], root / job.folder.parent, tuning.tune.prune_after
-    settings = [job.config, space, after, tuning.score, tuning.limit]
+    settings = [job.config, space, after, tuning.score, tuning.limit, tuning.tune.seeds]
     settings += [code_version(json.dumps(job.config, default=str)), data_version(job.config)]
     name = f"study-{_digest(settings)[:16]}"  # YAML reads some digests, such as 12e34, as numbers
     path = str(folder / "optuna.journal")
@@ -236,9 +243,12 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         known = number < len(study.get_trials(deepcopy=False))
         trial = trial_of(study, storage, number) if known else study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
-        config = job.with_changes([nest(values)]).config
-        config = with_callback(config, PRUNING, {**pruning, "trial": number})
-        record = _try(study, trial, Job(f"trial{number}", {}, job.seed, config), tuning, folder)
+        one = Job(f"trial{number}", {}, job.seed, job.with_changes([nest(values)]).config)
+        if tuning.tune.seeds == 1:
+            one = replace(
+                one, config=with_callback(one.config, PRUNING, {**pruning, "trial": number})
+            )
+        record = _try(study, trial, one, tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"
         print(
@@ -274,27 +284,36 @@ def _try(study: Study, trial: Trial, job: Job, tuning: Tuning, folder: Path) -> 
     """Runs a trial in `folder`, unless it has ended, and returns its record."""
     from optuna.trial import TrialState
 
-    outcome = execute(job, folder)
-    run = read_run(job, folder, outcome)
-    last = run.rows[-1] if run.rows else {}
-    best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
-    if best is None and not run.diverged:
-        check_validated(last, tuning.score)
+    scores, state, name = list[float](), "finished", None
+    costs: dict[str, float] = dict.fromkeys(COSTS, 0)
+    for seed in range(job.seed, job.seed + tuning.tune.seeds):
+        one = replace(job, seed=seed, config={**job.config, "seed_everything": seed})
+        outcome = execute(one, folder)
+        run = read_run(one, folder, outcome)
+        last = run.rows[-1] if run.rows else {}
+        best = best_round(run.within(tuning.limit), tuning.score, run.metrics)
+        costs["rounds"] += last.get("round", 0)
+        costs["gradients"] += last.get("train/samples", 0.0)
+        costs["seconds"] += outcome["seconds"]
+        if run.diverged:
+            state = "diverged"
+            break
+        if best is None:
+            check_validated(last, tuning.score)
+        else:
+            name = best["selected_by"]
+            scores.append(best[str(name)])
     known = study.get_trials(deepcopy=False)[trial.number]
-    state = "diverged" if run.diverged else "finished"
     state = "pruned" if PRUNED in known.user_attrs else state
-    name = best["selected_by"] if best else None
     record: Config = {
         "state": state,
-        "score": best[str(name)] if best and not run.diverged else None,
+        "score": sum(scores) / len(scores) if scores and state != "diverged" else None,
         "selected_by": name,
-        "rounds": last.get("round", 0),
-        "gradients": last.get("train/samples", 0.0),
-        "seconds": outcome["seconds"],
+        **costs,
     }
     if known.state.is_finished():
         pass
-    elif state == "finished" and best:
+    elif state == "finished" and scores:
         study.tell(trial, signed_score(str(name), record["score"], run.metrics))
     else:
         study.tell(trial, state=TrialState.PRUNED)
@@ -362,10 +381,11 @@ class Tuned:
         """Writes the tables and the tuned comparison, and returns the paths of the files."""
         paths = [folder / name for name in ("tune.md", "trials.csv", "tuned.yaml")]
         tune = self.tuning.tune
+        seeds = ", ".join(map(str, range(tune.seed, tune.seed + tune.seeds)))
         write_text(
             paths[0],
-            f"# Tuning of: {self.tuning.title}\n\nEach method had {tune.trials} trials with the "
-            f"seed {tune.seed}. The best score on validation data selects; test scores are not "
+            f"# Tuning of: {self.tuning.title}\n\nEach method had {tune.trials} trials (seed "
+            f"{seeds}). The best score on validation data selects; test scores are not "
             f"read.\n\n{markdown(self.table())}",
         )
         write_records(paths[1], [record for one in self.found for record in one.records])

@@ -97,6 +97,20 @@ def test_the_best_validation_score_selects(found):
 
 
 @pytest.mark.slow
+def test_the_mean_over_seeds_selects(tmp_path):
+    """Each trial's score is the mean of its seeds' best ones, as their runs have recorded them."""
+    settings = {"trials": 2, "seeds": 2, "space": SPACE}
+    path = write(tmp_path, tune=settings, runs={"FedAvg": {"model": {"class_path": "FedAvg"}}})
+    for row in tune(path, tmp_path / "out"):
+        trial = tmp_path / "out" / "FedAvg" / f"trial{row['trial']}"
+        tables = [table(trial / seed / "metrics.csv") for seed in ("seed0", "seed1")]
+        best = [max(float(entry[SCORE["FedAvg"]]) for entry in rows) for rows in tables]
+        assert best[0] != best[1]
+        assert float(row["score"]) == sum(best) / 2
+        assert float(row["rounds"]) == sum(map(len, tables))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("metric", "name"),
     [("val/global/loss", "val/global/loss"), ("calibration_error", "val/global/calibration_error")],

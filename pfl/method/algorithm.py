@@ -59,6 +59,7 @@ from pfl.method import checkpoint, checks
 from pfl.method.facts import RunFacts, loop_of
 from pfl.method.groups import ONE_THREAD
 from pfl.method.local_training import LocalTraining, Network
+from pfl.method.neighbours import check_neighbours
 from pfl.method.round import Round, first_uploads, received_now
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.set_up import (
@@ -649,6 +650,8 @@ class FederatedAlgorithm(LocalTraining):
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
         checks.check_aggregation(self)
+        if loop.neighbours is not None:
+            check_neighbours(self)
         make_private(self, loop)
         end_within_budget(self)
         if self.oracle.engine.strict:

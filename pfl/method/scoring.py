@@ -17,6 +17,7 @@ from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks, statistics
 from pfl.method.client_side import guard
+from pfl.method.neighbours import neighbour_scores
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import ClientScores, Scores, client_mean, row_scores, summarize
@@ -33,8 +34,9 @@ POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 class Evaluation:
     """Passes over all clients that collect the scores of each split and kind of model.
 
-    The kinds are "global" and "personalized", and after k steps of fine-tuning "finetuned/<k>" of
-    clients that train, "unseen/<k>" of clients that never train.
+    The kinds are "global" and "personalized", "knn" with a local memory (`loop.neighbours`), and
+    after k steps of fine-tuning "finetuned/<k>" of clients that train, "unseen/<k>" of clients that
+    never train.
 
     Args:
         loop: The loop, which says who never trains and how models are fine-tuned.
@@ -86,7 +88,7 @@ class Evaluation:
         self._score_models(clients.split, algorithm, clients)
         if self.backdoor is not None and clients.split == "test":
             self._score_models(BACKDOOR, algorithm, _with_backdoor(self.backdoor, clients))
-        if self.finetuning.steps:
+        if self.finetuning.steps or self.loop.neighbours:
             self._score_adapted("finetuned", self.finetuning.steps, algorithm, clients)
         if len(self.unseen):
             self._score_adapted("unseen", self.finetuning.for_unseen, algorithm, newcomers)
@@ -165,8 +167,12 @@ class Evaluation:
     def _score_adapted(
         self, kind: str, steps: Sequence[int], algorithm: FederatedAlgorithm, clients: Clients
     ) -> None:
-        """Scores the models after numbers of local steps, always from the same start."""
-        metrics = {k: self._metric(clients.split, f"{kind}/{k}") for k in steps}
+        """Scores models after numbers of local steps, and with a memory, from the same start."""
+        names = {f"{kind}/{k}": k for k in steps}
+        remembers = kind == "finetuned" and self.loop.neighbours is not None
+        metrics = {
+            name: self._metric(clients.split, name) for name in [*names, *["knn"] * remembers]
+        }
         if not len(clients):  # every process has the same kinds of scores
             return
         keep = bool(self.loop.metrics)
@@ -178,7 +184,7 @@ class Evaluation:
         first = "global" if is_global else "personalized"
         rate = self.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
 
-        def score(group: Clients) -> dict[int, list[Scores]]:
+        def score(group: Clients) -> dict[str, list[Scores]]:
             with algorithm.in_full_precision():
                 if not group.state:
                     algorithm.states.load(group)
@@ -188,18 +194,20 @@ class Evaluation:
                 checks.check_models(name, start, group, algorithm)
                 group = statistics.of_model(first, algorithm, group)
                 scores = {}
-                for k in steps:
+                if remembers:
+                    scores["knn"] = list(neighbour_scores(algorithm, group, start, keep))
+                for model, k in names.items():
                     adapted = replace(group)  # with running statistics of their own
                     v = algorithm.adapt(adapted, start, steps=k, lr=rate)
-                    scores[k] = list(row_scores(algorithm.oracle, adapted, v, keep))
+                    scores[model] = list(row_scores(algorithm.oracle, adapted, v, keep))
                 return scores
 
         size = _clients_at_once(algorithm, clients)
         for _, scores in algorithm.groups.run(clients, score, size, "evaluation"):
-            for k, parts in scores.items():
+            for model, parts in scores.items():
                 for part in parts:
-                    metrics[k].add(part)
-                metrics[k].finish()
+                    metrics[model].add(part)
+                metrics[model].finish()
 
     def _score_global(self, name: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         metric = self._metric(name, "global")

@@ -27,6 +27,7 @@ from pfl.errors import ConfigError
 from pfl.rounds.participation import Participation, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
+from pfl.scores.neighbours import Neighbours
 
 Split = Literal["val", "test"]
 
@@ -71,6 +72,8 @@ class FederatedLoop(LightningDataModule):
             evaluation, such as [0, 1, 5]. Each number starts at the client's best model, and
             nothing of these steps remains (docs/participation.md).
         finetune_lr: The learning rate of these steps; None: the method's.
+        neighbours: kNN-Per: every client's best model is also scored together with a memory of the
+            client's training samples; None: it is not (docs/participation.md).
         metrics: Metrics of torchmetrics that are computed for each client beside accuracy and loss:
             a list, or a dict of names (docs/metrics.md).
         select_by: The validation score that chooses the `best` round in `summary.json`: "accuracy",
@@ -113,6 +116,7 @@ class FederatedLoop(LightningDataModule):
         evaluate: Sequence[Split] = ("val", "test"),
         finetune: int | Sequence[int] | None = None,
         finetune_lr: float | None = None,
+        neighbours: Neighbours | None = None,
         metrics: list[Metric] | dict[str, Metric] | None = None,
         select_by: str | None = None,
         seed: int | None = None,
@@ -141,11 +145,13 @@ class FederatedLoop(LightningDataModule):
             attackers,
         )
         self.sample_privacy = sample_privacy
-        if sample_privacy is not None and finetune:
-            raise ConfigError(
-                f"loop.finetune: {finetune}; loop.sample_privacy does not count the steps of "
-                f"evaluations; give null"
-            )
+        for key, value in {"finetune": finetune, "neighbours": neighbours}.items():
+            if sample_privacy is not None and value:
+                raise ConfigError(
+                    f"loop.{key}: {value}; loop.sample_privacy does not count what evaluations do "
+                    f"with training samples; give null"
+                )
+        self.neighbours = neighbours
         self.clients_at_once = clients_at_once
         self.state_memory = state_memory
         self.state_dtype: torch.dtype | None = getattr(torch, state_dtype or "", None)

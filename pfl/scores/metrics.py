@@ -113,7 +113,7 @@ class ClientMetrics:
         if name is None:
             return
         model, number = parts_of(name)
-        models = [*MODELS[:2], *(f"finetuned/{k}" for k in steps)]
+        models = [*MODELS[:3], *(f"finetuned/{k}" for k in steps)]
         models += [f"unseen/{k}" for k in sorted({0, *steps})]
         if name.startswith("test/") or (model and model not in models):
             raise ConfigError(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 SPLITS = ("val", "test")
-MODELS = ("global", "personalized", "finetuned", "unseen", "local")
+MODELS = ("global", "personalized", "knn", "finetuned", "unseen", "local")
 STATISTICS = ("_std", "_worst10", "_pooled", "_clients")
 """What `summarize` adds to the name of a mean over clients; no metric may end like this."""
 
@@ -17,7 +17,8 @@ class ScoreName(NamedTuple):
     Attributes:
         split: "val" or "test".
         model: "global", "personalized", "local" (what each client reaches alone), "finetuned/<k>"
-            (after k steps of fine-tuning) or "unseen/<k>" (the same of clients that never train).
+            (after k steps of fine-tuning), "unseen/<k>" (the same of clients that never train) or
+            "knn" (with a local memory, `loop.neighbours`).
         number: "accuracy", "loss" or the name of a metric.
 
     Example:

@@ -158,7 +158,7 @@ def test_a_score_that_cannot_select_is_refused(name, words):
     [
         (
             "finetuned/9/accuracy",
-            "global, personalized, finetuned/0, finetuned/5, unseen/0, unseen/5",
+            "global, personalized, knn, finetuned/0, finetuned/5, unseen/0, unseen/5",
         ),
         ("unseen/7/loss", "unseen/0, unseen/5"),
         ("finetuned/loss", "validation score"),

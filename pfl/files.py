@@ -225,6 +225,18 @@ def read_json(path: Path) -> dict[str, Any]:
         return content
 
 
+def read_value(key: str, path: str) -> Any:
+    """Returns the content of a JSON file of the user, which the argument `key` names.
+
+    Raises:
+        ConfigError: It cannot be read.
+    """
+    try:
+        return json.loads(Path(path).expanduser().read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error
+
+
 def last_round(path: Path) -> dict[str, np.ndarray]:
     """Returns the columns, without the round, of the last round's rows in a table, float64.
 

@@ -48,7 +48,7 @@ class Results:
         Args:
             runs: The runs of all points of the grid.
             baseline: The run with which the others are compared; None: the first one.
-            budget: One of "rounds", "bytes" and "gradients", and its limit; None: whole runs.
+            budget: One of `pfl.scores.runs.BUDGETS` and its limit; None: whole runs.
             metric: The score that counts, such as `f1_score`; None: accuracy, or loss.
             title: What is compared.
             tuning: What the tuning of each run took.

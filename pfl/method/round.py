@@ -234,6 +234,7 @@ class Round:
         method.samples_seen += totals.samples
         method.bytes_down += int(down)
         method.bytes_up += int(up)
+        timed = who.clock is not None and not method.pooled
         losses = {f"{name}/loss": loss for name, loss in totals.mean_losses().items()}
         return {
             "round": method.rounds,
@@ -241,8 +242,9 @@ class Round:
             "train/samples": method.samples_seen,
             "comm/uplink_bytes": method.bytes_up,
             "comm/downlink_bytes": method.bytes_down,
+            **({"virtual_seconds": who.end(self.index)} if timed else {}),
             "participants": method.participants,
-            **({"dropped": int(dropped)} if method.run.loop.participation.dropout else {}),
+            **({"dropped": int(dropped)} if who.dropout else {}),
             **totals.metrics,
         }
 

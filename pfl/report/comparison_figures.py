@@ -22,7 +22,7 @@ UNITS = {BYTES: 1e6}
 
 
 def curves(comparison: Comparison, suffix: str = "") -> Figure:
-    """Draws the score against rounds, bytes and gradients, with bands from the worst to best seed.
+    """Draws the score against rounds, bytes, gradients and virtual time, with bands over seeds.
 
     The suffix "_worst10" draws the mean of the worst tenth of the clients.
     """
@@ -37,9 +37,11 @@ def curves(comparison: Comparison, suffix: str = "") -> Figure:
     ]
     label = f"test {number}" + (", worst tenth" if suffix else "")
     runs = {name: name for name in comparison.labels}
+    timed = all("virtual_seconds" in row for row in table)
+    names = NAMES | ({"virtual_seconds": "virtual seconds"} if table and timed else {})
     panels = [
         Panel(runs, {}, x=x, y=["score"], x_unit=UNITS.get(x, 1), xlabel=name, ylabel=label)
-        for x, name in NAMES.items()
+        for x, name in names.items()
     ]
     return draw(comparison.title, panels, table)
 

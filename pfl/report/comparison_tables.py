@@ -21,6 +21,7 @@ MEANS_ONLY = {
     "parameters": ",.0f",
     "gradients": ",.0f",
     "seconds": ",.1f",
+    "virtual seconds": ",.1f",
     "tuning trials": ",.0f",
 }
 """The columns of the table that show means only, and their format; the others are scores."""
@@ -53,6 +54,8 @@ def score_table(comparison: Comparison) -> Table:
     empty = set() if comparison.tuning else {"tuning trials"}
     if not any(len(row["gained"]) for row in numbers.values()):
         empty.add("gained")
+    if "virtual_seconds" not in comparison.columns:
+        empty.add("virtual seconds")
     heads = [head for head in numbers[comparison.labels[0]] if head not in empty]
     columns = [Column("method"), Column("model")]
     for head in heads:
@@ -159,6 +162,7 @@ def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> di
         "parameters": row.get(size, np.nan),
         "gradients": costs.get("train/samples", np.nan),
         "seconds": np.nan if seconds is None else seconds,
+        "virtual seconds": costs.get("virtual_seconds", np.nan),
     }
 
 

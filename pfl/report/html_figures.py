@@ -18,13 +18,14 @@ from pfl.scores.names import scores_among
 from pfl.scores.runs import Run, columns_of
 
 AXES = {"rounds": "round", "MB sent and received": BYTES, "sample gradients": "train/samples"}
+AXES |= {"virtual seconds": "virtual_seconds"}
 UNITS = {BYTES: 1e6}
 KINDS = {"global": "dash", "personalized": "solid", "finetuned": "dot", "unseen": "dashdot"}
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "x", "pentagon")
 SYMBOL_OF = {"global": "circle", "personalized": "triangle-up", "local": "x"}
 MOST_CLIENTS = 1000  # that a figure or a table shows
 MOST_LABELS = 6  # that a hover text lists
-COUNTED = ("round", "train/samples", "participants", "parameters/", "comm/")
+COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
 SPLITS = {"test": "test", "val": "validation"}
 
 

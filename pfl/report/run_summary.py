@@ -31,6 +31,8 @@ def summary_table(summary: dict[str, Any]) -> str:
             lines.append(f"  {word}: {', '.join(names[:5])}{more}")
     up, down = (size(summary[f"comm/{way}_bytes"]) for way in ("uplink", "downlink"))
     lines.append(f"  sent up {up}, down {down}")
+    if "virtual_seconds" in summary:
+        lines[-1] += f", in {summary['virtual_seconds']:,.1f} virtual seconds"
     counts = [
         f"{name} {summary[f'parameters/{name}']:,.0f}"
         for name in ("global", "personalized")

@@ -24,6 +24,7 @@ from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
+from pfl.rounds.clock import Clock
 from pfl.rounds.participation import Participation, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
@@ -53,6 +54,8 @@ class FederatedLoop(LightningDataModule):
             a JSON file with such lists (docs/participation.md).
         stragglers: Clients of the cohort that take only a part of their local steps, as `dropout`.
         straggler_work: The share of their local steps that stragglers take, rounded up.
+        clock: How fast clients are, for virtual time; None: no time is counted
+            (docs/participation.md).
         privacy: Client-level differential privacy of all that the server and other clients receive;
             None: none (docs/privacy.md).
         sample_privacy: Sample-level differential privacy of all that clients send or keep; None:
@@ -106,6 +109,7 @@ class FederatedLoop(LightningDataModule):
         dropout: float | str | Sequence[Sequence[int]] = 0.0,
         stragglers: float | str | Sequence[Sequence[int]] = 0.0,
         straggler_work: float = 0.5,
+        clock: Clock | None = None,
         privacy: Privacy | None = None,
         sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
@@ -143,6 +147,7 @@ class FederatedLoop(LightningDataModule):
             privacy,
             aggregation,
             attackers,
+            clock,
         )
         self.sample_privacy = sample_privacy
         for key, value in {"finetune": finetune, "neighbours": neighbours}.items():
@@ -196,6 +201,7 @@ class FederatedLoop(LightningDataModule):
             cost: Gives the relative costs of a round for clients of some sizes.
         """
         self.chunk_size, self.stateful, self.cost = chunk_size, stateful, cost
+        self.participation.pace(cost)
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the process after an error, since Lightning then tears nothing down."""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -22,7 +20,9 @@ from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import require
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
+from pfl.files import read_value
 from pfl.randomness import key
+from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
 SAMPLED = ("uniform", "bernoulli")  # whose draws do not depend on the clients' data
@@ -112,7 +112,11 @@ class Participation:
         privacy: Privacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
+        clock: Clock | None = None,
     ) -> None:
+        self.clock = clock
+        self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self._ends: list[float] = []  # of the rounds so far, in virtual seconds
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
@@ -220,6 +224,22 @@ class Participation:
                     parts.append((replace(clients.rows(rows), work=share), arrives))
         return parts
 
+    # ---- virtual time -------------------------------------------------------------------------
+
+    def pace(self, cost: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Sets what a round costs clients of some sizes, in sample gradients."""
+        self.cost, self._ends = cost, []
+
+    def end(self, round_index: int) -> float:
+        """Returns when a round ends, in virtual seconds since the first one began."""
+        assert self.clock is not None
+        for index in range(len(self._ends), round_index + 1):
+            ids = self.cohort(index)
+            gradients = self.cost(self.datamodule.client_sizes[ids]) * self.work(index, ids)
+            taken = self.clock.seconds(ids, gradients, self.seed)
+            self._ends.append((self._ends[-1] if index else 0.0) + float(taken.max(initial=0.0)))
+        return self._ends[round_index]
+
     # ---- attackers ----------------------------------------------------------------------------
 
     @property
@@ -251,7 +271,7 @@ class Participation:
             count = max(1, int(given * len(self.population) + 0.5))
             drawn = generator(self.seed, "attackers").choice(self.population, count, replace=False)
             return np.sort(drawn).astype(np.int64)
-        ids = _read_json("loop.attackers.clients", given) if isinstance(given, str) else given
+        ids = read_value("loop.attackers.clients", given) if isinstance(given, str) else given
         if _is_list(ids) and len(ids) and all(map(_is_list, ids)):
             return ids
         return np.sort(np.asarray(ids, np.int64))
@@ -330,6 +350,8 @@ class Participation:
                 )
         for some in (self.dropout, self.stragglers):
             some.check(everyone, rounds)
+        if self.clock is not None:
+            self.clock.check(everyone)
         if self.attackers is not None:
             self._check_attackers(everyone, rounds)
         if self.trace is not None:
@@ -430,7 +452,7 @@ def _check_rounds(name: str, trace: Rounds, total: int, rounds: int | None) -> N
 
 def _read_rounds(name: str, trace: str | Rounds) -> Rounds:
     """Returns a trace, which may be the path of a JSON file."""
-    rounds = _read_json(f"loop.{name}", trace) if isinstance(trace, str) else trace
+    rounds = read_value(f"loop.{name}", trace) if isinstance(trace, str) else trace
     if not (_is_list(rounds) and all(map(_is_list, rounds))):
         raise ConfigError(f"loop.{name}: {trace} must hold a list of lists of client ids")
     return rounds
@@ -444,14 +466,7 @@ def _read_unseen(unseen: float | str | Sequence[int] | None) -> float | Sequence
         expected = "a share of the clients between 0 and 1, a list of their ids, or null for none"
         require("loop.unseen", unseen, 0 < unseen < 1, expected)
         return float(unseen)
-    ids = _read_json("loop.unseen", unseen) if isinstance(unseen, str) else unseen
+    ids = read_value("loop.unseen", unseen) if isinstance(unseen, str) else unseen
     if not _is_list(ids):
         raise ConfigError(f"loop.unseen: {unseen} must hold a list of client ids")
     return ids
-
-
-def _read_json(key: str, path: str) -> Any:
-    try:
-        return json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error

@@ -25,6 +25,7 @@ BUDGETS = {
     "rounds": ("round",),
     "bytes": ("comm/uplink_bytes", "comm/downlink_bytes"),
     "gradients": ("train/samples",),
+    "virtual_seconds": ("virtual_seconds",),
 }
 """What a budget may limit: the columns of `metrics.csv` whose sum must not exceed it."""
 OUTCOME = "outcome.json"  # what `pfl compare` and `pfl reproduce` record of their runs

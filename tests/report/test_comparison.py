@@ -169,6 +169,19 @@ def test_a_method_without_scores_of_clients_gets_dashes():
     assert cells[1] == ["B", "global", *["–"] * 6]
 
 
+def test_virtual_time_has_a_column_and_an_axis_where_it_was_counted():
+    one = run("A", 0, [0.5, 0.8])
+    for number, row in enumerate(one.rows, 1):
+        row["virtual_seconds"] = 1.5 * number
+    heads, axes = [], []
+    for other in (one, run("A", 0, [0.5, 0.8])):
+        comparison = Comparison([other], "A")
+        heads.append("virtual seconds" in tables.score_table(comparison).heads)
+        axes.append(len(curves(comparison).axes))
+    assert heads == [True, False] and axes == [4, 3]
+    assert cell(tables.score_table(Comparison([one], "A")), "A", "virtual seconds") == "3.0"
+
+
 def test_unequal_budgets_are_pointed_out():
     runs = [run("A", 0, [0.5]), run("B", 0, [0.5, 0.6])]
     notes = " ".join(Comparison(runs, "A").notes())

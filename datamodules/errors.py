@@ -35,10 +35,13 @@ def check_whole(key: str, value: int, least: int = 1) -> int:
     """Returns the `value` of the argument `key` as an `int`.
 
     Raises:
-        ConfigError: `value` is not an integer (a boolean is none), or below `least`.
+        ConfigError: `value` is not an integer (a boolean is none), below `least`, or too large for
+            an int64.
     """
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    require(key, value, whole and value >= least, f"a whole number of at least {least}")
+    large = " and below 2**63" if whole and value >= 2**63 else ""
+    holds = whole and value >= least and not large
+    require(key, value, holds, f"a whole number of at least {least}{large}")
     return int(value)
 
 

@@ -7,7 +7,7 @@ import math
 from pfl.datamodules import errors
 from pfl.datamodules.errors import ConfigError
 
-__all__ = ["ConfigError", "Diverged", "require", "require_one_of"]
+__all__ = ["ConfigError", "Diverged", "printable", "require", "require_one_of"]
 
 
 class Diverged(ConfigError):
@@ -36,3 +36,13 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
 def require_one_of(name: str, value: object, *choices: str) -> None:
     """Raises a ConfigError about a method's argument `name` unless it is one of `choices`."""
     require(name, value, value in choices, " or ".join(choices))
+
+
+def printable(line: str) -> str:
+    r"""Returns a line with the escapes of its control characters, which a terminal would obey.
+
+    Example:
+        >>> print(printable("\x1b[31mred"))
+        \x1b[31mred
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

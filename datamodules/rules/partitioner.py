@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, require
+from ..errors import ConfigError, check_whole, one_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
@@ -106,7 +106,13 @@ class Partitioner:
 
     def describe(self) -> str:
         """Describes the rule in words, for the record of a run."""
-        return self.words.format_map(vars(self))
+        try:
+            return self.words.format_map(vars(self))
+        except (LookupError, AttributeError) as error:
+            raise ConfigError(
+                f"{type(self).__name__}.words: {self.words!r}; it must be text, with attributes "
+                f"of the rule in braces: {one_line(error)}"
+            ) from error
 
     def __repr__(self) -> str:
         arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if k[0] != "_")

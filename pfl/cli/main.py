@@ -10,7 +10,7 @@ from difflib import get_close_matches
 
 import pfl
 from pfl.cli.commands import COMMANDS, CommandParser, add_parsers
-from pfl.errors import ConfigError
+from pfl.errors import ConfigError, printable
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
 RUNS = {  # commands of LightningCLI, whose options take seconds to collect
@@ -136,7 +136,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
 
 
 def _refuse(line: str) -> int:
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {printable(line)}", file=sys.stderr)
     return 2
 
 

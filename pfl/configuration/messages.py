@@ -10,13 +10,14 @@ import warnings
 from collections.abc import Sequence
 from difflib import SequenceMatcher, get_close_matches
 from textwrap import shorten
+from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from pfl import algorithms, callbacks, datamodules, method, models
 from pfl._path import PACKAGES, users_module
-from pfl.errors import ConfigError
+from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
@@ -97,7 +98,8 @@ def one_line(error: Exception, known: Sequence[str] = ()) -> str:
         complaint, value = match[1], match[2]
     text = _describe(complaint, owner, types, value)
     where = ".".join(dict.fromkeys(keys))
-    if not where and (match := re.match(r"Namespace\(class_path='[^']*?(\w+)'", value)):
+    first = re.match(r"\[?Namespace\(class_path='[^']*?(\w+)'", value)
+    if not where and (match := first) and "), Namespace(class_path=" not in value:
         where = "" if re.match(r"[\w.]+: ", text) else match[1]  # a constructor's own words
     return f"{where}: {text}" if where and not text.startswith(where) else text
 
@@ -136,7 +138,21 @@ def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> 
             continue  # the recursion checks it
         for value in config[key] if isinstance(config[key], list) else [config[key]]:
             if isinstance(value, Namespace) and isinstance(value.get("init_args"), Namespace):
+                _check_untyped(value, f"{within}{key}")
                 check_nulls(_parser(value.class_path), value.init_args, f"{within}{key}.")
+
+
+def _check_untyped(config: Namespace, key: str) -> None:
+    """Refuses an argument without type and default that was left out, which would become None."""
+    cls = _named(config.class_path)
+    for p in inspect.signature(cls).parameters.values() if isinstance(cls, type) else ():
+        bare = p.default is p.annotation is p.empty and p.kind not in (
+            p.VAR_KEYWORD,
+            p.VAR_POSITIONAL,
+        )
+        if bare and config.init_args.get(p.name, p) is None:
+            name = config.class_path.rpartition(".")[2]
+            raise ConfigError(f"{key}.{p.name}: null; {name} needs a value of it under init_args")
 
 
 def _describe(complaint: str, owner: str, types: str, value: str) -> str:
@@ -231,9 +247,7 @@ def _classes(types: str) -> list[str]:
 
 def _parser(owner: str) -> ArgumentParser:
     """Returns a parser of the arguments of a class or a function, given by its import path."""
-    module, _, name = owner.rpartition(".")
-    cls = getattr(sys.modules.get(module), name, None)
-    parser = ArgumentParser()
+    cls, parser = _named(owner), ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
     elif callable(cls):  # such as models.replace_batch_norm
@@ -241,10 +255,16 @@ def _parser(owner: str) -> ArgumentParser:
     return parser
 
 
+def _named(path: str) -> Any:
+    """Returns a class or a function by its import path; None if its module is not imported."""
+    module, _, name = path.rpartition(".")
+    return getattr(sys.modules.get(module), name, None)
+
+
 def quiet() -> None:
     """Silences Lightning's remarks about the machine, and makes each warning one line."""
     warnings.formatwarning = lambda message, *_, **__: (
-        f"warning: {' '.join(str(message).split())}\n"
+        f"warning: {printable(' '.join(str(message).split()))}\n"
     )
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

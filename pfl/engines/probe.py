@@ -95,7 +95,9 @@ def _check_fit(
             f"begin with 1, subtract 1"
         )
     try:
-        SequentialEngine(runner).gradient(w, batch)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's, of a broadcast that is refused below
+            loss, _ = SequentialEngine(runner).gradient(w, batch)
         _check_samples_are_independent(runner, outputs, targets)
     except ConfigError:
         raise
@@ -110,6 +112,10 @@ def _check_fit(
             f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
             f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"
         ) from error
+    if loss.isnan().any() and outputs.isfinite().all():
+        raise ConfigError(
+            f"loss: {name_of(runner.loss)} gives NaN for finite outputs before any training"
+        )
 
 
 def _advice(error: Exception, shape: list[int]) -> str:

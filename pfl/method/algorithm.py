@@ -80,6 +80,9 @@ from pfl.method.sides import (
 )
 from pfl.method.states import GRADIENTS, KEPT, States
 
+# The first words of the numbers that a row of `metrics.csv` has in every run.
+OF_EVERY_RUN = ("round", "participants", "dropped", "train", "val", "test", "comm", "parameters")
+
 
 class FederatedAlgorithm(LocalTraining):
     """A federated method: a subclass defines what a client does and what the server does.
@@ -548,18 +551,22 @@ class FederatedAlgorithm(LocalTraining):
         """Adds a number to the round's row of metrics; it must be the same on every process.
 
         Call it in `begin_round` or `server_update`: a number that is logged between two rounds
-        belongs to no row.
+        belongs to no row. NaN, such as the mean of nothing, leaves the cell of the round empty.
 
         Raises:
-            ConfigError: The value is not a number.
+            ConfigError: The value is not a number, or a number of every run has this name.
         """
+        if name.partition("/")[0] in OF_EVERY_RUN:
+            raise ConfigError(
+                f"model: log_metric({name!r}, {value!r}); every run has such a number"
+            )
         try:
             value = float(value)
         except (TypeError, ValueError) as error:
             raise ConfigError(
                 f"model: log_metric({name!r}, {value!r}); the value must be a number"
             ) from error
-        if hasattr(self, "round"):
+        if hasattr(self, "round") and not math.isnan(value):
             self.round.totals.metrics[name] = value
 
     def log_table(self, table: str, **columns: Tensor | np.ndarray) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from pfl._private import MovableModule
 from pfl.clients import Clients, LocalSchedule
+from pfl.datamodules.errors import check_optional, check_whole
 from pfl.engines.base import EngineName
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.local_step import LocalOptimizer, OptimizerFactory, Step, check_elementwise
@@ -85,13 +85,13 @@ class LocalTraining(MovableModule):
         super().__init__()
         if not isinstance(network, nn.Module):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
-        require("batch_size", batch_size, batch_size is None or batch_size >= 1, "at least 1")
         require_one_of("buffers", buffers, "average", "local")
-        require("lr", lr, 0 < lr < math.inf, "positive and finite")
+        require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
         require("lr_decay", lr_decay, lr_decay > 0, "positive")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
-        require("local_epochs", local_epochs, local_epochs >= 1, "at least 1")
-        require("local_steps", local_steps, local_steps is None or local_steps >= 1, "at least 1")
+        check_whole("model.local_epochs", local_epochs)
+        check_optional("model.local_steps", local_steps)
+        check_optional("model.batch_size", batch_size)
         self.automatic_optimization = False
         if trainable is not None:
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pfl.errors import printable
 from pfl.report.table import Cell, Column, Table, text
 from pfl.scores.names import ScoreName, models_of, numbers_of
 
@@ -15,7 +16,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
     numbers = numbers_of(summary)
     shown = [number for number in numbers if number != "loss" or "accuracy" not in numbers]
-    lines = ["", title]
+    lines = ["", title, *([] if numbers else ["  nothing was tested"])]
     for number in shown:
         lines += [f"  {line}" for line in text(_scores(summary, number)).splitlines()]
     if "gained" in summary:
@@ -46,7 +47,7 @@ def summary_table(summary: dict[str, Any]) -> str:
     if words := left_out(summary):
         lines.append(f"  left out: {words}")
     lines.append(f"  everything else: {summary['folder']}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _scores(summary: dict[str, Any], number: str) -> Table:

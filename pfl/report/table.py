@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl import files
-from pfl.errors import require_one_of
+from pfl.errors import printable, require_one_of
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
@@ -74,7 +74,7 @@ class Column:
         if isinstance(cell, Link):
             return cell.words
         if isinstance(cell, str):
-            return " ".join(cell.split())
+            return printable(" ".join(cell.split()))
         number = number_of(cell)
         if number is None:
             return "–"

@@ -171,7 +171,7 @@ class FederatedLoop(LightningDataModule):
         self.store: ClientStore | None = None
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
-        possible = state_memory is None or 0 <= state_memory < float("inf")
+        possible = state_memory is None or 0 <= state_memory < 2**63
         require("loop.state_memory", state_memory, possible, "at least 0 (GiB), or null")
         dtypes = ("float32", "float16", "bfloat16")
         is_dtype = state_dtype is None or state_dtype in dtypes

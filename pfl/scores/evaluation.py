@@ -57,12 +57,13 @@ class Finetuning:
             ConfigError: A number is impossible.
         """
         given = [] if steps is None else [steps] if isinstance(steps, int) else list(steps)
-        possible = all(isinstance(k, int) and not isinstance(k, bool) and k >= 0 for k in given)
+        possible = all(type(k) is int and 0 <= k < 2**63 for k in given)
         expected = "a number of local steps of at least 0, a list of them, or null for none"
-        require("loop.finetune", steps, possible and steps is not True, expected)
+        require("loop.finetune", steps, possible, expected)
+        require("loop.finetune", steps, len({*given}) == len(given), "a list of different numbers")
         holds = lr is None or 0 < lr < math.inf
         require("loop.finetune_lr", lr, holds, "positive and finite, or null for the method's")
-        return cls(tuple(sorted(set(given))), lr)
+        return cls(tuple(sorted(given)), lr)
 
     @property
     def for_unseen(self) -> tuple[int, ...]:

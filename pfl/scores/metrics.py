@@ -169,16 +169,17 @@ class ClientMetrics:
             return math.nan
         try:
             value = metric.compute()
-        except _UNFIT:  # such as R² of one sample
+        except (RuntimeError, ValueError):  # such as R² of one sample
             return math.nan
         finally:
             metric.reset()  # frees the samples that some metrics keep
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ConfigError(
-                f"loop.metrics: {type(metric).__name__} has several values; it must have one, as "
-                f"most metrics have with average: macro"
-            )
-        return float(value)
+        if (isinstance(value, Tensor) and value.numel() == 1) or isinstance(value, int | float):
+            return float(value)
+        shown = f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
+        raise ConfigError(
+            f"loop.metrics: {type(metric).__name__}.compute returned {shown}; it must return one "
+            f"number, as most metrics do with average: macro"
+        )
 
 
 def short_name(metric: Metric) -> str:

@@ -245,20 +245,28 @@ def test_table_has_metrics_and_the_clients_that_count():
     summary |= {"test/global/accuracy": 0.5, "test/global/accuracy_std": 0.1}
     summary |= {"test/global/balanced_accuracy": 0.25, "test/global/balanced_accuracy_std": 0.2}
     summary |= {"test/global/balanced_accuracy_clients": 7.0, "test/local/balanced_accuracy": 0.125}
-    summary |= {"test/global/undefined_clients": 0.0}
+    summary |= {"test/global/undefined_clients": 0.0, "lost_clients": ["\x1b[2J"]}
     cells = [line.split() for line in summary_table(summary).splitlines()]
     assert ["test", "accuracy", "mean", "std"] in cells
     assert ["global", "0.5000", "0.1000"] in cells
     assert ["test", "balanced_accuracy", "mean", "std", "clients"] in cells
     assert ["global", "0.2500", "0.2000", "7"] in cells and ["local", "0.1250"] in cells
     assert not [line for line in cells if "undefined" in line]
+    assert ["lost:", r"\x1b[2J"] in cells  # what a terminal would obey is shown
 
 
 def test_table_of_a_run_without_tests_has_no_scores(tmp_path, capsys):
     data = regression(SplitOwn(test=0.0, validation=0.2))
     fit(tmp_path, FedAvg(nn.Linear(3, 1), lr=0.05), data)
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line]
-    words = ("FedAvg, 3 rounds", "sent up ", "parameters: ", "left out: ", "everything else: ")
+    words = (
+        "FedAvg, 3 rounds",
+        "nothing was tested",
+        "sent up ",
+        "parameters: ",
+        "left out: ",
+        "everything else: ",
+    )
     assert len(lines) == len(words)
     assert all(line.startswith(word) for line, word in zip(lines, words, strict=True))
 

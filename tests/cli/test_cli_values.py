@@ -118,6 +118,14 @@ MISTAKES = {
         "FederatedDataModule",
         ["data: the class is abstract; known are AgentLogistic, ArrayDataModule"],
     ),
+    "the same steps twice": ("loop.finetune", [1, 1], ["loop.finetune: [1, 1]", "different"]),
+    "no end of memory": ("loop.state_memory", 1e300, ["loop.state_memory: 1e+300", "GiB"]),
+    "a rate beyond float32": ("model.init_args.lr", 1e300, ["model.lr: 1e+300", "below 1e38"]),
+    "a huge batch": (
+        "model.init_args.batch_size",
+        10**30,
+        ["model.batch_size: 1000", "of at least 1 and below 2**63"],
+    ),
     "no seed": ("seed_everything", False, ["seed_everything: false", "whole number"]),
 }
 
@@ -132,6 +140,7 @@ def test_a_mistake_gets_one_line(tmp_path, mistake):
 WORDS = {
     "no value": (["--model.lr"], ["model.lr: it has no value", "--model.lr VALUE"]),
     "no value in the middle": (["--model.lr", "--loop.seed", "1"], ["model.lr: it has no value"]),
+    "an escape sequence": (["--model.\x1b[2J", "1"], [r"FedAvg has no option '\x1b[2J'"]),
     "GPUs that are not there": (
         ["--trainer.devices", "99", "--trainer.accelerator", "gpu"],
         ["trainer: devices: 99, accelerator: gpu; "],

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 from datamodules import DigitsDataModule, Partitioner
+from torchmetrics import Metric
 import numpy as np
 from pfl.algorithms import FedAvg
 
@@ -92,6 +93,33 @@ class Logs(FedAvg):
     def begin_round(self, clients):
         self.log_metric("a", "b")
 
+class Taken(FedAvg):
+    def begin_round(self, clients):
+        self.log_metric("test/global/accuracy", 1.0)
+
+class Undefined_(nn.Module):
+    def forward(self, outputs, targets):
+        return 0 / (0 * nn.functional.cross_entropy(outputs, targets, reduction="none"))
+
+class Searches(Metric):
+    higher_is_better = True
+
+    def update(self, predicted, targets):
+        pass
+
+    def compute(self):
+        return {}["a"]  # the metric
+
+class Needs(Callback):
+    def __init__(self, every):
+        pass
+
+class Worded(Partitioner):
+    words = "every {n}th"
+
+    def owners(self, targets, num_clients, rng):
+        return np.arange(len(targets)) % num_clients
+
 class Narrow(Callback):
     def on_train_epoch_end(self, trainer):  # the signature
         pass
@@ -125,6 +153,11 @@ CASES = {  # key, value, words of the line
         "trainer.callbacks",
         [{"class_path": "owncode.Back"}],
         ["on_train_epoch_end failed: ValueError: invalid literal"],
+    ),
+    "the metric": (
+        "loop.metrics",
+        [{"class_path": "owncode.Searches"}],
+        ["Searches.compute failed: KeyError: 'a'"],
     ),
     "the constructor": (NETWORK, {"class_path": "owncode.Key"}, ["Key: 'a' (KeyError at "]),
     "half": ("data", {"class_path": "owncode.Half"}, ["Half.__init__ failed: AttributeError"]),
@@ -176,6 +209,22 @@ REFUSED = {  # key, value, words of a line that needs no place
         ["network: Undefined gives NaN"],
     ),
     "a text as a metric": (MODEL, "owncode.Logs", ["log_metric('a', 'b')", "must be a number"]),
+    "a name of every run's": (MODEL, "owncode.Taken", ["log_metric('test/global/accuracy', 1.0)"]),
+    "a loss that is not a number": (
+        LOSS,
+        {"class_path": "owncode.Undefined_"},
+        ["loss: Undefined_ gives NaN for finite outputs before any training"],
+    ),
+    "a callback's argument without a type": (
+        "trainer.callbacks",
+        [{"class_path": "owncode.Needs"}],
+        ["trainer.callbacks.every: null; Needs needs a value of it"],
+    ),
+    "words with an unknown name": (
+        PARTITION,
+        {"class_path": "owncode.Worded"},
+        ["Worded.words: 'every {n}th'", "attributes of the rule in braces: KeyError: 'n'"],
+    ),
     "a state that cannot be pickled": (
         "trainer.callbacks",
         [{"class_path": "owncode.Locked"}],

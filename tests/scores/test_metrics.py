@@ -303,8 +303,11 @@ def test_impossible_names(given, words):
     "metric, words",
     [
         (MulticlassF1Score(5), "MulticlassF1Score cannot compare predictions [2, 3]"),
-        (MulticlassConfusionMatrix(CLASSES), "has several values"),
-        (MulticlassF1Score(CLASSES, average=None), "has several values; it must have one"),
+        (MulticlassConfusionMatrix(CLASSES), "compute returned a tensor [3, 3]"),
+        (
+            MulticlassF1Score(CLASSES, average=None),
+            "compute returned a tensor [3]; it must return one number",
+        ),
     ],
 )
 def test_a_metric_that_does_not_fit_is_refused_before_training(tmp_path, metric, words):

@@ -102,13 +102,20 @@ class LoRALayer(AdaptedLayer):
         alpha: The factor alpha.
         pair: a, the share of the first of two adapters; None: there is one.
         freeze_a: Whether A keeps its first values.
+        residual: Whether W has a dense update D [out, in], from 0 (`residual`), beside the factors.
 
     Shape:
         Those of the layer.
     """
 
     def __init__(
-        self, base: nn.Module, rank: int, alpha: float, pair: float | None, freeze_a: bool
+        self,
+        base: nn.Module,
+        rank: int,
+        alpha: float,
+        pair: float | None,
+        freeze_a: bool,
+        residual: bool,
     ) -> None:
         super().__init__(base)
         self.shares = {"lora": 1.0} if pair is None else {"lora": pair, "own": 1 - pair}
@@ -117,21 +124,26 @@ class LoRALayer(AdaptedLayer):
             setattr(self, f"{name}_A", self.new(rank, self.in_features))
             setattr(self, f"{name}_B", self.new(self.out_features, rank, zero=True))
             getattr(self, f"{name}_A").requires_grad = not freeze_a
+        zeros = self.new(self.out_features, self.in_features, zero=True) if residual else None
+        self.residual: nn.Parameter | None = zeros
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the layer's output for `x` [n, ..., in]."""
         y = self.base(x)
+        if self.residual is not None:
+            y = y + linear(x.to(self.residual.dtype), self.residual).to(y.dtype)
         for name, share in self.shares.items():
             a, b = getattr(self, f"{name}_A"), getattr(self, f"{name}_B")
             y = y + linear(linear(x.to(a.dtype), a) * (share * self.scale), b).to(y.dtype)
         return y
 
     def update(self) -> Tensor:
-        """Returns alpha / r B A, or the sum of both adapters."""
+        """Returns alpha / r B A, or the sum of both adapters, and D."""
         parts = [
             share * self.scale * getattr(self, f"{name}_B") @ getattr(self, f"{name}_A")
             for name, share in self.shares.items()
         ]
+        parts += [] if self.residual is None else [self.residual]
         total = torch.stack(parts).sum(0)
         return total.mT if self.transposed else total
 
@@ -348,13 +360,14 @@ class LoRA(_Layers):
         if pair is not None and not 0 < pair < 1:
             raise ValueError(f"LoRA.pair: {pair}; it must be between 0 and 1")
         self.rank, self.alpha, self.freeze_a, self.pair = rank, alpha, freeze_a, pair
+        self.residual = False  # set by methods whose server moves the frozen weight
 
     def wrap(self, name: str, layer: nn.Module) -> LoRALayer:
         """Returns a layer with its factors."""
         least = min(layer.weight.shape)  # type: ignore[arg-type]
         if self.rank > least:
             raise ValueError(f"LoRA.rank: {self.rank}; the layer {name} has at most rank {least}")
-        return LoRALayer(layer, self.rank, self.alpha, self.pair, self.freeze_a)
+        return LoRALayer(layer, self.rank, self.alpha, self.pair, self.freeze_a, self.residual)
 
 
 class Delta(_Layers):

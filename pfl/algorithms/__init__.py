@@ -13,7 +13,9 @@ from pfl.algorithms.fedbabu import FedBABU
 from pfl.algorithms.fedbn import FedBN
 from pfl.algorithms.fedclup import FedCLUP
 from pfl.algorithms.feddbe import FedDBE
+from pfl.algorithms.feddpa import FedDPA
 from pfl.algorithms.feddyn import FedDyn
+from pfl.algorithms.fedex_lora import FedExLoRA
 from pfl.algorithms.fedgh import FedGH
 from pfl.algorithms.fedlc import FedLC
 from pfl.algorithms.fednova import FedNova
@@ -26,9 +28,12 @@ from pfl.algorithms.fedproto import FedProto
 from pfl.algorithms.fedprox import FedProx
 from pfl.algorithms.fedrep import FedRep
 from pfl.algorithms.fedrod import FedRoD
+from pfl.algorithms.fedsa_lora import FedSALoRA
 from pfl.algorithms.fedslr import FedSLR
 from pfl.algorithms.fedspa import FedSpa
+from pfl.algorithms.flex_lora import FlexLoRA
 from pfl.algorithms.floco import Floco
+from pfl.algorithms.flora import FLoRA
 from pfl.algorithms.global_train import GlobalTrain
 from pfl.algorithms.gpgd import GPGD
 from pfl.algorithms.ifca import IFCA
@@ -41,6 +46,7 @@ from pfl.algorithms.mr_mtl import MRMTL
 from pfl.algorithms.per_fedavg import PerFedAvg
 from pfl.algorithms.pfedhn import pFedHN
 from pfl.algorithms.pfedme import pFedMe
+from pfl.algorithms.rolora import RoLoRA
 from pfl.algorithms.scaffold import SCAFFOLD
 from pfl.method import FederatedAlgorithm
 
@@ -55,6 +61,7 @@ __all__ = [
     "MRMTL",
     "SCAFFOLD",
     "Ditto",
+    "FLoRA",
     "FedACS",
     "FedALA",
     "FedAMP",
@@ -67,7 +74,9 @@ __all__ = [
     "FedBN",
     "FedCLUP",
     "FedDBE",
+    "FedDPA",
     "FedDyn",
+    "FedExLoRA",
     "FedGH",
     "FedLC",
     "FedNTD",
@@ -79,16 +88,19 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedRoD",
+    "FedSALoRA",
     "FedSLR",
     "FedSpa",
     "FedYogi",
     "FederatedAlgorithm",
+    "FlexLoRA",
     "Floco",
     "GlobalTrain",
     "HeurFedAMP",
     "LGFedAvg",
     "LocalTrain",
     "PerFedAvg",
+    "RoLoRA",
     "pFedHN",
     "pFedMe",
 ]

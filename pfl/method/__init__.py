@@ -9,6 +9,8 @@ from pfl.engines.objective import Objective, Outputs, Samples
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.checks import refuse_factors
+from pfl.method.exact_mean import FactorMethod, MovedWeights
+from pfl.method.factors import ClientRanks, factor_mask
 from pfl.method.features import (
     class_sums,
     distance_to_means,
@@ -20,6 +22,7 @@ from pfl.method.features import (
 from pfl.method.local_training import Network
 from pfl.method.mixtures import ModelMixtures, inner_products
 from pfl.method.partly_personal import Part, PartlyPersonal, require_part, select_part
+from pfl.models.adapters import LoRA, Trainable
 from pfl.models.classifier import head_name
 from pfl.parameters import redrawn, replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
@@ -27,13 +30,17 @@ from pfl.randomness import generator
 
 __all__ = [
     "Batch",
+    "ClientRanks",
     "Clients",
     "ConfigError",
+    "FactorMethod",
     "FederatedAlgorithm",
+    "LoRA",
     "LocalOptimizer",
     "LocalSchedule",
     "Message",
     "ModelMixtures",
+    "MovedWeights",
     "Network",
     "Objective",
     "Outputs",
@@ -41,9 +48,11 @@ __all__ = [
     "PartlyPersonal",
     "Samples",
     "Step",
+    "Trainable",
     "class_sums",
     "dense",
     "distance_to_means",
+    "factor_mask",
     "features",
     "generator",
     "head_name",

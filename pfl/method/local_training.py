@@ -22,6 +22,7 @@ from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
+from pfl.method.factors import trained_factors
 from pfl.method.groups import ClientGroups
 from pfl.method.sides import current_log
 from pfl.models.adapters import Trainable, train_only
@@ -64,6 +65,7 @@ class LocalTraining(MovableModule):
         network: The architecture. Its parameters are views of the global model.
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
+        factors: The layers with two factors of LoRA that are trained.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class LocalTraining(MovableModule):
                 raise ConfigError(f"model.trainable: {error}") from error
         self.network = network
         self.space = ParameterSpace(network)
+        self.factors = trained_factors(network, self.space)
         self.oracle = Oracle(network, self.space, loss or default_loss, engine)
         self.groups = ClientGroups(self.oracle)
         self.batch_size, self.buffer_policy = batch_size, buffers

@@ -26,11 +26,11 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
     Args:
         network: The network.
         space: The map of the network's parameters.
-        part: "head", all parameters of the network's head (`head_name`); "body", all others; one or
-            several shell patterns of names; or a function of a parameter's name and of the module
-            that owns the parameter. A parameter that several layers share is one parameter, with
-            the name and the owner that the network lists first; it belongs to the head if the head
-            has it.
+        part: "head", all parameters of the network's head (`head_name`); "body", all others; a
+            shell pattern of names; a list of these; or a function of a parameter's name and of the
+            module that owns the parameter. A parameter that several layers share is one parameter,
+            with the name and the owner that the network lists first; it belongs to the head if the
+            head has it.
         argument: The argument that the error names.
 
     Raises:
@@ -42,18 +42,25 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
         >>> int(mask.sum())  # 4 * 2 + 2
         10
     """
+    mask = torch.zeros(space.size, dtype=torch.bool, device=space.vector.device)
     names = [layer.name for layer in space.layers]
     if callable(part):
         chosen = [n for n in names if part(n, network.get_submodule(n.rpartition(".")[0]))]
         if not chosen:
             raise ConfigError(f"{argument}: the function chooses none of {', '.join(names)}")
     elif part in ("head", "body"):
-        head = {id(p) for p in network.get_submodule(head_name(network)).parameters()}
+        # A network whose `head` is None has none: a language model predicts by its embedding.
+        has_head = getattr(network, "head", network) is not None
+        layers = network.get_submodule(head_name(network)).parameters() if has_head else ()
+        head = {id(p) for p in layers}
         owned = zip(names, space.parameters_of(network), strict=True)
         chosen = [n for n, p in owned if (id(p) in head) == (part == "head")]
+    elif isinstance(part, str):
+        return space.mask([part], argument)
     else:
-        return space.mask([part] if isinstance(part, str) else list(part), argument)
-    mask = torch.zeros(space.size, dtype=torch.bool, device=space.vector.device)
+        for one in part:
+            mask |= select_part(network, space, one, argument)
+        return mask
     for layer in space.layers:
         mask[layer.span] = layer.name in chosen
     return mask

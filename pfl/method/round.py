@@ -17,6 +17,7 @@ from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks, statistics
 from pfl.method.client_side import check_group, first_messages, server_tensors, train_clients
+from pfl.method.factors import PRODUCTS, aggregation_gap
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
 from pfl.method.states import KEPT
@@ -68,7 +69,7 @@ class Round:
         attack = None if who.attackers is None else who.attackers.attack
         together = attack if who.collude else None
         robust = RobustMean(who.aggregation, together) if who.aggregation or together else None
-        self.totals = RoundTotals(method.weighting, method.run.private, robust)
+        self.totals = RoundTotals(method.weighting, method.run.private, robust, method.factors)
         self.train_clients: Callable[[FederatedAlgorithm, Clients], Messages] = train_clients
         self._download: dict[str, Message] = {}
 
@@ -226,6 +227,9 @@ class Round:
         if received is not None:
             if "buffers" in received:
                 method.oracle.buffers.write(method.network, received.pop("buffers"))
+            if PRODUCTS in received:
+                gap = aggregation_gap(method.factors, received["w"], received[PRODUCTS])
+                totals.metrics |= {} if gap is None else {"train/aggregation_gap": gap}
             with on_side("server", "server_update"):
                 update = cast(Callable[[dict[str, Tensor]], object], method.server_update)
                 checks.check_nothing(method, "server_update", update(checks.ByName(received)))

@@ -13,6 +13,7 @@ from pfl.aggregation.privacy import PrivateMean
 from pfl.aggregation.robust import RobustMean
 from pfl.communication import Message
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
+from pfl.method.factors import PRODUCTS, Factors, sum_of_products
 from pfl.method.sides import Log
 
 
@@ -24,6 +25,7 @@ class RoundTotals:
             "samples" or "uniform".
         private: What makes the means private; None: nothing does.
         robust: What replaces the means; None: nothing does.
+        factors: The pairs of LoRA's factors in a model, whose products are added up, too.
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
@@ -47,9 +49,14 @@ class RoundTotals:
     """
 
     def __init__(
-        self, weighting: str, private: PrivateMean | None = None, robust: RobustMean | None = None
+        self,
+        weighting: str,
+        private: PrivateMean | None = None,
+        robust: RobustMean | None = None,
+        factors: Sequence[Factors] = (),
     ) -> None:
         self.weighting, self.private, self.robust = weighting, private, robust
+        self.factors = factors
         self.references: dict[str, Tensor] | None = None
         self.sums: dict[str, Tensor] = {}
         self.counts = np.zeros(6)
@@ -86,6 +93,9 @@ class RoundTotals:
             uniform = self._weightings[name] == "uniform"
             weights = torch.from_numpy(np.ones(len(sizes)) if uniform else sizes).to(like)
             sums[name] = weights @ values[name]
+            if name == "w" and self.factors and values[name].shape[1] == like.numel():
+                sums[PRODUCTS] = sum_of_products(self.factors, values[name], weights)
+                self._weightings[PRODUCTS] = self._weightings[name]
         return sums
 
     def add(

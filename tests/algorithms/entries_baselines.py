@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models import LoRA
 from pfl.algorithms import (
     APFL,
     CFL,
@@ -26,7 +27,10 @@ from pfl.algorithms import (
     FedBABU,
     FedBN,
     FedDBE,
+    FedDPA,
     FedDyn,
+    FederatedAlgorithm,
+    FedExLoRA,
     FedGH,
     FedLC,
     FedNova,
@@ -37,14 +41,18 @@ from pfl.algorithms import (
     FedProx,
     FedRep,
     FedRoD,
+    FedSALoRA,
     FedSpa,
     FedYogi,
+    FlexLoRA,
     Floco,
+    FLoRA,
     GlobalTrain,
     HeurFedAMP,
     LGFedAvg,
     LocalTrain,
     PerFedAvg,
+    RoLoRA,
     pFedHN,
     pFedMe,
 )
@@ -65,6 +73,30 @@ class L2GDOfAnyEpochs(L2GD):
 
     def __init__(self, network: nn.Module, local_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
+
+
+def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plain: Any) -> Any:
+    """A method of LoRA's factors that trains those of a network whose first layer is linear.
+
+    Other networks, and those with a frozen first layer, are trained as they are, with `plain`
+    arguments.
+    """
+
+    class OnFactors(kind):  # type: ignore[misc, valid-type]
+        def __init__(self, network: nn.Module, **kwargs: Any) -> None:
+            first = network[0] if isinstance(network, nn.Sequential) else None
+            if isinstance(first, nn.Linear) and first.weight.requires_grad:
+                with torch.random.fork_rng():
+                    torch.manual_seed(0)  # A is drawn
+                    given = {"trainable": LoRA(rank=2, layers=["0"], pair=pair)}
+                    super().__init__(network, **given, **kwargs)
+            else:
+                super().__init__(network, trainable=None, **plain, **kwargs)
+
+        def check_setup(self) -> None:
+            """Does not ask for factors."""
+
+    return OnFactors
 
 
 _STEP = {"server_lr": 0.5, "tau": 0.5}  # of the server
@@ -430,5 +462,30 @@ ENTRIES = [
         arguments={"server_lr": 0.04, "server_momentum": 0.6, "width": 12, "hidden_layers": 1},
         settle={"lr": 0.4, "local_steps": 6, "server_weight_decay": 0.0, "embedding": 8},
         rounds=120,
+    ),
+    *(
+        Method(name=kind.__name__, kind=on_factors(kind), limit=forms.averaging, **about)
+        for kind, about in (
+            (FedExLoRA, {"cost": forms.dense}),
+            (FLoRA, {"cost": forms.dense, "timed": True, "draws": True}),
+            (FlexLoRA, {"cost": forms.dense}),
+            (RoLoRA, {"cost": forms.dense, "timed": True}),
+        )
+    ),
+    Method(
+        name="FedSALoRA",
+        kind=on_factors(FedSALoRA, personal=["*bias"]),
+        limit=forms.partly_personal,
+        cost=forms.body,
+        private=("head",),
+        trained_with_private=True,
+    ),
+    Method(
+        name="FedDPA",
+        kind=on_factors(FedDPA, pair=0.4, personal=["*bias"]),
+        limit=forms.partly_personal,
+        cost=forms.body,
+        private=("head",),
+        arguments={"weighting": "samples", "personal_epochs": 3},
     ),
 ]

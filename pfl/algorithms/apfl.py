@@ -41,6 +41,8 @@ class APFL(FederatedAlgorithm):
         Differences from the authors' code: there the outputs of v_i and w_i are mixed instead of
         their parameters, which is the same for a linear network only; and α_i moves after v_i, with
         the factor α_i^2 + (1 - α_i)^2 and a penalty of 0.02 α_i in its gradient.
+        With LoRA the factors are mixed, which is not the mixture of the updates B A; `trainable:
+        delta` mixes the updates.
 
     Example:
         >>> from models import MLP

@@ -31,7 +31,8 @@ class Ditto(FederatedAlgorithm):
     Note:
         v_i is held to the received w^t, not to the client's own w_i. The paper counts s in local
         steps; here they are epochs, and both models have the same rate. A client that never took
-        part has the initial model as v_i.
+        part has the initial model as v_i. With LoRA |v_i - w| is the distance of factors, which is
+        not that of the models B A; `trainable: delta` holds the updates together.
 
     Example:
         >>> from models import MLP

@@ -22,6 +22,10 @@ class FedProx(FederatedAlgorithm):
     Args:
         proximal_weight: μ, the pull towards the received model.
 
+    Note:
+        With LoRA |v - w| is the distance of factors, which is not that of the models B A;
+        `trainable: delta` holds the updates together.
+
     Example:
         >>> from models import MLP
         >>> FedProx(MLP(64, (8,)), proximal_weight=0.1).proximal_weight

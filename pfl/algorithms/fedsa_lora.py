@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pfl.algorithms.fedper import FedPer
-from pfl.method import Network, Part, Trainable
+from torch import Tensor
+
+from pfl.method import Clients, Message, Network, Part, PartlyPersonal, Trainable
 
 
-class FedSALoRA(FedPer):
+class FedSALoRA(PartlyPersonal):
     """LoRA's A is shared, and B_i and the head stay with the client.
 
     (A_i, B_i, h_i) <- local steps from the received A and the client's own last B_i and h_i;
@@ -43,3 +44,6 @@ class FedSALoRA(FedPer):
         **kwargs: Any,
     ) -> None:
         super().__init__(network, trainable=trainable, personal=personal, **kwargs)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Message:
+        return self.keep_and_send(clients, self.local_sgd(clients, self.personalized(clients)))

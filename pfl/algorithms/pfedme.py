@@ -39,7 +39,8 @@ class pFedMe(FederatedAlgorithm):
         Differences from the authors' code: there θ_i starts where the last local step left it, the
         inner gradient has another 0.001 θ, and the mean is weighted by samples. `weight_decay` is a
         part of f_i. The statistics of BatchNorm that belong to w_i are those of the first of the K
-        passes, which is at w_i; the other passes move θ_i's.
+        passes, which is at w_i; the other passes move θ_i's. With LoRA |θ - w| is the distance of
+        factors, which is not that of the models B A; `trainable: delta` takes the updates.
 
     Example:
         >>> from models import MLP

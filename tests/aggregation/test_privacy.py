@@ -25,10 +25,10 @@ from tests.algorithms.methods import (
     small_world,
 )
 
-# The server of these reads the messages of single clients, or has the samples.
+# The server of these reads the messages of single clients or their products, or has the samples.
 REFUSED = {
     *("FedACS", "FedACS, quantile 1", "FedAMP", "HeurFedAMP", "FedGH", "FedPAC", "GlobalTrain"),
-    *("CFL", "Floco", "pFedHN"),
+    *("CFL", "Floco", "pFedHN", "FedExLoRA", "FLoRA", "FlexLoRA"),
     "FedSLR, all multipliers",
 }
 CLIP = 1e-3  # below the norm of every client's messages, which are then moved by C exactly

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from typing import Any
 
@@ -83,18 +84,22 @@ def on_factors(kind: type[FederatedAlgorithm], pair: float | None = None, **plai
     """
 
     class OnFactors(kind):  # type: ignore[misc, valid-type]
+        __signature__ = inspect.signature(kind)  # its own arguments
+
         def __init__(self, network: nn.Module, **kwargs: Any) -> None:
             first = network[0] if isinstance(network, nn.Sequential) else None
             if isinstance(first, nn.Linear) and first.weight.requires_grad:
                 with torch.random.fork_rng():
-                    torch.manual_seed(0)  # A is drawn
+                    torch.manual_seed(0)  # A is drawn; the body is the same in all runs
+                    first.reset_parameters()
                     given = {"trainable": LoRA(rank=2, layers=["0"], pair=pair)}
                     super().__init__(network, **given, **kwargs)
             else:
                 super().__init__(network, trainable=None, **plain, **kwargs)
 
         def check_setup(self) -> None:
-            """Does not ask for factors."""
+            if self.factors:
+                super().check_setup()
 
     return OnFactors
 
@@ -487,5 +492,6 @@ ENTRIES = [
         cost=forms.body,
         private=("head",),
         arguments={"weighting": "samples", "personal_epochs": 3},
+        more_epochs=3,
     ),
 ]

@@ -221,7 +221,7 @@ EVERY_METHOD = pytest.mark.parametrize(("kind", "key"), METHODS.values(), ids=ME
 
 
 @EVERY_METHOD
-@pytest.mark.parametrize("part", ["tail.*", "Head", ["head.*", "tail.*"], ["head"]])
+@pytest.mark.parametrize("part", ["tail.*", "Head", ["head.*", "tail.*"], ["head", "tail"]])
 def test_a_pattern_that_matches_nothing_is_refused(kind, key, part):
     pattern = part if isinstance(part, str) else part[-1]
     with refused(f"model.{key}: {pattern!r} matches none of body.linear1.weight", "head.bias"):

@@ -10,12 +10,9 @@ _BLOCK = 1 << 16  # entries of a block of clients: arrays of half a MiB stay in 
 
 
 class IndexArrays(ABC):
-    """Index arrays of M clients: for each client, the indices of its samples.
+    """For each of M clients the indices of its samples; `sizes` int64 [M] are their numbers.
 
     `Ragged` stores the arrays, `Drawn` computes them on access.
-
-    Attributes:
-        sizes: int64 [M], the number of samples of each client.
 
     Example:
         >>> from datamodules import Ragged
@@ -28,10 +25,7 @@ class IndexArrays(ABC):
 
     @abstractmethod
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns the arrays of some clients, int64 or int32, concatenated in their order.
-
-        Args:
-            clients: Client ids, integers [C], or a slice of the ids of all clients.
+        """Returns the arrays of some clients (ids or a slice), int64 or int32, concatenated.
 
         Raises:
             IndexError: A client id is out of range.
@@ -68,16 +62,10 @@ class IndexArrays(ABC):
         return Ragged.from_sizes(self.flat[keep], sizes)
 
     def blocks(self, clients: slice = slice(None)) -> Iterator[slice]:
-        """Cuts clients into blocks whose arrays fit into the processor's cache.
+        """Cuts clients (a slice of step 1) into blocks whose arrays fit into the processor's cache.
 
-        Work on 30 million entries takes several times as long in one piece as block by block.
-
-        Args:
-            clients: A slice, of step 1, of the ids of all clients.
-
-        Yields:
-            A slice of client ids. The clients of a block have at most 65,536 entries, not counting
-            the last client.
+        Work on 30 million entries takes several times as long in one piece as block by block. The
+        clients of a block have at most 65,536 entries, not counting the last client.
         """
         first, last, _ = clients.indices(len(self))
         ends = np.cumsum(self.sizes[clients])
@@ -94,12 +82,8 @@ class Ragged(IndexArrays):
 
     Client `i` has the samples `indices[starts[i] : starts[i] + sizes[i]]`. Either these slices
     follow one another in the order of the clients, or the slice of every client is the whole of
-    `indices`, so that a test set shared by all clients is stored once.
-
-    Attributes:
-        indices: int64 or int32 [total], sample indices.
-        starts: int64 [M], the position in `indices` where the slice of each client begins.
-        sizes: int64 [M], the number of samples of each client.
+    `indices`, so that a test set shared by all clients is stored once. `indices` are int64 or
+    int32, `starts` and `sizes` int64 [M].
 
     Example:
         >>> arrays = Ragged.from_owners(np.array([1, 0, -1, 1]), num_clients=2)
@@ -113,18 +97,13 @@ class Ragged(IndexArrays):
 
     @classmethod
     def from_sizes(cls, indices: np.ndarray, sizes: np.ndarray) -> "Ragged":
-        """Builds index arrays from the concatenation of the clients' arrays and their sizes [M]."""
+        """Builds index arrays from the clients' arrays, concatenated, and their sizes [M]."""
         sizes = sizes.astype(np.int64)
         return cls(indices, np.cumsum(sizes) - sizes, sizes)
 
     @classmethod
     def from_owners(cls, owners: np.ndarray, num_clients: int) -> "Ragged":
-        """Builds an ascending array for each of M clients from the owner of each sample.
-
-        Args:
-            owners: Integers [N]: the client of every sample, -1 for a sample without a client.
-            num_clients: M.
-        """
+        """Builds ascending arrays for M clients from the owner [N] of every sample, -1: nobody."""
         # Each pair (owner, sample) is packed into one integer, because sorting values is several
         # times faster than an argsort of the owners. M and N are both far below 2^31. One array
         # is reused for all steps, because new memory costs more than the arithmetic.
@@ -151,9 +130,8 @@ class Ragged(IndexArrays):
         """Returns the arrays of some clients, concatenated; a view if they are adjacent."""
         starts, sizes = self.starts[clients], self.sizes[clients]
         total = int(sizes.sum())
-        if isinstance(clients, slice) and (
-            not total or starts[-1] + sizes[-1] == starts[0] + total
-        ):
+        adjacent = not total or starts[-1] + sizes[-1] == starts[0] + total
+        if isinstance(clients, slice) and adjacent:
             first = int(starts[0]) if total else 0
             return self.indices[first : first + total]
         skipped = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

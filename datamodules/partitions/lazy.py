@@ -52,7 +52,6 @@ class Drawn(IndexArrays):
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]  # a property saves storing the array
-        """The number of samples of each client, int64 [M]: a read-only view of one number."""
         return np.broadcast_to(np.int64(self.size), self.num_clients)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
@@ -79,13 +78,11 @@ class Subsets(Drawn):
 
     @property
     def width(self) -> int:
-        """All samples if they are shuffled, else the samples that are drawn."""
         return self.total if self._by_shuffling else self.size
 
     @property
     def _by_shuffling(self) -> bool:
-        """Whether the samples are shuffled, which is efficient if most of them are in the set."""
-        return 2 * self.size > self.total
+        return 2 * self.size > self.total  # then shuffling is efficient
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
         """Draws different indices below `total` for each client, ascending.
@@ -93,13 +90,11 @@ class Subsets(Drawn):
         For a set of up to half of the samples, the indices are drawn with replacement. Of equal
         indices all but one are drawn again, until no two are equal. The procedure treats all
         indices alike, so all sets are equally likely. A new index differs from all others of its
-        client with probability 1/2 or more, so the number of clients that need another attempt
-        falls geometrically.
+        client with probability 1/2 or more, so few attempts are needed.
         """
         if self._by_shuffling:
-            order = np.argsort(
-                random_bits(self.key, clients, range(self.total)), axis=1, kind="stable"
-            )
+            bits = random_bits(self.key, clients, range(self.total))
+            order = np.argsort(bits, axis=1, kind="stable")
             return np.sort(order[:, : self.size].astype(self.dtype), axis=1)
         rows = self._indices(clients, 0)
         rows.sort(axis=1)

@@ -12,15 +12,9 @@ from .splits import split_off
 
 
 class Pool(NamedTuple):
-    """The samples of a data set: the training samples, followed by the official test samples.
+    """The samples of a data set: the training samples, followed by the official test samples."""
 
-    Attributes:
-        labels: The class of every sample, int64 [num_samples]; None if the targets are not classes.
-        num_train: The number of training samples.
-        num_samples: The number of all samples.
-    """
-
-    labels: np.ndarray | None
+    labels: np.ndarray | None  # int64 [num_samples]; None if the targets are not classes
     num_train: int
     num_samples: int
 
@@ -60,12 +54,7 @@ class Protocol(ABC):
 
     @abstractmethod
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
-        """Splits the samples of every client and chooses its test set.
-
-        Args:
-            owned: The samples assigned to each client.
-            pool: The samples of the data set.
-            rng: The only source of randomness.
+        """Splits the samples that each client owns and chooses its test set; draws from `rng` only.
 
         Raises:
             ConfigError: The data lack something that the protocol needs.
@@ -86,17 +75,11 @@ class SplitOwn(Protocol):
     If the data set has an official test set, its samples are assigned to the clients together with
     the training samples and every client splits the union, as in PFLlib.
 
-    Args:
-        test: Share of a client's samples for its test set, from 0 to below 1.
-        validation: Share of a client's samples for its validation set, from 0 to below 1.
-
     Example:
-        >>> from datamodules import IID, DigitsDataModule
-        >>> protocol = SplitOwn(test=0.5, validation=0.25)
-        >>> data = DigitsDataModule(num_clients=1, partition=IID(), protocol=protocol)
-        >>> partition = data.partition
-        >>> len(partition.train[0]), len(partition.val[0]), len(partition.test[0])
-        (449, 449, 899)
+        >>> from datamodules import DigitsDataModule
+        >>> data = DigitsDataModule(num_clients=1, protocol=SplitOwn(test=0.5, validation=0.25))
+        >>> [len(arrays[0]) for arrays in data.partition.splits.values()]
+        [449, 449, 899]
     """
 
     words = "each client is tested on {test:.0%} of its own samples"
@@ -167,13 +150,9 @@ class MatchLabels(Protocol):
     def _test_counts(
         self, train: IndexArrays, labels: np.ndarray, available: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the number of test samples for every pair of a client and a training label.
+        """Returns client, label and number of test samples for every pair of these, int64 [pairs].
 
         Shares are fractions of whole numbers, so that ties are the same on every platform.
-
-        Returns:
-            Client, label and number of test samples, int64 [pairs] each, sorted by client and
-            label.
         """
         both = train.owners * len(available) + labels[train.flat]
         pair, count = np.unique(both, return_counts=True)
@@ -220,9 +199,6 @@ class OfficialSplit(Protocol):
 
     The partition rule assigns the official test samples, too. With `Natural` and ids of training
     and test samples this is the split that the data set gives to each client, as LEAF's.
-
-    Args:
-        validation: Share of a client's training samples for its validation set, from 0 to below 1.
 
     Example:
         >>> from datamodules import ArrayDataModule, Natural

@@ -20,14 +20,13 @@ def split_off(
 ) -> list[IndexArrays]:
     """Splits every client's samples into parts of the given shares and a last part, the rest.
 
+    The parts are ascending for every client. If `owned` is `Drawn`, the parts are `Drawn`, too.
+
     Args:
         owned: The samples of each client.
         labels: The class of every sample, int64 [N], for stratification; None splits at random.
         shares: The share of each part but the last, 0 to 1; see `Protocol` for the rounding.
         rng: The only source of randomness.
-
-    Returns:
-        The parts, ascending for every client. If `owned` is `Drawn`, the parts are `Drawn`, too.
     """
     if isinstance(owned, Drawn):
         return _split_drawn(owned, labels, shares, rng)
@@ -55,7 +54,6 @@ def split_off(
 def _split_drawn(
     owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: np.random.Generator
 ) -> list[IndexArrays]:
-    """Splits arrays that are computed on access; see `split_off`."""
     key, begin = int(rng.integers(1 << 63)), 0
     labels = None if labels is None else labels[: owned.total]
     parts: list[IndexArrays] = []

@@ -202,7 +202,6 @@ def _round(shares: np.ndarray, size: int) -> np.ndarray:
 
 
 def _read_table(key: str, path: Path) -> np.ndarray:
-    """Reads a table of numbers."""
     try:
         if path.suffix == ".npy":
             return np.load(path, allow_pickle=False).astype(np.float64)

@@ -32,10 +32,8 @@ class FedSLRDirichlet(Partitioner):
     Dir_K(α π) with π the shares of the labels: its α is K times this one.
 
     A split of a client's own samples (`SplitOwn`, or a validation share) can put two copies of an
-    image into different parts: use `MatchLabels(100, validation=0)`, as the paper does.
-
-    Args:
-        alpha: Concentration α for each class; 0.1 in the paper.
+    image into different parts: use `MatchLabels(100, validation=0)`, as the paper does. Its α, for
+    each class, is 0.1.
 
     Example:
         >>> from datamodules import DigitsDataModule, MatchLabels
@@ -84,9 +82,8 @@ class _PFLlib(CountsByClass):
     """The base of PFLlib's rules, with its smallest number of samples of a client, L."""
 
     def __init__(self, batch_size: int, train_ratio: float) -> None:
-        name = type(self).__name__
+        name, holds = type(self).__name__, 0 < train_ratio < 1
         self.batch_size = check_whole(f"{name}.batch_size", batch_size)
-        holds = 0 < train_ratio < 1
         require(f"{name}.train_ratio", train_ratio, holds, "above 0 and below 1")
         self.train_ratio = train_ratio
 
@@ -102,13 +99,10 @@ class PFLlibDirichlet(_PFLlib):
     Clients that hold N/M samples or more get none; the other shares are divided by their sum. Class
     sizes times cumulated shares, rounded down, cut the class; the last client gets what is left.
     All is drawn again until every client has L = min(batch_size / (1 - train_ratio), N / (2 M))
-    samples, rounded down. PFLlib merges training and test samples, and splits each client's own at
-    random: `SplitOwn(test=0.25, validation=0)`, which is stratified here. `Dirichlet(α,
-    size_cap=True)` differs in the random order of the classes, in rounding, and in `min_size`.
-
-    Args:
-        alpha: Concentration α.
-        batch_size: Of PFLlib's `dataset_utils.py`, for L only, as is `train_ratio`.
+    samples, rounded down, with two arguments of PFLlib's `dataset_utils.py` that serve nothing else
+    here. PFLlib merges training and test samples, and splits each client's own at random:
+    `SplitOwn(test=0.25, validation=0)`, which is stratified here. `Dirichlet(α, size_cap=True)`
+    differs in the random order of the classes, in rounding, and in `min_size`.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -150,18 +144,13 @@ class PFLlibDirichlet(_PFLlib):
 
 
 class PFLlibPathological(_PFLlib):
-    """PFLlib's partition "pat": clients with c classes, neighbours with the same ones.
+    """PFLlib's partition "pat": clients with c (`classes`) classes, neighbours with the same ones.
 
     Every client can take c classes. Class after class, in ascending order, goes to the first
     ceil(M / K c) clients that can still take one. With `balance`, each of them gets n // m samples
     of the n of the class, where m is their number; without, each a whole number that is drawn
     uniformly from max(n / (10 m), L / K), rounded down, to n // m - 1, with L as in
     `PFLlibDirichlet`. The last of them gets the rest. Which classes a client has is not random.
-
-    Args:
-        classes: c.
-        balance: PFLlib's argument of this name.
-        batch_size: As in `PFLlibDirichlet`, with `train_ratio`.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -216,9 +205,6 @@ class FLBenchClasses(CountsByClass):
     remainder if it is smaller than n // h. Classes that nobody draws, and other remainders, are not
     used. `ClassesPerClient` balances the number of clients per class instead.
 
-    Args:
-        classes: c.
-
     Example:
         >>> from datamodules import DigitsDataModule
         >>> data = DigitsDataModule(num_clients=5, partition=FLBenchClasses(3))
@@ -252,10 +238,6 @@ class LEAF(Natural):
     largest instead). LEAF draws users until they have a given share of all samples (`--sf`) and
     cuts the last one; here their number is given. LEAF's split of a user's samples is
     `SplitOwn(test=0.1, validation=0)`; its `--iid` is `IID()`.
-
-    Args:
-        client_ids: As in `Natural`.
-        min_samples: The smallest number of samples of a user; 10 in LEAF.
 
     Example:
         >>> from datamodules import TensorDataModule
@@ -296,13 +278,9 @@ class LEAF(Natural):
 class FlukeDirichlet(CountsByClass):
     """fluke's distribution "dir" with `balanced=False`.
 
-    Every client first gets m samples of each class. Of each class, the other samples are divided
-    among the M clients by a multinomial draw, with shares drawn from Dir_M(β, ..., β). A client
-    thus has samples of every class.
-
-    Args:
-        beta: Concentration β.
-        min_ex_class: m.
+    Every client first gets `min_ex_class` samples of each class. Of each class, the other samples
+    are divided among the M clients by a multinomial draw, with shares drawn from Dir_M(β, ..., β).
+    A client thus has samples of every class.
 
     Example:
         >>> from datamodules import DigitsDataModule, SplitOwn
@@ -335,12 +313,9 @@ class FlukeDirichlet(CountsByClass):
 class FlukeClasses(Partitioner):
     """fluke's distribution "lbl_qnt": c random classes per client, random numbers of samples.
 
-    Every client draws c different classes, all equally likely. As long as there are classes that no
-    client has, each of them replaces a random class of a random client. Every sample then goes to
-    one of the clients of its class, all equally likely.
-
-    Args:
-        class_per_client: c.
+    Every client draws c (`class_per_client`) different classes, all equally likely. As long as
+    there are classes that no client has, each of them replaces a random class of a random client.
+    Every sample then goes to one of the clients of its class, all equally likely.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -378,11 +353,8 @@ class FlukeQuantity(Partitioner):
 
     Every client first gets `min_quantity` samples. Each other sample goes to the client
     floor(M u^(1/α)) with u uniform in [0, 1), so that client i expects the share
-    ((i + 1) / M)^α - (i / M)^α of them.
-
-    Args:
-        alpha: α; 1 gives equal expected sizes, larger numbers more to the last clients.
-        min_quantity: The smallest number of samples of a client.
+    ((i + 1) / M)^α - (i / M)^α of them: equal shares for α = 1, larger ones of the last clients for
+    larger α.
 
     Example:
         >>> from datamodules import DigitsDataModule

@@ -101,7 +101,6 @@ class FlowerRule(Partitioner):
 
     @property
     def _name(self) -> str:
-        """The name of the partitioner's class."""
         given = self.partitioner
         return given if isinstance(given, str) else type(given).__name__
 
@@ -187,7 +186,6 @@ class _Columns(Mapping[str, np.ndarray]):
 
 
 def _flower(module: str) -> Any:
-    """Imports a module of Flower's, or of a user."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -43,7 +43,7 @@ class Dirichlet(CountsByClass):
 
     Args:
         alpha: Concentration α; a small value gives strong label skew, a large one is near IID.
-        over: What the drawn distributions are over, "clients" or "labels".
+        over: What the drawn distributions are over.
         min_size: The smallest number of samples of a client.
         equal_sizes: Whether every client gets exactly N // M samples; the remainder is not used.
             With `over="clients"` the surplus of a client that is full goes to the other clients, in
@@ -73,11 +73,9 @@ class Dirichlet(CountsByClass):
         expected = "False with over='labels' or equal_sizes=True, which make sizes equal anyway"
         holds = not size_cap or (over == "clients" and not equal_sizes)
         require("Dirichlet.size_cap", size_cap, holds, expected)
-        self.alpha = alpha
-        self.over = over
+        self.alpha, self.over = alpha, over
         self.min_size = check_whole("Dirichlet.min_size", min_size)
-        self.equal_sizes = equal_sizes
-        self.size_cap = size_cap
+        self.equal_sizes, self.size_cap = equal_sizes, size_cap
         self.max_retries = check_whole("Dirichlet.max_retries", max_retries)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
@@ -97,7 +95,6 @@ class Dirichlet(CountsByClass):
     def _counts_by_class(
         self, available: np.ndarray, num_clients: int, rng: Generator
     ) -> np.ndarray:
-        """Returns the number of samples of each class and client, [K, M], for `over="clients"`."""
         shares = rng.dirichlet(np.full(num_clients, self.alpha), size=len(available))
         if not self.equal_sizes and not self.size_cap:
             return apportion(shares, available[:, None])
@@ -116,7 +113,6 @@ class Dirichlet(CountsByClass):
     def _counts_by_client(
         self, available: np.ndarray, num_clients: int, rng: Generator
     ) -> np.ndarray:
-        """Returns the number of samples of each class and client, [K, M], for `over="labels"`."""
         total = available.sum()
         shares = rng.dirichlet(self.alpha * available / total, size=num_clients)
         missing = np.full(num_clients, total // num_clients)
@@ -151,16 +147,13 @@ class Dirichlet(CountsByClass):
 
 
 class ClassesPerClient(CountsByClass):
-    """Pathological label skew: every client holds samples of exactly k classes.
+    """Pathological label skew: every client holds samples of exactly `classes` classes, k.
 
     The classes of a client are drawn at random such that the numbers of clients per class differ by
     at most one (a class with fewer samples than that has as many clients as samples). Every class
     is assigned to some client if M k >= K; the samples of a class without clients are not used. The
     samples of a class are divided among its clients into parts that differ by at most one sample.
     Used, in variants, by NIID-Bench (`#C=k`) and PFLlib (`pat`).
-
-    Args:
-        classes: k.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -214,11 +207,8 @@ class Shards(Partitioner):
     """Pathological label skew of McMahan et al. 2017 (FedAvg).
 
     Samples are sorted by label and cut into M s shards, whose sizes differ by at most one; every
-    client gets s random shards. A client therefore has about s labels: a shard that is no longer
-    than the rarest class contains at most two.
-
-    Args:
-        shards_per_client: s.
+    client gets s (`shards_per_client`) random shards. A client therefore has about s labels: a
+    shard that is no longer than the rarest class contains at most two.
 
     Example:
         >>> from datamodules import DigitsDataModule

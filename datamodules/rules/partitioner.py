@@ -42,13 +42,11 @@ class Partitioner:
     def bound(
         self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
     ) -> "Partitioner":
-        """Returns the rule with the values of every sample of a data set that it needs.
+        """Returns the rule with what it needs of a data set.
 
         Args:
             columns: Values of the samples by name, such as "client_ids", [num_train] or
                 [num_samples] each; the training samples come first.
-            num_train: The number of training samples.
-            num_samples: The number of all samples.
 
         Raises:
             ConfigError: The data set lacks what the rule needs.
@@ -73,15 +71,9 @@ class Partitioner:
         return None
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        """Assigns samples to clients.
+        """Returns each client's positions in `targets` ([N] or [N, ...]), ascending.
 
-        Args:
-            targets: The targets of the N samples to assign, [N] or [N, ...].
-            num_clients: M.
-            rng: The only source of randomness.
-
-        Returns:
-            For each client the positions of its samples in `targets`, ascending.
+        All randomness comes from `rng`.
 
         Raises:
             ConfigError: There are more clients than samples, or the rule cannot be satisfied.
@@ -174,7 +166,7 @@ class LogNormal(Partitioner):
             free = np.where(raised, 0, weights)
             shares = free / free.sum() * (len(targets) - self.min_size * raised.sum())
             low = ~raised & (shares < self.min_size)
-            # All remaining clients can be below min_size only by rounding: their mean is not.
+            # All remaining clients can be below min_size only through rounding: their mean is not.
             if not low.any() or (raised | low).all():
                 break
             raised |= low
@@ -209,10 +201,10 @@ class Sampled(Partitioner):
         self.size = check_whole("Sampled.size", size)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> Drawn:
-        """Draws the key of index arrays that are computed on access, and take no memory."""
         total = len(targets)
-        within = self.size <= total
-        require("Sampled.size", self.size, within, f"at most {total}, the number of samples")
+        expected = f"at most {total}, the number of samples"
+        require("Sampled.size", self.size, self.size <= total, expected)
+        # Index arrays that are computed on access take no memory.
         return Subsets(int(rng.integers(1 << 63)), num_clients, self.size, total)
 
 
@@ -229,7 +221,7 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
 
     Args:
         weights: Numbers of at least 0, [..., M], with a positive sum along the last axis.
-        total: The number to split, or an array of such numbers that broadcasts to [..., 1].
+        total: Whole numbers that broadcast to [..., 1].
 
     Returns:
         int64 [..., M].
@@ -241,8 +233,8 @@ def apportion(weights: np.ndarray, total: int | np.ndarray) -> np.ndarray:
 
 def check_clients(num_clients: int, total: int) -> None:
     """Raises a ConfigError unless each client can have a sample."""
-    within = 1 <= num_clients <= total
-    require("num_clients", num_clients, within, f"from 1 to {total}, the number of samples")
+    expected = f"from 1 to {total}, the number of samples"
+    require("num_clients", num_clients, 1 <= num_clients <= total, expected)
 
 
 def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:

@@ -89,7 +89,6 @@ class PerSample(Partitioner):
         return values
 
     def _with(self, values: np.ndarray) -> "PerSample":
-        """Returns a copy of this rule with the given values."""
         rule = object.__new__(type(self))
         vars(rule).update(vars(self), _values=np.asarray(values))
         return rule
@@ -144,11 +143,9 @@ class Natural(PerSample):
 class Groups(PerSample):
     """Groups of client ids: each client holds the samples of several ids.
 
-    With `groups=None` all ids are dealt to the clients in random order; the numbers of ids per
-    client differ by at most one.
-
     Args:
-        groups: The ids of each client; ids in no group are not used. None deals them at random.
+        groups: The ids of each client; ids in no group are not used. None deals all ids to the
+            clients in random order; the numbers of ids per client then differ by at most one.
         client_ids: As in `Natural`.
 
     Example:

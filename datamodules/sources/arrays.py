@@ -1,6 +1,7 @@
 """Federated data modules for a user's own tensors, arrays or `.npz` file."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,6 @@ class TensorDataModule(FederatedDataModule):
         test_targets: Targets of the official test set, if there is one.
         client_ids: For `Natural`: the client of each training sample, or of each sample (training
             samples first), numbers or text.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> inputs, targets = torch.rand(100, 8), torch.arange(100) % 2
@@ -47,8 +47,8 @@ class TensorDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        ids = None if client_ids is None else np.asarray(client_ids)
-        self._loaded = _as_loaded(inputs, targets, test_inputs, test_targets, ids)
+        arrays = (inputs, targets, test_inputs, test_targets, client_ids)
+        self._loaded = _as_loaded(dict(zip(_KEYS, arrays, strict=True)))
 
     def load(self) -> Loaded:
         return self._loaded
@@ -57,8 +57,8 @@ class TensorDataModule(FederatedDataModule):
 class ArrayDataModule(FederatedDataModule):
     """A data set given as NumPy arrays, or as an `.npz` file of NumPy arrays.
 
-    `TensorDataModule` explains the types and the other arguments; but here inputs and targets of
-    type float64 (or wider) become float32.
+    The arguments are those of `TensorDataModule`, but inputs and targets of type float64 (or wider)
+    become float32.
 
     In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
 
@@ -68,7 +68,6 @@ class ArrayDataModule(FederatedDataModule):
 
     Args:
         file: Path of an `.npz` file whose arrays have the names of the arguments, instead of them.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> from datamodules import Dirichlet
@@ -94,34 +93,31 @@ class ArrayDataModule(FederatedDataModule):
         key = "ArrayDataModule.file"
         if file is not None:
             require(key, str(file), not given, f"None, as {', '.join(given)} are given")
-        self._source: Loaded | Path
-        if file is None:
-            self._source = self._from_arrays("an array, as there is no file", given)
+        self._file = None if file is None else Path(file).expanduser()
+        if self._file is None:
+            self._loaded = self._convert("an array, as there is no file", given)
         else:
-            self._source = Path(file).expanduser()
-            require(key, str(file), self._source.is_file(), "the path of an existing .npz file")
+            require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
 
     def load(self) -> Loaded:
-        source = self._source
-        if isinstance(source, Loaded):
-            return source
-        return self._from_arrays(f"an array in {str(source)!r}", _read(source))
+        if self._file is None:
+            return self._loaded
+        return self._convert(f"an array in {str(self._file)!r}", _read(self._file))
 
-    def _from_arrays(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
+    def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
         for key in ("inputs", "targets"):
             require(f"ArrayDataModule.{key}", None, key in arrays, expected)
         tensors = {key: _tensor(key, array) for key, array in arrays.items() if key != "client_ids"}
         wide = [key for key, t in tensors.items() if t.element_size() < arrays[key].dtype.itemsize]
         self.rounded_arrays = [k for k in wide if (arrays[k] != tensors[k].numpy()).any()]
-        return _as_loaded(**tensors, client_ids=arrays.get("client_ids"))
+        return _as_loaded({**arrays, **tensors})
 
 
 _KEYS = ("inputs", "targets", "test_inputs", "test_targets", "client_ids")
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
-    """Reads the arrays of an `.npz` file."""
     key = f"ArrayDataModule.file: {str(path)!r}"
     try:
         with np.load(path, allow_pickle=False) as stored:
@@ -129,9 +125,8 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # NumPy and zipfile raise many types for files of other formats
         expected = "an .npz file of plain arrays, as numpy.savez writes"
         raise ConfigError(f"{key}; it must be {expected}") from error
-    if unknown := sorted(arrays.keys() - set(_KEYS)):
-        known = ", ".join(_KEYS)
-        raise ConfigError(f"{key} holds {', '.join(unknown)}; it must hold only {known}")
+    if unknown := ", ".join(sorted(arrays.keys() - set(_KEYS))):
+        raise ConfigError(f"{key} holds {unknown}; it must hold only {', '.join(_KEYS)}")
     return arrays
 
 
@@ -149,19 +144,12 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _as_loaded(
-    inputs: Tensor | np.ndarray,
-    targets: Tensor | np.ndarray,
-    test_inputs: Tensor | np.ndarray | None = None,
-    test_targets: Tensor | np.ndarray | None = None,
-    client_ids: np.ndarray | None = None,
-) -> Loaded:
-    """Builds the samples of a data set from its tensors."""
-    given = {"test_inputs": test_inputs, "test_targets": test_targets}
-    for missing, other in (given, reversed(given)):
-        if given[missing] is None and given[other] is not None:
+def _as_loaded(arrays: Mapping[str, Any]) -> Loaded:
+    """Builds the samples of a data set from its arrays by name, of which some may be missing."""
+    inputs, targets, test_inputs, test_targets, ids = map(arrays.get, _KEYS)
+    for missing, other in (("test_inputs", "test_targets"), ("test_targets", "test_inputs")):
+        if arrays.get(missing) is None and arrays.get(other) is not None:
             raise ConfigError(f"{missing}: None; it must be given, as {other} is")
-    test = None
-    if test_inputs is not None and test_targets is not None:
-        test = TensorSamples(test_inputs, test_targets)
-    return Loaded(TensorSamples(inputs, targets), test, client_ids)
+    test = None if test_inputs is None else TensorSamples(test_inputs, test_targets)
+    ids = None if ids is None else np.asarray(ids)
+    return Loaded(TensorSamples(inputs, targets), test, ids)

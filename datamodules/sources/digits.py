@@ -27,11 +27,8 @@ class DigitsDataModule(FederatedDataModule):
     in the order of the file.
 
     Args:
-        num_clients: The number of clients M; None with a rule that determines it.
         partition: The rule that assigns samples to clients; None is `Dirichlet(0.1)`.
-        protocol: The test protocol; None is `SplitOwn()`.
         test_share: The share of each class that is the test set, between 0 and 1.
-        **kwargs: The other arguments of `FederatedDataModule`.
 
     Example:
         >>> from datamodules import Dirichlet
@@ -48,11 +45,10 @@ class DigitsDataModule(FederatedDataModule):
         test_share: float = 0.2,
         **kwargs: Any,
     ) -> None:
-        holds = 0 < test_share < 1
-        require(f"{type(self).__name__}.test_share", test_share, holds, "between 0 and 1")
+        key = f"{type(self).__name__}.test_share"
+        require(key, test_share, 0 < test_share < 1, "between 0 and 1")
         self.test_share = test_share
-        partition = Dirichlet(0.1) if partition is None else partition
-        super().__init__(num_clients, partition, protocol, **kwargs)
+        super().__init__(num_clients, partition or Dirichlet(0.1), protocol, **kwargs)
 
     def read(self) -> tuple[Tensor, Tensor]:
         """Returns all images and labels, in the order of the file."""
@@ -75,7 +71,7 @@ class MNIST5kDataModule(DigitsDataModule):
     [0, 1]. The file has no test set. This data module defines one as `DigitsDataModule` does, which
     makes 4,000 training and 1,000 test samples, or 2,000 and 3,000 with `test_share=0.6`. The
     pixels of the 4,000 training samples have the mean 0.1311 and the standard deviation 0.3083,
-    with which `Normalize()` normalizes. `DigitsDataModule` explains the arguments.
+    with which `Normalize()` normalizes. The arguments are those of `DigitsDataModule`.
 
     LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition",
     Proc. IEEE 1998.
@@ -100,8 +96,7 @@ class DigitDomainsDataModule(FederatedDataModule):
     every fifth sample of each class is a test sample.
 
     The ids of the data set are the names of the domains, "digits" and "mnist". With `Natural()`,
-    the default, there is one client per domain, in this order. The arguments are those of
-    `FederatedDataModule`.
+    the default, there is one client per domain, in this order.
 
     Example:
         >>> from datamodules import SplitOwn

@@ -64,7 +64,6 @@ class HuggingFaceDataModule(FederatedDataModule):
         cache: A folder for decoded images, which are then mapped from a file into memory, as for
             `ImageFolderDataModule`. None decodes them into memory at each start.
         root: The folder of all data sets; its subfolder `huggingface` holds the converted data.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> data = HuggingFaceDataModule("cifar10", "img", "label", num_clients=10)
@@ -163,7 +162,6 @@ class HuggingFaceDataModule(FederatedDataModule):
         return splits
 
     def _inputs(self, splits: Sequence[Any], column: str) -> np.ndarray:
-        """Returns the inputs of all splits."""
         from datasets import Image, Value
 
         feature = splits[0].features[column]

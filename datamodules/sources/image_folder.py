@@ -33,10 +33,8 @@ class ImageFolderDataModule(FederatedDataModule):
     Class, client and split of an image are either the names of the folders that it lies in or the
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Gray images get three equal channels.
-
-    The folders of a data set with four domains, such as PACS, which is read with
-    `levels="client/class"`:
+    their names. Gray images get three equal channels. `levels="client/class"` reads domains such as
+    PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png
@@ -54,7 +52,6 @@ class ImageFolderDataModule(FederatedDataModule):
         cache: A folder for the decoded images, which are then mapped from a file into memory: for
             data sets that do not fit there, or take long to decode. A changed data set is decoded
             anew, into another file. None decodes the images into memory at each start.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> import tempfile
@@ -125,7 +122,6 @@ class ImageFolderDataModule(FederatedDataModule):
         return "/".join(f"<{level}>" for level in (*self.levels.split("/"), "image"))
 
     def _walk(self) -> list["_Image"]:
-        """Finds all images by the names of their folders."""
         images, levels = [], self.levels.split("/")
         for path in sorted(self.folder.rglob("*")):
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
@@ -140,7 +136,6 @@ class ImageFolderDataModule(FederatedDataModule):
         return images
 
     def _rows(self, name: str) -> list["_Image"]:
-        """Finds all images by the rows of the table."""
         path = self.folder / name
         key = f"ImageFolderDataModule.table: {str(path)!r}"
         if not path.is_file():

@@ -174,7 +174,6 @@ class FEMNISTDataModule(LeafDataModule):
         writers: The number of writers, the first ones by name; None takes all.
         agents: The number of clients, to which the writers belong in turn; None makes each writer a
             client.
-        **kwargs: The arguments of `LeafDataModule`.
 
     Example:
         >>> data = FEMNISTDataModule(root="~/leaf", min_samples=100)
@@ -223,7 +222,6 @@ class CelebADataModule(LeafDataModule):
         image_size: Height and width of the images.
         cache: A folder for the decoded images (4 GB), which are then mapped from a file into
             memory. None decodes the images into memory at each start, which takes minutes.
-        **kwargs: The arguments of `LeafDataModule`.
 
     Example:
         >>> CelebADataModule(root="~/leaf").folder.name

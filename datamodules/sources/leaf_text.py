@@ -75,7 +75,6 @@ class Sent140DataModule(LeafDataModule):
         vocabulary_size: The largest V; words at the end of the vocabulary are left out. None takes
             all words.
         length: Words of a tweet; further words are left out.
-        **kwargs: The arguments of `LeafDataModule`.
 
     Attributes:
         vocabulary: The V words; known after `setup`.

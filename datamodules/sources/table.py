@@ -42,7 +42,6 @@ class TableDataModule(FederatedDataModule):
         feature_columns: The columns of the inputs, numbers or booleans; None takes all others.
         client_column: The column of the client ids, numbers or text, for `partition=Natural()`.
         test_file: Path of a file with the same columns: the official test set, if there is one.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> import tempfile
@@ -128,7 +127,6 @@ class TableDataModule(FederatedDataModule):
         return torch.from_numpy(narrow)
 
     def _column(self, table: dict[str, np.ndarray], key: str, name: str) -> np.ndarray:
-        """Returns a column without missing values."""
         if name not in table:
             raise ConfigError(
                 f"TableDataModule.{key}: {name!r}; it must be one of the columns, which are "
@@ -157,7 +155,6 @@ def _read(path: Path) -> dict[str, np.ndarray]:
 
 
 def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
-    """Returns the names and the columns of a CSV file."""
     key = f"TableDataModule.file: {str(path)!r}"
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
@@ -204,7 +201,6 @@ def _column_of_csv(cells: Sequence[str]) -> np.ndarray:
 
 
 def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
-    """Returns the names and the columns of a Parquet file."""
     key = f"TableDataModule.file: {str(path)!r}"
     try:
         from pyarrow import ArrowException, parquet

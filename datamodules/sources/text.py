@@ -42,9 +42,6 @@ class MovieLensDataModule(FederatedDataModule):
         length: Tokens of a text.
         min_film_ratings: Films with fewer ratings are left out.
         min_user_ratings: Users with fewer of the ratings that are left are left out.
-        root: The folder of all data sets.
-        partition: None: the users are the clients.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> data = MovieLensDataModule(tokenizer="bytes", length=32)
@@ -134,13 +131,10 @@ class InstructionDataModule(FederatedDataModule):
           init_args: {file: chats.jsonl, tokenizer: model/tokenizer.json, end: 2, length: 256}
 
     Args:
-        file: The file.
         tokenizer: As in `HuggingFaceDataModule`, but without the tokenizer's own special tokens.
         length: Tokens of a sample.
         end: The token after an answer; for "bytes" 257 is free.
         padding: The token of padding.
-        partition: None: the users are the clients.
-        **kwargs: The arguments of `FederatedDataModule`.
 
     Example:
         >>> import pathlib, tempfile

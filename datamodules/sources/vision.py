@@ -47,12 +47,9 @@ class ImageDataModule(FederatedDataModule):
 
     Args:
         num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
-        partition: The rule that assigns samples to clients; None is `IID()`.
-        protocol: The test protocol; None is `SplitOwn()`.
         root: The folder of all data sets, with a subfolder for each of them.
         train_samples: The number of samples to use of the official training set, drawn at random by
             `seed`; None uses all.
-        **kwargs: The other arguments of `FederatedDataModule`.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) the files are
@@ -212,7 +209,6 @@ class EMNISTDataModule(ImageDataModule):
     Args:
         split: "byclass" (62 classes), "bymerge" and "balanced" (47), "letters" (26), "digits" and
             "mnist" (10).
-        **kwargs: The arguments of `ImageDataModule`.
 
     Example:
         >>> EMNISTDataModule("letters", num_clients=10).archives
@@ -336,7 +332,6 @@ class TinyImageNetDataModule(ImageDataModule):
                     np.save(file, array)
 
     def _unpack(self, folder: Path) -> None:
-        """Downloads the archive, unless the file exists, and unpacks it."""
         from torchvision.datasets.utils import download_and_extract_archive
 
         self.root.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,5 @@
 """Synthetic logistic regression problems of FedCLUP (Section 6.1) and FedPD (Section IV)."""
 
-from __future__ import annotations
-
 import math
 from functools import cached_property
 from typing import Any, Literal
@@ -19,12 +17,12 @@ from .problem import TheoryProblem
 class HeterogeneousLogistic(TheoryProblem):
     """Softmax regression in which every client has its own true model and feature mean.
 
-    Client k has a true model W_k [c, d] with entries from N(0, R^2), a feature mean v_k ~ N(0, I)
-    and inputs x ~ N(v_k, diag(j^-1.2)), j = 1..d; there is no bias. The label is the class with the
-    largest score in W_k x, as in the paper's code, or is drawn from softmax(W_k x). This is the
-    synthetic experiment of FedCLUP (Yu, He, Sun, Xue, Li, "Understanding the Statistical
-    Accuracy-Communication Trade-off in Personalized Federated Learning with Minimax Guarantees",
-    ICML 2025, Section 6.1).
+    With d `features` and c `classes`, client k has a true model W_k [c, d] with entries from N(0,
+    R^2), a feature mean v_k ~ N(0, I) and inputs x ~ N(v_k, diag(j^-1.2)), j = 1..d; there is no
+    bias. The label is the class with the largest score in W_k x, as in the paper's code, or is
+    drawn from softmax(W_k x). This is the synthetic experiment of FedCLUP (Yu, He, Sun, Xue, Li,
+    "Understanding the Statistical Accuracy-Communication Trade-off in Personalized Federated
+    Learning with Minimax Guarantees", ICML 2025, Section 6.1).
 
     With `labels="argmax"` no client alone has a maximum-likelihood solution: its true model
     separates its samples, and so does any multiple, with a smaller loss for a larger multiple. R
@@ -41,15 +39,8 @@ class HeterogeneousLogistic(TheoryProblem):
     subtracts the mean over the rows from a model, and `solve` gives the solution with mean 0.
 
     Args:
-        num_clients: The number of clients M.
         samples_per_client: n, the number of training samples of each client.
-        features: d.
-        classes: c.
         heterogeneity: R, the standard deviation of the entries of W_k.
-        validation_samples: The number of validation samples of each client.
-        test_samples: The number of test samples of each client.
-        labels: "argmax" or "sampled".
-        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = HeterogeneousLogistic(num_clients=4, features=3, labels="sampled")
@@ -156,13 +147,10 @@ class AgentLogistic(TheoryProblem):
     `PenalizedCrossEntropy`.
 
     Args:
-        num_clients: The number of clients M.
         samples_per_client: n.
         features: d, with the constant feature; also the number of weights P.
-        non_iid: "weak" or "strong".
         alpha: α of the network; only `smoothness` depends on this argument.
         beta: β of the network; only `smoothness` depends on this argument.
-        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = AgentLogistic(num_clients=4, features=3, non_iid="strong")

@@ -1,7 +1,5 @@
 """Newton's method for clients' models that are coupled by a quadratic penalty."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

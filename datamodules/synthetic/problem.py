@@ -1,7 +1,5 @@
 """Synthetic problems with known constants and, where possible, known solutions."""
 
-from __future__ import annotations
-
 import math
 from abc import abstractmethod
 from functools import cached_property
@@ -24,19 +22,13 @@ from .newton import coupled_step
 
 
 class TheoryProblem(FederatedDataModule):
-    """The base class of synthetic problems, in which client i has an objective f_i.
+    """The base class of synthetic problems, in which client i of M has an objective f_i.
 
     A subclass implements `draw` and `rule`, and overrides the attributes and methods below for
-    which it knows an answer. All numbers are float64. The samples of a client depend on the seed
-    and the number of the client only: more clients, or more samples of later splits, leave the
-    existing samples unchanged.
-
-    Args:
-        num_clients: The number of clients M.
-        samples: The numbers of training, validation and test samples of every client.
-        batch_size: Samples per batch of the loaders; None loads all samples as one batch.
-        seed: Seed of all random draws; None is 0.
-        num_workers: Worker processes of the loaders.
+    which it has an answer. All numbers are float64. The samples of a client depend on the seed and
+    the number of the client only: more clients, or more samples of later splits, leave the existing
+    samples unchanged. `samples` are the numbers of training, validation and test samples of every
+    client; the other arguments are those of `FederatedDataModule`.
 
     Example:
         >>> from datamodules import LeastSquares
@@ -123,14 +115,9 @@ class TheoryProblem(FederatedDataModule):
 
 
 class InOrder(Protocol):
-    """A protocol that splits each client's samples in their order: training, validation, test.
+    """A protocol that splits each client's samples by number, in their order.
 
-    The protocol suits samples that are drawn independently from the client's own distribution.
-
-    Args:
-        train: The number of training samples of every client.
-        validation: The number of validation samples of every client.
-        test: The number of test samples of every client.
+    It suits samples that are drawn independently from the client's own distribution.
     """
 
     needs_official_test = False
@@ -165,13 +152,11 @@ class LeastSquares(TheoryProblem):
     loss `HalfSquaredError`; the default loss for such targets lacks the factor 1/2.
 
     Args:
-        num_clients: The number of clients M.
         samples_per_client: n, at least d.
         features: d, which is also the number of weights P.
         condition: κ = L/μ, at least 1.
         heterogeneity: R, the distance of every true model from w_0.
         noise: Standard deviation of the noise in the targets.
-        **kwargs: `batch_size`, `seed` and `num_workers` of `FederatedDataModule`.
 
     Example:
         >>> problem = LeastSquares(num_clients=4, features=3, condition=100.0)

@@ -25,10 +25,8 @@ class ClientRotation(Transform):
     Multiples of 90 degrees are exact for square images; other angles are interpolated bilinearly.
     Corners that were outside of the image are zero. Four quarter turns are the Rotated MNIST of
     Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated Learning",
-    NeurIPS 2020; there each angle has equally many clients, and here the angles are drawn.
-
-    Args:
-        angles: The possible angles, in degrees, counterclockwise; all are equally likely.
+    NeurIPS 2020; there each angle has equally many clients. Here it is drawn from `angles`
+    (degrees, counterclockwise), which are equally likely.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -59,10 +57,7 @@ class ClientRotation(Transform):
 
 
 class ClientInversion(Transform):
-    """Inverts the images of some clients: a value x in [0, 1] becomes 1 - x.
-
-    Args:
-        share: The probability that a client's images are inverted, from 0 to 1.
+    """Inverts the images of a client with the probability `share`: x in [0, 1] becomes 1 - x.
 
     Example:
         >>> ClientInversion(share=0.25)
@@ -84,12 +79,9 @@ class ClientInversion(Transform):
 class ClientBlur(Transform):
     """Blurs the images of each client with a Gaussian whose width is drawn once for the client.
 
-    The Gaussian is cut off at three times the largest width. Pixels at the border are repeated
+    The widths `sigmas` (standard deviations in pixels) are equally likely; 0 leaves images as they
+    are. The Gaussian is cut off at three times the largest width. Pixels at the border are repeated
     outwards.
-
-    Args:
-        sigmas: The possible standard deviations, in pixels; all are equally likely, and 0 leaves
-            the images as they are.
 
     Example:
         >>> ClientBlur([0, 1, 2])
@@ -124,10 +116,7 @@ class ClientColour(Transform):
     """Changes contrast and brightness of each channel by amounts drawn once for the client.
 
     A value x of a channel becomes a x + b, limited to [0, 1], with a uniform in [1 - s, 1 + s] and
-    b uniform in [-s, s] for the strength s.
-
-    Args:
-        strength: s, from 0 to 1.
+    b uniform in [-s, s] for the `strength` s.
 
     Example:
         >>> ClientColour(strength=0.2)
@@ -154,12 +143,9 @@ class ClientNoise(Transform):
 
     The "noise-based feature imbalance" of Li, Diao, Chen, He, "Federated Learning on Non-IID Data
     Silos: An Experimental Study", ICDE 2022 (NIID-Bench): client i of M, counted from 1, has the
-    variance `level` i / M. The noise of a sample is drawn once, and values are not limited to
-    [0, 1]. The paper's code differs: `level` i / (M - 1), with i counted from 0, is the standard
-    deviation there, and the noise is drawn anew whenever a sample is read.
-
-    Args:
-        level: The variance of the last client's noise, at least 0; 0.1 in the paper.
+    variance `level` i / M, with 0.1 in the paper. The noise of a sample is drawn once, and values
+    are not limited to [0, 1]. The paper's code differs: `level` i / (M - 1), with i counted from 0,
+    is the standard deviation there, and the noise is drawn anew whenever a sample is read.
 
     Example:
         >>> from datamodules import DigitsDataModule

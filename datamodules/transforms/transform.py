@@ -20,16 +20,16 @@ _TRIED = 64  # samples on which transforms are tried when the data are loaded
 
 
 class Draws(NamedTuple):
-    """The clients of n inputs, and the keys of all that a transform draws for them.
+    """The clients of n inputs, and the keys of all that a transform draws for them, int64 [n].
 
     The keys differ between the transforms of a list. A key is the same whichever other inputs are
     in the batch, so random numbers that are functions of keys do not depend on the batch.
 
     Attributes:
-        clients: Ids of the clients that hold the inputs, int64 [n].
-        client: Keys of (seed, client), int64 [n].
-        sample: Keys of (seed, client, sample), int64 [n].
-        visit: Keys of (seed, purpose, round, client, epoch, sample), int64 [n]; None in evaluation.
+        clients: Ids of the clients that hold the inputs.
+        client: Keys of (seed, client).
+        sample: Keys of (seed, client, sample).
+        visit: Keys of (seed, purpose, round, client, epoch, sample); None in evaluation.
 
     Example:
         >>> keys = torch.tensor([3, 3, 4])
@@ -72,12 +72,9 @@ class Transform(ABC):
 
     @abstractmethod
     def __call__(self, inputs: Tensor, draws: Draws) -> Tensor:
-        """Returns the changed inputs, [n, ...].
+        """Returns the changed inputs, [n, ...], which must not be changed in place.
 
-        Args:
-            inputs: Floating values [n, ...]; images [n, C, H, W] are in [0, 1] at first. They must
-                not be changed in place.
-            draws: The clients of the inputs, and the keys of random numbers.
+        Inputs are floating; images [n, C, H, W] are in [0, 1] at first.
         """
 
     def __repr__(self) -> str:
@@ -91,12 +88,7 @@ class Normalize(Transform):
     Without `mean` and `std`, numbers for each channel, these are statistics of the data set's
     training samples: of all pixels of a channel, scaled to [0, 1], or of each column of a table.
     They are computed when the data are loaded, and the record of a run states them. A constant
-    channel is divided by 1.
-
-    Raises:
-        ConfigError: Only one of the two is given, their lengths differ, a standard deviation is not
-            positive, or (when the data are loaded) the number of channels differs, or the data are
-            streamed and no statistics are given.
+    channel is divided by 1. Streamed data have no statistics.
 
     Example:
         >>> from datamodules import TensorDataModule
@@ -178,9 +170,6 @@ class RandomCrop(Transform):
 class HorizontalFlip(Transform):
     """Mirrors each image with a probability in training, anew for each visit of a sample.
 
-    Args:
-        probability: The probability, from 0 to 1.
-
     Example:
         >>> HorizontalFlip()
         HorizontalFlip(probability=0.5)
@@ -208,12 +197,8 @@ class Apply(Transform):
             init_args:
               module: {class_path: torchvision.transforms.v2.Resize, init_args: {size: 32}}
 
-    Args:
-        module: Maps inputs [n, ...] to inputs [n, ...], in training and in evaluation alike.
-
-    Raises:
-        ConfigError: When the data are loaded: the module draws random numbers, which would depend
-            on the rest of the batch.
+    It is applied in training and in evaluation alike. A module that draws random numbers is
+    refused, as these would depend on the rest of the batch.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -226,7 +211,6 @@ class Apply(Transform):
         self.module = module
 
     def bound(self, train: Samples, num_clients: int) -> "Apply":
-        """Checks that the module draws no random numbers."""
         before = torch.get_rng_state()
         self.module(train.gather(torch.zeros(2, dtype=torch.int64))[0])
         if not torch.equal(before, torch.get_rng_state()):
@@ -244,10 +228,6 @@ class Apply(Transform):
 
 class Pipeline:
     """The transforms of a data module, applied one after another to gathered samples.
-
-    Args:
-        transforms: The transforms, in order.
-        seed: Seed of what is drawn for each client and each of its samples.
 
     Example:
         >>> from datamodules import HorizontalFlip
@@ -300,12 +280,9 @@ class Pipeline:
             inputs: Floating inputs [n, ...], as `Samples.gather` returns them.
             clients: The client of each input, int64, of a shape that broadcasts to `samples`.
             samples: The index of each input in the data set, integers of n elements.
-            visits: In training, keys of (seed, purpose, round, client, epoch), int64, of a shape
-                that broadcasts to `samples`; None in evaluation.
-            check: Is called with the name and the result of each transform, if it is given.
-
-        Raises:
-            ConfigError: A transform does not return a tensor of n inputs.
+            visits: In training, keys of (seed, purpose, round, client, epoch), like `clients`; None
+                in evaluation.
+            check: Is called with the name and the result of each transform.
         """
         index = samples.reshape(-1).long()
         ids = clients.expand(samples.shape).reshape(-1)
@@ -361,6 +338,5 @@ def _round_digits(values: np.ndarray) -> list[float]:
 
 def check_images(transform: Transform, inputs: Tensor) -> None:
     """Raises a ConfigError unless inputs are images [n, C, H, W]."""
-    expected = "(n, C, H, W), images"
-    shape, name = tuple(inputs.shape), type(transform).__name__
-    require(f"{name}: the inputs' shape", shape, inputs.ndim == 4, expected)
+    key, shape = f"{type(transform).__name__}: the inputs' shape", tuple(inputs.shape)
+    require(key, shape, inputs.ndim == 4, "(n, C, H, W), images")

@@ -49,9 +49,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         rounded_arrays: Names of the given arrays that have lost digits; known after `setup`.
 
     Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) an argument does not
-            fit the data, a file or a column is missing or cannot be read, a package that reads it
-            is not installed, or data in memory contain NaN or infinite values.
+        ConfigError: An argument is out of range, or (when the data are loaded) does not fit the
+            data, or the data cannot be read or have values that are not finite.
 
     Example:
         >>> from datamodules import Loaded, TensorSamples
@@ -68,10 +67,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         (torch.Size([32, 4]), 9)
     """
 
-    default_rule: ClassVar[type[Partitioner]] = IID
-    """The rule where `partition` is None."""
-    default_protocol: ClassVar[type[Protocol]] = SplitOwn
-    """The protocol where `protocol` is None."""
+    default_rule: ClassVar[type[Partitioner]] = IID  # where `partition` is None
+    default_protocol: ClassVar[type[Protocol]] = SplitOwn  # where `protocol` is None
 
     def __init__(
         self,
@@ -208,11 +205,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self.partition.train.sizes
 
     @cached_property
-    def _targets(self) -> np.ndarray:
-        """The targets of all samples; see `host_targets`."""
-        return host_targets(self.samples)
-
-    @cached_property
     def num_classes(self) -> int | None:
         """K, the largest integer target plus one; None for regression."""
         targets = self.samples.targets
@@ -238,15 +230,15 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Returns the samples of each class that every client has in a split, int64 [M, K].
 
         Args:
-            split: "train", "val" or "test".
+            split: The split.
             clients: The clients to count for, a slice of step 1; by default all M.
 
         Raises:
-            ConfigError: The targets are not one class per sample, or the split is unknown.
+            ConfigError: The targets are not one class per sample.
         """
         splits = self.partition.splits
         require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
-        targets, classes = self._targets, self.num_classes
+        targets, classes = host_targets(self.samples), self.num_classes
         if classes is None or not self.has_labels:
             raise ConfigError(
                 f"label_counts: targets are {targets.dtype} of shape {targets.shape}; they must be "
@@ -266,12 +258,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         return counts
 
     def left_out(self) -> dict[str, int]:
-        """Returns how much of the data set the partition leaves out.
+        """Returns how much of the data set the partition leaves out, by name.
 
-        Returns:
-            `samples_unused`: the samples that the rule could have assigned and that no client has;
-            official test samples count if the protocol gives them to clients to split, as
-            `SplitOwn` does. `clients_without_train_samples` and `clients_without_test_samples`.
+        `samples_unused` are those that the rule could have assigned and that no client has;
+        official test samples count if the protocol gives them to clients to split.
         """
         parts, unused = self.partition, np.ones(self._pool, bool)
         for arrays in parts.splits.values():
@@ -289,18 +279,11 @@ class FederatedDataModule(LightningDataModule, ABC):
 
         An item is a pair (input, target), after the transforms, as in the first epoch. The samples
         are in ascending order of their indices, `partition.train[client]`.
-
-        Raises:
-            ConfigError: `client` is not from 0 to M - 1, or the split is unknown.
         """
         return self.client(client).dataset(split)
 
     def client(self, client: int) -> "ClientDataModule":
-        """Returns the data of one client as a Lightning data module.
-
-        Raises:
-            ConfigError: `client` is not from 0 to M - 1.
-        """
+        """Returns the data of one client as a Lightning data module."""
         last = self.num_clients - 1
         require("client", client, 0 <= client <= last, f"from 0 to {last}")
         return ClientDataModule(self, client)
@@ -317,10 +300,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return make_loader(self._pooled(self.partition.test), self.batch_size, self.num_workers)
 
     def _pooled(self, arrays: IndexArrays, augmented: int | None = None) -> Selection:
-        """Returns the samples of all clients, each sample once, ascending.
-
-        A sample that several clients own is transformed as that of the first of them.
-        """
+        """Returns the samples of all clients, each once; the first owner decides on transforms."""
         if arrays.is_shared:
             return Selection(self.samples, np.unique(arrays[0]), self.transforms)
         indices, first = np.unique(arrays.flat, return_index=True)
@@ -338,12 +318,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 class ClientDataModule(LightningDataModule):
     """The Lightning data module of one client, as `FederatedDataModule.client` builds it.
 
-    Args:
-        data: The data module of all clients.
-        client: The number of the client; the order of its training samples depends on it, too.
-
-    Attributes:
-        train: The indices of the client's training samples, int64 [n]; `val` and `test` are alike.
+    `train`, `val` and `test` are the indices of the client's samples, int64 [n].
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -371,11 +346,7 @@ class ClientDataModule(LightningDataModule):
         return self._loader("test")
 
     def dataset(self, split: Literal["train", "val", "test"] = "train") -> SampleDataset:
-        """Returns the samples of a split, in ascending order, as the client sees them.
-
-        Raises:
-            ConfigError: The split is unknown.
-        """
+        """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
         require("split", split, split in indices, "'train', 'val' or 'test'")
         key = visit_key(self.seed, "client visits") if split == "train" else None

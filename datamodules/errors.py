@@ -19,25 +19,16 @@ class ConfigError(ValueError):
 
 
 def require(key: str, value: object, holds: bool, expected: str) -> None:
-    """Raises a ConfigError about an argument unless a condition holds.
+    """Raises a ConfigError about the argument `key` (`Dirichlet.alpha`) unless a condition holds.
 
-    Args:
-        key: The name of the argument, with its class: `Dirichlet.alpha`.
-        value: The value of the argument.
-        holds: Whether the value is right.
-        expected: What the value must be, to follow the words "it must be".
+    `expected` follows the words "it must be".
     """
     if not holds:
         raise ConfigError(f"{key}: {value!r}; it must be {expected}")
 
 
 def check_whole(key: str, value: int, least: int = 1) -> int:
-    """Returns the `value` of the argument `key` as an `int`.
-
-    Raises:
-        ConfigError: `value` is not an integer (a boolean is none), below `least`, or too large for
-            an int64.
-    """
+    """Returns a `value` as an `int`, which must not be a boolean, must be at least `least` and fit an int64."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     large = " and below 2**63" if whole and value >= 2**63 else ""
     holds = whole and value >= least and not large

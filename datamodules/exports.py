@@ -18,14 +18,6 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
     The columns are `index` (int64: the training samples of the data set come first, then the
     official test samples), `split` ("train", "val" or "test") and `client` (int64). The samples of
     a test set that all clients share have one row each, whose `client` is null.
-
-    Args:
-        data: The data module whose partition is written.
-        file: The path of the file.
-
-    Raises:
-        ConfigError: The package `pyarrow` is not installed.
-        OSError: The file cannot be written.
     """
     try:
         import pyarrow
@@ -56,13 +48,6 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
     dictionary `data` of the inputs `x` and the labels `y`, and `config.json`. Inputs are as this
     client sees them in evaluation: after the transforms, not augmented. PFLlib has no validation
     samples: they stand with the training samples, in ascending order of their indices.
-
-    Args:
-        data: The data module whose samples are written.
-        folder: The folder, which is created.
-
-    Raises:
-        ConfigError: The targets are not one class per sample, or the folder cannot be written.
     """
     root = Path(folder)
     counts = data.label_counts("train") + data.label_counts("val") + data.label_counts("test")
@@ -96,7 +81,6 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
 
 
 def _write_client(data: FederatedDataModule, client: int, indices: np.ndarray, path: Path) -> None:
-    """Writes the samples of a client at some indices as one file."""
     dataset = SampleDataset(data.samples, indices, data.transforms, client)
     inputs, targets = dataset.batch(list(range(len(indices))))
     content = np.empty((), object)  # PFLlib reads it by `.tolist()`

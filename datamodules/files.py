@@ -9,14 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BufferedWriter]:
-    """Opens a new file that takes the place of `path` when the block ends without an error.
-
-    Args:
-        path: The file, which is what it was if the block raises an error.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Opens a new file that takes the place of `path` when the block ends without an error."""
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:

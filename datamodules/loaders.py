@@ -15,13 +15,13 @@ from .transforms.transform import Pipeline
 
 
 class SampleDataset(Dataset):
-    """A map-style data set of the samples at the given indices, after the transforms.
+    """A map-style data set of the samples at the given indices [n], after the transforms.
 
     Args:
         samples: All samples.
-        indices: The indices of the n samples of this data set, int64 [n].
+        indices: The indices of the n samples of this data set.
         transforms: The transforms; None for none.
-        owners: The client of each sample, int64 [n], or of all samples.
+        owners: The client of each sample, [n], or of all samples.
         augmented: In training, the key of the random numbers of augmentation; None in evaluation.
     """
 
@@ -47,11 +47,7 @@ class SampleDataset(Dataset):
         return inputs[0], targets[0]
 
     def batch(self, positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Returns a whole batch, gathered at once.
-
-        Args:
-            positions: Positions in this data set, plus the epoch (from 0) times its length.
-        """
+        """Gathers a batch by positions in this data set, plus the epoch times its length."""
         given, length = torch.as_tensor(positions), len(self)
         place = given % length
         index = self.indices[place]
@@ -73,13 +69,9 @@ class Selection(SampleDataset):
 
 
 class ShuffleSampler(Sampler[int]):
-    """A sampler in random order, which depends on its keys and the epoch only.
+    """A sampler in random order, which depends on its keys (see `generator`) and the epoch only.
 
     Lightning sets the epoch. Without Lightning every pass advances the epoch by one.
-
-    Args:
-        length: The number of samples.
-        keys: The arguments of `datamodules.randomness.generator`: seed, purpose, further keys.
     """
 
     def __init__(self, length: int, *keys: Any) -> None:

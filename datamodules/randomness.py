@@ -9,15 +9,10 @@ from torch import Tensor
 
 
 def generator(seed: int, purpose: str, *keys: int) -> np.random.Generator:
-    """Returns the random generator of one purpose.
+    """Returns the random generator of a seed, a purpose and further keys, such as an epoch.
 
-    The draws of one purpose never influence those of another. Global random states are neither
-    read nor changed.
-
-    Args:
-        seed: The seed of the run, at least 0.
-        purpose: A word for what is drawn, e.g. `"partition"`.
-        *keys: Further whole numbers, at least 0, e.g. an epoch and a client.
+    The draws of one purpose, such as "partition", never influence those of another. Global random
+    states are neither read nor changed.
     """
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *keys])
 
@@ -27,14 +22,8 @@ def fold(keys: Tensor, data: Tensor) -> Tensor:
 
     An element of the result depends on its own key and datum only. The function is the generator
     SplitMix64 (Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014):
-    from a state `keys` the result is output number `data`, counted from 0.
-
-    Args:
-        keys: int64, of a shape that broadcasts with `data`.
-        data: int64, of a shape that broadcasts with `keys`.
-
-    Returns:
-        int64 of the common shape. It has the bits of SplitMix64's unsigned integers.
+    from a state `keys` the result is output number `data`, counted from 0. All are int64, of shapes
+    that broadcast; the result has the bits of SplitMix64's unsigned integers.
     """
     # 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9 and 0x94D049BB133111EB as signed integers. A right
     # shift of int64 copies the sign bit; the masks clear the copies.
@@ -50,9 +39,7 @@ def fold(keys: Tensor, data: Tensor) -> Tensor:
 def uniform(keys: Tensor, number: int = 0) -> Tensor:
     """Returns a uniform number in [0, 1) for each key, float32 with 24 random bits.
 
-    Args:
-        keys: int64 of any shape.
-        number: Counts the numbers that are drawn from the same keys, from 0.
+    `number`, from 0, counts the numbers that are drawn from the same keys.
     """
     bits = fold(keys, torch.full_like(keys, number)) >> 40
     return bits.bitwise_and_(0xFFFFFF).float().mul_(2.0**-24)
@@ -69,10 +56,6 @@ def normal(keys: Tensor, count: int) -> Tensor:
 
     They are the quantiles of 16 random bits: the same on every device, in every batch, and at most
     4.3 in absolute value.
-
-    Args:
-        keys: int64 [n].
-        count: How many numbers each key gets.
     """
     words = torch.arange(-(-count // 4), device=keys.device)
     bits = fold(keys[:, None], words).view(torch.int16)[:, :count]

@@ -18,7 +18,9 @@ class Classifier(nn.Module):
     `in_channels`, 1 for gray images, 3 for color; `image_size`, the side of square images; `norm`,
     "group" for GroupNorm or "batch" for BatchNorm, whose running statistics are buffers;
     `norm_groups`, the number of groups of every GroupNorm, which divides the channels of a layer;
-    `small_images`, whether images are of 32x32 or so; `hidden`, the units of a hidden layer.
+    `small_images`, whether images are of 32x32 or so; `hidden`, the units of the hidden layers;
+    `in_features`, the values of a sample, 784 for 28x28 gray images; `dropout`, the share of
+    features that training sets to zero.
 
     Args:
         body: A module that maps inputs [B, ...] to features [B, F].
@@ -73,11 +75,7 @@ def group_norm(network: str, groups: int, channels: int) -> nn.GroupNorm:
 def norm_maker(
     network: str, norm: str, groups: int, known: str = "'group' or 'batch'"
 ) -> Callable[[int], nn.Module]:
-    """Returns a function from a number of channels to the layer that `norm` names.
-
-    Raises:
-        ValueError: `norm`, an argument of the class `network`, is not one of the `known` ones.
-    """
+    """Returns a function from a number of channels to the layer that `norm` names."""
     if norm not in ("group", "batch"):
         raise ValueError(f"{network}.norm: {norm!r}; it must be {known}")
     return nn.BatchNorm2d if norm == "batch" else partial(group_norm, network, groups)

@@ -20,10 +20,7 @@ class CNN(Classifier):
     `FEMNISTCNN`.
 
     Args:
-        image_size: The side of the square images, at least 2 to the power of the number of
-            poolings.
         kernel_size: The side of the kernels, an odd number.
-        hidden: The number of units of the linear layer.
         channels: The number of channels of each convolution, first to last.
         pools: How many of the convolutions, from the first on, are followed by pooling; null: all.
 
@@ -76,10 +73,6 @@ class FedCLUPCNN(CNN):
     units) stand in the released code. The paper gives no widths of the others: here 32, 64, 128
     with three poolings, and 32, 64, 64, 128, 128 with two, so that images of 28x28 suffice.
 
-    Args:
-        convolutions: 2, 3 or 5.
-        image_size: The side of the square images, 28 for MNIST, 32 for CIFAR-10.
-
     Example:
         >>> FedCLUPCNN(convolutions=5)(torch.zeros(2, 1, 28, 28)).shape
         torch.Size([2, 10])
@@ -95,8 +88,7 @@ class FedCLUPCNN(CNN):
         widths = {2: (32, 64), 3: (32, 64, 128), 5: (32, 64, 64, 128, 128)}
         if convolutions not in widths:
             raise ValueError(f"FedCLUPCNN.convolutions: {convolutions}; it must be 2, 3 or 5")
-        pools = 3 if convolutions == 3 else 2
-        channels = widths[convolutions]
+        channels, pools = widths[convolutions], 3 if convolutions == 3 else 2
         super().__init__(in_channels, num_classes, image_size, 3, 128, channels, pools)
 
 
@@ -107,10 +99,6 @@ class CIFAR10CNN(CNN):
     Each convolution has 2x2 max pooling; 4 x 4 x 64 features and 512 units come before the scores.
     The paper has two dropout layers, and says neither where nor how much, nor how wide the first
     two convolutions are: here before both linear layers, and 32 and 64 channels.
-
-    Args:
-        image_size: The side of the square images, at least 8.
-        dropout: The share of features that training sets to zero.
 
     Example:
         >>> CIFAR10CNN()(torch.zeros(2, 3, 32, 32)).shape
@@ -125,12 +113,11 @@ class CIFAR10CNN(CNN):
         dropout: float = 0.5,
     ) -> None:
         super().__init__(in_channels, num_classes, image_size, 3, 512, (32, 64, 64))
-        layers: OrderedDict[str, nn.Module] = OrderedDict()
-        for name, layer in self.body.named_children():
-            if name == "linear1" and dropout > 0:
-                layers["dropout1"] = nn.Dropout(dropout)
-            layers[name] = layer
+        layers = OrderedDict(self.body.named_children())
         if dropout > 0:
+            layers["dropout1"] = nn.Dropout(dropout)
+            for name in ("linear1", "relu4"):  # come after it
+                layers.move_to_end(name)
             layers["dropout2"] = nn.Dropout(dropout)
         self.body = nn.Sequential(layers)
 
@@ -139,10 +126,6 @@ class FEMNISTCNN(CNN):
     """LEAF's network for FEMNIST: that of the FedAvg paper with 2,048 units.
 
     Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019; FedPD uses it.
-
-    Args:
-        num_classes: The number of scores: 62 digits and letters.
-        image_size: The side of the square images, at least 4.
 
     Example:
         >>> FEMNISTCNN()(torch.zeros(2, 1, 28, 28)).shape
@@ -158,10 +141,8 @@ class CelebACNN(Classifier):
 
     Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019. Every convolution has 32
     channels and keeps the size of the image; pooling rounds odd sides up. LEAF's code evaluates
-    with the statistics of the test batch, here BatchNorm has running ones.
-
-    Args:
-        width: The number of channels of every convolution, a multiple of `norm_groups`.
+    with the statistics of the test batch, here BatchNorm has running ones. With GroupNorm `width`,
+    the channels of every convolution, is a multiple of `norm_groups`.
 
     Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 
@@ -198,11 +179,7 @@ class SmallCNN(Classifier):
     The network has two padded 3x3 convolutions, with `width` and twice as many channels, each with
     GroupNorm, ReLU and 2x2 max pooling. Unlike BatchNorm, GroupNorm has no running statistics,
     which clients with different data cannot share (Hsieh et al., "The Non-IID Data Quagmire of
-    Decentralized Machine Learning", ICML 2020).
-
-    Args:
-        image_size: The side of the square images, at least 4.
-        width: The number of channels of the first convolution, a multiple of `norm_groups`.
+    Decentralized Machine Learning", ICML 2020). `width` is a multiple of `norm_groups`.
 
     Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].
 

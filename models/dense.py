@@ -13,10 +13,6 @@ class LogisticRegression(Classifier):
 
     With weight decay the loss is strongly convex, the setting of most convergence theorems.
 
-    Args:
-        in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
-        bias: Whether every score has a constant term.
-
     Shape: input [B, ...] with `in_features` values per sample; output [B, num_classes].
 
     Example:
@@ -30,10 +26,6 @@ class LogisticRegression(Classifier):
 
 class LinearRegression(Classifier):
     """Linear regression: one linear layer with one output.
-
-    Args:
-        in_features: The number of values per sample.
-        bias: Whether the output has a constant term.
 
     Shape: input [B, ...] with `in_features` values per sample; output [B, 1].
 
@@ -51,10 +43,6 @@ class MLP(Classifier):
 
     `hidden=(200, 200)` with `in_features=784` is the network "2NN" of McMahan et al.,
     "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-
-    Args:
-        in_features: The number of values per sample, e.g. 784 for 28x28 gray images.
-        hidden: The number of units of each hidden layer, first to last.
 
     Shape: input [B, ...] with `in_features` values per sample; output [B, num_classes].
 

@@ -1,7 +1,5 @@
 """Networks whose layers are two thin layers each, with a sparse part apart: FedSLR's form."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 
@@ -21,12 +19,8 @@ class FactoredLayer(nn.Module):
     convolution's is W[(o,u),(i,v)] = w[o,i,u,v] (FedSLR, footnote to Section 4), so that R is a
     convolution along rows, of 1 x d2, and L one along columns, of d1 x 1.
 
-    Args:
-        layer: The layer, whose sizes, stride, padding, dilation and bias count.
-        rank: r, at least 1.
-        nonzero: The number of values of the sparse part.
-
-    Shape: Those of the layer.
+    The layer gives sizes, stride, padding, dilation and bias; `nonzero` values are in the sparse
+    part.
 
     Example:
         >>> layer = FactoredLayer(torch.nn.Conv2d(8, 16, 3, padding=1), rank=2)
@@ -87,10 +81,8 @@ def factored(
     convolutions without groups are replaced, where that is less than d1 d2; others stay as they
     are, with their sparse part.
 
-    Args:
-        network: A network with weights w + p: w of low rank, p sparse.
-        ranks: The rank of w by the name of the weight, such as "body.conv1.weight".
-        sparse: p by the name of the weight, dense tensors; None: there is no p.
+    The network's weights are w + p, w of low rank and p sparse. `ranks` are those of w by the name
+    of the weight, such as "body.conv1.weight"; `sparse` are dense tensors p.
 
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Linear(100, 50))
@@ -111,9 +103,8 @@ def factored(
 def load_factored(network: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """Returns the network with the layers and values of a file that `factored` has led to.
 
-    Args:
-        network: A network of the same class and arguments; it is changed.
-        tensors: The file's tensors by name, such as `safetensors.torch.load_file` returns.
+    The network, of the same class and arguments, is changed. The tensors are as
+    `safetensors.torch.load_file` returns them.
 
     Example:
         >>> thin = factored(torch.nn.Sequential(torch.nn.Linear(100, 50)), {"0.weight": 4})

@@ -18,8 +18,6 @@ class LeNet5(Classifier):
     not give.
 
     Args:
-        image_size: The side of the square images, at least 16 without padding.
-        channels: The number of channels of the two convolutions.
         padding: The padding of the first convolution; 2 makes of 28x28 what 32x32 is without.
 
     Shape: input [B, in_channels, image_size, image_size]; output [B, num_classes].

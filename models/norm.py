@@ -16,13 +16,6 @@ def replace_batch_norm(network: Classifier | nn.Module, groups: int = 2) -> nn.M
     engines. The scales and shifts of the layers are kept. In a YAML file the function stands where
     a class would: `class_path: models.replace_batch_norm`, with the network in `init_args`.
 
-    Args:
-        network: Any network.
-        groups: The number of groups of every GroupNorm.
-
-    Raises:
-        ValueError: `groups` does not divide the channels of a layer.
-
     Example:
         >>> network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8))
         >>> replace_batch_norm(network, groups=4)[1].num_groups
@@ -37,7 +30,6 @@ def replace_batch_norm(network: Classifier | nn.Module, groups: int = 2) -> nn.M
 
 
 def _group_norm(name: str, norm: Any, groups: int) -> nn.Module:
-    """Returns the GroupNorm for one BatchNorm."""
     channels = norm.num_features
     if groups < 1 or channels % groups:
         raise ValueError(

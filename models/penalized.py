@@ -16,17 +16,10 @@ class PenalizedLogisticRegression(Classifier):
     Liu, IEEE TSP 2021), mean_j log(1 + exp(-b_j a_j'x)) + r, with b = -1 for class 0 and b = 1 for
     class 1. The weights start at 0, as in the paper's code.
 
-    Args:
-        in_features: The number of values per sample. The network has no bias; a constant feature
-            replaces it.
-        alpha: α, at least 0.
-        beta: β, at least 0; 0 gives plain logistic regression.
+    The network has no bias, which a constant feature replaces. α and β are at least 0; β = 0 gives
+    plain logistic regression.
 
     Shape: input [B, ...] with `in_features` values per sample; output [B, 2].
-
-    Raises:
-        ValueError: `alpha` is negative, and the penalty would have poles, or `beta` is negative,
-            and the penalty would be negative.
 
     Example:
         >>> PenalizedLogisticRegression(in_features=3)(torch.zeros(2, 3)).shape

@@ -26,12 +26,8 @@ class LSTM(Classifier):
         every_token: Whether there are scores for every token, for targets [B, T]; else only after
             the last token, for targets [B].
 
-    Shape:
-        Input: token ids, int64 [B, T]. Output: scores [B, num_classes], or [B, num_classes, T] with
-        `every_token`.
-
-    Raises:
-        ValueError: A size is below 1, or `embeddings` is not a file of a matrix.
+    Shape: input token ids, int64 [B, T]; output scores [B, num_classes], or with `every_token`
+    [B, num_classes, T].
 
     Example:
         >>> network = LSTM(vocabulary=30, num_classes=4, embedding=8, hidden=16, layers=1)
@@ -73,10 +69,6 @@ class CharLSTM(LSTM):
     Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019: 8 values for each character,
     two LSTMs with 256 units, and a linear head: 817,872 parameters.
 
-    Args:
-        num_classes: The number of characters.
-        every_token: Whether the next character is predicted after every character.
-
     Example:
         >>> CharLSTM()(torch.zeros(2, 5, dtype=torch.int64)).shape
         torch.Size([2, 80])
@@ -92,12 +84,7 @@ class Sent140LSTM(LSTM):
     Caldas et al., "LEAF: A Benchmark for Federated Settings", 2019: two LSTMs with 100 units, a
     linear layer with 128, and a linear head for two classes. LEAF's code trains vectors of 100
     values; with `embeddings` they are given, such as GloVe's of 300 values. LEAF's tweets have 25
-    words; shorter ones end with the id of the unknown word.
-
-    Args:
-        vocabulary: The number of words, that of the unknown word included.
-        embedding: The number of values of a word's vector.
-        embeddings: The path of vectors that are not trained, as in `LSTM`.
+    words; shorter ones end with the id of the unknown word, which `vocabulary` counts, too.
 
     Example:
         >>> Sent140LSTM(vocabulary=50)(torch.zeros(2, 25, dtype=torch.int64)).shape
@@ -131,9 +118,7 @@ class _StackedLSTM(nn.Module):
         super().__init__()
         self.embedding = vectors
         self.lstm = nn.LSTM(vectors.embedding_dim, hidden, layers, batch_first=True)
-        self.linear: nn.Module = nn.Identity()
-        if features is not None:
-            self.linear = nn.Linear(hidden, features)
+        self.linear = nn.Identity() if features is None else nn.Linear(hidden, features)
         self.every_token = every_token
         forget = slice(hidden, 2 * hidden)  # PyTorch's gates: input, forget, cell, output
         with torch.no_grad():
@@ -149,7 +134,6 @@ class _StackedLSTM(nn.Module):
 
 
 def _vectors(network: str, path: str) -> Tensor:
-    """Returns the matrix of a NumPy file, float32."""
     import numpy as np
 
     key = f"{network}.embeddings: {path}"

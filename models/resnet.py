@@ -63,10 +63,7 @@ class ResNet18(Classifier):
 
 
 class _Block(nn.Module):
-    """A residual block: two 3x3 convolutions, to whose output the input is added.
-
-    Shape: input [B, inputs, H, W]; output [B, outputs, H / stride, W / stride].
-    """
+    """A residual block: two 3x3 convolutions, to whose output the input is added."""
 
     def __init__(
         self, inputs: int, outputs: int, normalize: Callable[[int], nn.Module], stride: int

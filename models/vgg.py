@@ -19,10 +19,7 @@ class VGG11(Classifier):
     head has 512 inputs, the width that FedAgg states for its VGG-11. The weights of convolutions
     are initialized by He's normal distribution (fan out), biases by 0, as in torchvision.
 
-    Args:
-        norm: The layer after every convolution: "group" for GroupNorm, "batch" for BatchNorm, whose
-            running statistics are buffers, or "none" as in the paper. Only with "none" the
-            convolutions have biases.
+    With `norm="none"` there is no norm, as in the paper. Only then the convolutions have biases.
 
     Shape: input [B, in_channels, H, W], H and W at least 32; output [B, num_classes].
 

@@ -27,10 +27,6 @@ class TorchVision(Classifier):
 
     Shape: input [B, in_channels, H, W], as torchvision's network takes it; output [B, num_classes].
 
-    Raises:
-        ValueError: torchvision has no such network, the network has no linear head, or another
-            argument does not fit it.
-
     Example:
         >>> network = TorchVision("resnet18", num_classes=4, norm="group", small_images=True)
         >>> network(torch.zeros(2, 3, 32, 32)).shape, network.head
@@ -60,14 +56,8 @@ class TorchVision(Classifier):
 class Timm(Classifier):
     """A classification network of timm, untrained (`pip install timm`).
 
-    Args:
-        name: The name of the network, such as "resnet26" (`timm.list_models()`). The arguments are
-            those of `TorchVision`; `in_channels` may be any.
-        arguments: Further arguments of `timm.create_model`, such as `drop_rate` or `img_size`.
-
-    Raises:
-        ValueError: timm is missing or has no such network, the network has no linear head, or
-            another argument does not fit it.
+    The arguments are those of `TorchVision`, with `name` from `timm.list_models()`, any
+    `in_channels`, and in `arguments` those of `timm.create_model`, such as `img_size`.
 
     Example:
         >>> network = Timm("resnet10t", num_classes=4, norm="group")
@@ -104,12 +94,7 @@ class AlexNet(TorchVision):
     Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014: five
     convolutions, then linear layers with 4,096 units, 4,096 units and the scores, with dropout. For
     small images the first convolution is 3x3 at full resolution, and the first pooling is left out.
-    It has no BatchNorm.
-
-    Args:
-        small_images: Whether images are of 32x32 or so. False needs at least 63x63.
-        hidden: The number of units of the two hidden linear layers.
-        dropout: The share of features that training sets to zero.
+    It has no BatchNorm. Without `small_images` images need at least 63x63.
 
     Example:
         >>> AlexNet(hidden=64)(torch.zeros(2, 3, 32, 32)).shape
@@ -137,9 +122,6 @@ class GoogLeNet(TorchVision):
 
     Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, with BatchNorm after every
     convolution and 3x3 in the place of 5x5 convolutions, as in torchvision.
-
-    Args:
-        dropout: The share of features that training sets to zero.
 
     Example:
         >>> GoogLeNet()(torch.zeros(2, 3, 32, 32)).shape

@@ -35,11 +35,7 @@ def effective_classes(shares: np.ndarray) -> np.ndarray:
 def label_overlap(shares: np.ndarray) -> float:
     """Returns Σ_k min(p_k, q_k), averaged over all pairs of clients: 1 for equal distributions.
 
-    Args:
-        shares: The label distribution of each client, [M, K]; rows of NaN are left out.
-
-    Returns:
-        From 0 to 1; NaN for fewer than two clients with samples.
+    Shares are [M, K]; rows of NaN are left out. The result is NaN if fewer than two are left.
     """
     known = np.sort(shares[~np.isnan(shares).any(1)], axis=0)
     clients = len(known)

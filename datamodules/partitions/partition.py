@@ -41,10 +41,7 @@ class Partition:
     samples, if the data set has any, follow.
 
     Attributes:
-        train: Training samples of each client.
-        val: Validation samples of each client, taken from its own samples; empty arrays if there is
-            no validation.
-        test: Test samples of each client, chosen by the protocol.
+        train, val, test: The samples of each client; empty arrays if there is no validation.
         targets: The targets of all N samples of the data set, [N] or [N, ...]; None if the
             partition was built without a data set.
         about: The data set, the rule, the protocol and the seed in words and numbers, as JSON can
@@ -72,9 +69,6 @@ class Partition:
         """Saves the partition as an `.npz` file, which the rule `Given(file)` reads.
 
         The docstring of this module describes the content.
-
-        Raises:
-            ConfigError: The file cannot be written.
         """
         parts = {  # arrays that are computed on access are computed
             split: held if isinstance(held, Ragged) else Ragged.from_sizes(held.flat, held.sizes)
@@ -126,10 +120,7 @@ class Partition:
 
 
 def read(file: str | os.PathLike) -> Partition:
-    """Reads a partition that `Partition.save` wrote.
-
-    Returns:
-        The partition with `about` and without targets.
+    """Reads a partition that `Partition.save` wrote, with `about` and without targets.
 
     Raises:
         ConfigError: There is no such file, or it is damaged or not one of `Partition.save`, or
@@ -173,7 +164,6 @@ def targets_hash(targets: np.ndarray) -> str:
 def _part(
     split: str, indices: np.ndarray, sizes: np.ndarray, about: Mapping[str, Any], key: str
 ) -> Ragged:
-    """Returns the index arrays of one split, whose numbers are checked."""
     total = about.get("samples", np.iinfo(np.int64).max)
     for name, array, limit in (("indices", indices, total), ("sizes", sizes, len(indices) + 1)):
         whole = array.dtype.kind in "iu" and array.ndim == 1
@@ -189,9 +179,7 @@ def _part(
             f"{key}: {split}_sizes add up to {sizes.sum()}; they must add up to {len(indices)}, "
             f"the number of {split}_indices, or all be that number"
         )
-    if is_shared:
-        return Ragged.shared(indices, len(sizes))
-    return Ragged.from_sizes(indices, sizes)
+    return Ragged.shared(indices, len(sizes)) if is_shared else Ragged.from_sizes(indices, sizes)
 
 
 def _number_shared(partition: Partition) -> int:
@@ -208,10 +196,7 @@ def _number_shared(partition: Partition) -> int:
 
 
 def _find_repeats(partition: Partition) -> tuple[np.ndarray, np.ndarray]:
-    """Returns clients, and samples that are repeated in their training, validation or test samples.
-
-    A test set that all clients share is left out.
-    """
+    """Returns clients, and samples that are repeated among their own (no shared test set)."""
     parts = [part for part in partition.splits.values() if not part.is_shared]
     sample = np.concatenate([part.flat for part in parts]).astype(np.int64)
     total = int(sample.max(initial=0)) + 1
@@ -221,7 +206,6 @@ def _find_repeats(partition: Partition) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _check_samples(key: str, partition: Partition) -> None:
-    """Raises a ConfigError if clients share or repeat other samples than the file states."""
     sizes = {name: len(part) for name, part in partition.splits.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{key} has {sizes} clients; all splits must have as many")

@@ -77,8 +77,7 @@ class Within(Partitioner):
 class Sizes(Partitioner):
     """Clients of given sizes, whose samples are drawn uniformly at random without replacement.
 
-    Args:
-        sizes: The number of samples of each client. Samples beyond their sum are not used.
+    Samples beyond the sum of the `sizes` are not used.
 
     Example:
         >>> from datamodules import DigitsDataModule, SplitOwn

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, require
+from ..errors import ConfigError, one_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .partitioner import Partitioner
 
@@ -78,8 +78,8 @@ class FlowerRule(Partitioner):
         except ConfigError:
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise ConfigError(f"FlowerRule.partitioner: {self._name} failed: {reason}") from error
+            key = f"FlowerRule.partitioner: {self._name}"
+            raise ConfigError(f"{key} failed: {one_line(error)}") from error
         require("num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}")
         sizes = np.array([len(part) for part in parts])
         return Ragged.from_sizes(np.concatenate(parts).astype(np.int64), sizes)

@@ -19,9 +19,6 @@ class Given(Partitioner):
     protocol changes them. The data set must be the one that was partitioned: its number of samples
     and the hash of its targets are compared.
 
-    Args:
-        file: Path of the `.npz` file.
-
     Example:
         >>> import tempfile
         >>> from datamodules import DigitsDataModule, Dirichlet
@@ -64,11 +61,7 @@ class Given(Partitioner):
         return self._partition.about.get("client_names")
 
     def protocol(self, given: Protocol | None) -> "StoredSplits":
-        """Returns the file's splits as a protocol.
-
-        Raises:
-            ConfigError: The user has `given` another protocol than the one of the file.
-        """
+        """Returns the file's splits as a protocol; the user may have `given` the same one."""
         known = str(self._partition.about.get("protocol"))
         expected = f"left out or null, as {self.file!r} has the splits, made with {known}"
         require("protocol", given, given is None or repr(given) == known, expected)

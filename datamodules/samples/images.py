@@ -27,15 +27,9 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
     Args:
         paths: The files.
         size: Height and width to which the images are resized (bicubic); None keeps their size.
-        cache: A folder for the decoded images. A second call with the same, unchanged files reads
-            nothing else. None keeps the images in memory.
-
-    Returns:
-        An array in memory, or with `cache` one that is mapped from a file into memory; what is
-        written to it does not reach the file.
-
-    Raises:
-        ConfigError: A file is not an image, the images differ in size, or the cache's disk is full.
+        cache: A folder for the decoded images, which are then mapped from a file into memory; what
+            is written to the array does not reach the file. A second call with the same, unchanged
+            files reads nothing else. None keeps the images in memory.
     """
     file = None if cache is None else cache / f"{_fingerprint(paths, size)}.npy"
     differ = "image_size: None, but {} and {} have the shapes {} and {}; it must be given"
@@ -55,10 +49,7 @@ def read_items(
             forked it has to be picklable.
         names: The names of the items, at least one, for messages.
         differ: The message where two items differ in shape, with places for names and shapes.
-        file: As `decode` has it in its cache.
-
-    Returns:
-        The items [N, ...]; see `decode`.
+        file: A file for the items, [N, ...], as in the cache of `decode`.
     """
     if file is None:
         return _stack(read, names, differ, None)
@@ -77,7 +68,6 @@ def read_items(
 def _stack(
     read: Callable[[int], np.ndarray], names: Sequence[object], differ: str, file: Path | None
 ) -> np.ndarray:
-    """Reads items into memory, or into a file that is mapped into memory; see `read_items`."""
     items: np.ndarray | None = None
     place, blocks = 0, _Blocks(read, len(names))
     workers = min(torch.get_num_threads(), len(blocks))
@@ -107,7 +97,6 @@ def _stack(
 
 
 def _allocate(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
-    """Returns an array in memory, or in a file."""
     if file is None:
         return np.empty(shape, dtype)
     free, needed = shutil.disk_usage(file.parent).free, math.prod(shape) * dtype.itemsize

@@ -39,11 +39,7 @@ class Loaded(NamedTuple):
 
 
 def check_loaded(name: str, loaded: object) -> None:
-    """Checks the result of `load` of the data module `name`, and warns of what looks wrong.
-
-    Raises:
-        ConfigError: It is not a `Loaded` of samples, or the values in memory are not finite.
-    """
+    """Checks the result of `load` of the data module `name`, and warns of what looks wrong."""
     if not isinstance(loaded, Loaded):
         raise ConfigError(
             f"{name}.load: returned {type(loaded).__name__}; it must return "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..errors import require
+from ..errors import ConfigError
 from .images import read_items
 from .samples import ITEMS, DatasetSamples, TensorSamples, stack_items
 
@@ -18,15 +18,8 @@ from .samples import ITEMS, DatasetSamples, TensorSamples, stack_items
 class MappedSamples(TensorSamples):
     """Samples whose inputs are mapped from a file into memory, which need not hold all of them.
 
-    The inputs stay on the host; on another device only the gathered samples arrive.
-
-    Args:
-        inputs: Tensor or array [N, ...], such as `numpy.load` with a `mmap_mode` returns.
-        targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64.
-        device: The device of the tensors that `gather` returns.
-
-    Raises:
-        ConfigError: The numbers of inputs and targets differ or are 0.
+    The inputs, such as `numpy.load` with a `mmap_mode` returns, stay on the host; `device` is that
+    of the tensors that `gather` returns. Targets are as in `TensorSamples`.
 
     Example:
         >>> import tempfile
@@ -57,15 +50,8 @@ class MappedSamples(TensorSamples):
     def read(cls, samples: DatasetSamples, file: str | os.PathLike) -> "MappedSamples":
         """Reads a data set once, in worker processes, into a file that is mapped into memory.
 
-        From then on samples are gathered from the file, as from memory, and not from the data set.
-        The file is not made anew where the data set changes: give it another name.
-
-        Args:
-            samples: The data set, and all of its targets.
-            file: An `.npy` file for the inputs, in their own type. If it exists, it is used.
-
-        Raises:
-            ConfigError: There are no targets, or the inputs differ in shape or type.
+        From then on samples are gathered from the file, an `.npy` file of the inputs. If it exists,
+        it is used as it is: where the data set changes, give it another name.
 
         Example:
             >>> import tempfile
@@ -77,15 +63,16 @@ class MappedSamples(TensorSamples):
             ...     len(MappedSamples.read(samples, f"{folder}/inputs.npy"))
             10
         """
-        targets, expected = samples.targets, "given, as mapped samples have them in memory"
-        require("DatasetSamples.targets", None, targets is not None, expected)
-        assert targets is not None
+        if samples.targets is None:
+            raise ConfigError(
+                "DatasetSamples.targets: None; it must be given, as mapped samples have their "
+                "targets in memory"
+            )
         read = functools.partial(_input, samples.dataset)
-        differ = (
-            "DatasetSamples.dataset: the inputs of the items {} and {} have the shapes {} and {}"
-        )
-        items = read_items(read, range(len(samples)), f"{differ}; {ITEMS}", Path(file).expanduser())
-        return cls(items, targets)
+        inputs = "the inputs of the items {} and {} have the shapes {} and {}"
+        differ = f"DatasetSamples.dataset: {inputs}; {ITEMS}"
+        items = read_items(read, range(len(samples)), differ, Path(file).expanduser())
+        return cls(items, samples.targets)
 
 
 def train_and_test(
@@ -102,6 +89,5 @@ def train_and_test(
 
 
 def _input(dataset: Dataset, number: int) -> np.ndarray:
-    """Returns the input of an item."""
     inputs, _ = stack_items([dataset[number]])
     return inputs[0].numpy()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..errors import ConfigError, require
+from ..errors import ConfigError, one_line, require
 
 _BLOCK = 1 << 20  # entries that are checked at a time
 ITEMS = (
@@ -56,7 +56,7 @@ class Samples(ABC):
 
     @property
     def input_shape(self) -> torch.Size:
-        """The shape of one input, without a batch axis."""
+        """The shape of one input."""
         return self.gather(torch.zeros(1, dtype=torch.int64))[0].shape[1:]
 
 
@@ -67,9 +67,6 @@ class TensorSamples(Samples):
         inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
         targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64, but
             booleans of several labels, [N, L], become 0 and 1 as float32.
-
-    Raises:
-        ConfigError: The numbers of inputs and targets differ or are 0.
 
     Example:
         >>> samples = TensorSamples(torch.rand(10, 3), torch.arange(10) % 2)
@@ -127,10 +124,6 @@ class DatasetSamples(Samples):
             regression.
         device: The device of the tensors that `gather` returns.
 
-    Raises:
-        ConfigError: The numbers of items and targets differ, or (when samples are gathered) the
-            items are not pairs, or differ in shape.
-
     Example:
         >>> from torch.utils.data import TensorDataset
         >>> dataset = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
@@ -177,12 +170,7 @@ class DatasetSamples(Samples):
 
 
 def concatenate(first: Samples, second: Samples) -> Samples:
-    """Joins training and official test samples; the indices of the latter follow the former.
-
-    Raises:
-        ConfigError: Only one of the two is streamed, or their inputs or targets differ in shape or
-            type.
-    """
+    """Joins training and official test samples; the indices of the latter follow the former."""
     if isinstance(first, TensorSamples) and isinstance(second, TensorSamples):
         for key in ("inputs", "targets"):
             a, b = getattr(first, key), getattr(second, key)
@@ -240,13 +228,12 @@ def check_finite(key: str, values: Tensor) -> None:
 
 
 def _as_tensor(key: str, values: Any) -> Tensor:
-    """Converts an array or a list to a tensor."""
     try:
         return torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
-            f"that torch.as_tensor accepts: {_line(error)}"
+            f"that torch.as_tensor accepts: {one_line(error)}"
         ) from error
 
 
@@ -269,19 +256,13 @@ def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {_line(error)}"
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {one_line(error)}"
         ) from error
     return inputs, targets
 
 
 def _kind(item: Any) -> str:
-    """Describes the type of an item in words."""
     name = type(item).__name__
     if isinstance(item, tuple | list):
         return f"a {name} of {', '.join(type(value).__name__ for value in item)}"
     return f"of type {name}"
-
-
-def _line(error: Exception) -> str:
-    """Returns the message of an error on one line."""
-    return " ".join(str(error).split())

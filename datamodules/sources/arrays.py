@@ -144,12 +144,15 @@ def _tensor(key: str, array: np.ndarray) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _as_loaded(arrays: Mapping[str, Any]) -> Loaded:
+def _as_loaded(given: Mapping[str, Any]) -> Loaded:
     """Builds the samples of a data set from its arrays by name, of which some may be missing."""
-    inputs, targets, test_inputs, test_targets, ids = map(arrays.get, _KEYS)
+    arrays: dict[str, Any] = {**dict.fromkeys(_KEYS), **given}
     for missing, other in (("test_inputs", "test_targets"), ("test_targets", "test_inputs")):
-        if arrays.get(missing) is None and arrays.get(other) is not None:
+        if arrays[missing] is None and arrays[other] is not None:
             raise ConfigError(f"{missing}: None; it must be given, as {other} is")
-    test = None if test_inputs is None else TensorSamples(test_inputs, test_targets)
-    ids = None if ids is None else np.asarray(ids)
-    return Loaded(TensorSamples(inputs, targets), test, ids)
+    test, ids = arrays["test_inputs"], arrays["client_ids"]
+    return Loaded(
+        TensorSamples(arrays["inputs"], arrays["targets"]),
+        None if test is None else TensorSamples(test, arrays["test_targets"]),
+        None if ids is None else np.asarray(ids),
+    )

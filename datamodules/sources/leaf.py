@@ -50,11 +50,9 @@ class LeafDataModule(FederatedDataModule):
         'leaf/data/synthetic/data'
     """
 
-    leaf_name: ClassVar[str]
-    """The name of the data set's folder in LEAF's repository."""
+    leaf_name: ClassVar[str]  # the data set's folder in LEAF's repository
+    # The command that writes the files, in the data set's folder.
     command: ClassVar[str] = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"
-    """The command that writes the files, in the data set's folder."""
-
     default_rule = Natural
     default_protocol = OfficialSplit
 
@@ -79,21 +77,13 @@ class LeafDataModule(FederatedDataModule):
         return classes
 
     def encode(self, parts: list[np.ndarray]) -> np.ndarray:
-        """Returns all inputs as they are stored, by default as `inputs` has converted them.
-
-        Args:
-            parts: The converted inputs of the training set, and of the test set if there is one.
-        """
+        """Returns all inputs as they are stored, from converted training (and test) inputs."""
         return np.concatenate(parts)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
-        """Returns the client id of each user, by default the user's name.
+        """Returns the client id of each user, text [U], by default the user's name.
 
-        Args:
-            users: The names of the users with enough samples, text, ascending.
-
-        Returns:
-            Text [U]; users with an empty text are left out.
+        `users` are ascending and have enough samples. Users with an empty id are left out.
         """
         return users
 
@@ -131,7 +121,7 @@ class LeafDataModule(FederatedDataModule):
         )
 
     def _read(self, files: Sequence[Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Reads the user, the converted input and the target of each sample."""
+        """Returns the user, the converted input and the target of each sample."""
         columns: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for path in files:
             key = f"{type(self).__name__}.root: the file {str(path)!r}"
@@ -142,9 +132,8 @@ class LeafDataModule(FederatedDataModule):
                         raise ValueError(f"the user {user} is listed twice")
                     data = content["user_data"][user]
                     inputs, targets = self.inputs(data["x"]), self.targets(data["y"])
-                    if len(inputs) != len(targets):
-                        number = f"{len(inputs)} inputs and {len(targets)} targets"
-                        raise ValueError(f"{user} has {number}")
+                    if (n := len(inputs)) != len(targets):
+                        raise ValueError(f"{user} has {n} inputs and {len(targets)} targets")
                     columns[user] = np.full(len(targets), user), inputs, targets
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
@@ -191,7 +180,6 @@ class FEMNISTDataModule(LeafDataModule):
         self.agents = check_optional("FEMNISTDataModule.agents", agents)
 
     def inputs(self, rows: list) -> np.ndarray:
-        """Returns images, uint8 [n, 1, 28, 28]."""
         scaled = 255 * np.array(rows, np.float64).reshape(-1, 1, 28, 28)
         pixels = np.rint(scaled)
         whole = np.abs(scaled - pixels).max(initial=0) < 0.01
@@ -200,14 +188,13 @@ class FEMNISTDataModule(LeafDataModule):
         return pixels.astype(np.uint8)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
-        """Returns the client of each writer: the name of the first writer of the client."""
         count = len(users) if self.writers is None else self.writers
         expected = f"at most {len(users)}, the number of writers with enough samples"
         require("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
         agents = count if self.agents is None else self.agents
         expected = f"at most {count}, the number of writers"
         require("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
-        names = [users[i % agents] for i in range(count)]
+        names = [users[i % agents] for i in range(count)]  # a client has its first writer's name
         return np.array([*names, *[""] * (len(users) - count)])
 
 
@@ -243,7 +230,6 @@ class CelebADataModule(LeafDataModule):
             self.load()
 
     def inputs(self, rows: list) -> np.ndarray:
-        """Returns the names of the images, text [n]."""
         return np.array(rows, str)
 
     def encode(self, parts: list[np.ndarray]) -> np.ndarray:

@@ -40,13 +40,11 @@ class ShakespeareDataModule(LeafDataModule):
     command = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample -tf 0.8"
 
     def inputs(self, rows: list) -> np.ndarray:
-        """Returns the numbers of the characters, int32 [n, 80]."""
         if {len(row) for row in rows} - {80}:
             raise ValueError("an input has not 80 characters")
         return _numbers("".join(rows)).astype(np.int32).reshape(-1, 80)
 
     def targets(self, values: list) -> np.ndarray:
-        """Returns the number of the next character, int64 [n]."""
         return _numbers("".join(values))
 
 
@@ -114,7 +112,6 @@ class Sent140DataModule(LeafDataModule):
         self.vectors: Tensor | None = None
 
     def inputs(self, rows: list) -> np.ndarray:
-        """Returns the texts of the tweets, objects [n]."""
         # A row is: id, date, query, user and text of a tweet.
         return np.array([row[4] for row in rows], object)
 
@@ -141,17 +138,9 @@ def words(text: str) -> list[str]:
 
 
 def read_vectors(path: Path, limit: int | None = None) -> tuple[list[str], Tensor]:
-    """Reads words and their vectors.
+    """Reads the first V words, at most `limit`, and vectors float32 [V + 1, D]; the last one is 0.
 
-    Args:
-        path: GloVe's `.txt` file, or the `.json` file that LEAF makes of it.
-        limit: The largest number of words, counted from the first; None reads all.
-
-    Returns:
-        V words, and their vectors, float32 [V + 1, D], of which the last one is 0.
-
-    Raises:
-        ConfigError: The file is damaged.
+    The file is GloVe's `.txt`, or the `.json` that LEAF makes of it.
     """
     try:
         if path.suffix == ".json":
@@ -175,6 +164,5 @@ def read_vectors(path: Path, limit: int | None = None) -> tuple[list[str], Tenso
 
 
 def _numbers(text: str) -> np.ndarray:
-    """Returns the number of each character, int64."""
     last = len(ALPHABET) - 1
     return np.fromiter((_NUMBERS.get(letter, last) for letter in text), np.int64, len(text))

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, require
+from ..errors import ConfigError, one_line, require
 from ..samples.loaded import Loaded
-from ..samples.samples import TensorSamples
+from ..samples.memory_map import train_and_test
 
 _UTF8 = "a CSV file must be saved as UTF-8"
 _MISSING = {"", "#N/A", "#NA", "-NaN", "-nan", "N/A", "NA", "NULL", "NaN", "n/a", "nan", "null"}
@@ -81,66 +80,56 @@ class TableDataModule(FederatedDataModule):
 
     def load(self) -> Loaded:
         tables = [_read(path) for path in (self.file, self.test_file) if path is not None]
-        features = self.feature_columns
-        if features is None:
-            features = [
-                name for name in tables[0] if name not in (self.target_column, self.client_column)
-            ]
-        targets, names = _classes(
-            [self._column(table, "target_column", self.target_column) for table in tables]
-        )
+        known = (self.target_column, self.client_column)
+        features = self.feature_columns or [name for name in tables[0] if name not in known]
+        targets, names = _classes(self._column(tables, "target_column", self.target_column))
         ids = None
         if self.client_column is not None:
-            ids = np.concatenate(
-                [self._column(table, "client_column", self.client_column) for table in tables]
-            )
-        inputs = [self._inputs(table, features) for table in tables]
-        samples = [TensorSamples(x, y) for x, y in zip(inputs, targets, strict=True)]
-        columns = {  # for rules such as ByValue("age"); those with missing values are of no use
+            ids = self._column(tables, "client_column", self.client_column)
+        inputs = np.concatenate([self._inputs(table, features) for table in tables])
+        columns = {  # for rules such as ByValue("age")
             name: np.concatenate([table[name] for table in tables])
             for name in tables[0]
             if all(name in table for table in tables)
         }
-        test = samples[1] if len(samples) > 1 else None
-        return Loaded(samples[0], test, ids, columns, names)
+        train, test = train_and_test(inputs, targets, len(tables[0][self.target_column]))
+        return Loaded(train, test, ids, columns, names)
 
-    def _inputs(self, table: dict[str, np.ndarray], features: Sequence[str]) -> torch.Tensor:
+    def _inputs(self, table: dict[str, np.ndarray], features: Sequence[str]) -> np.ndarray:
         """Returns the columns of the inputs side by side, float32 [N, F]."""
-        columns = [self._column(table, "feature_columns", name) for name in features]
+        columns = [self._column([table], "feature_columns", name) for name in features]
         for name, values in zip(features, columns, strict=True):
             if values.dtype.kind not in "biuf":
-                row, text = next(
-                    (pair for pair in enumerate(values.tolist(), 1) if not _is_number(pair[1])),
-                    (1, values.tolist()[0]),  # all are numbers, written as text
-                )
+                cells = values.tolist()  # where all are numbers, they are written as text
+                wrong = (pair for pair in enumerate(cells, 1) if not _is_number(pair[1]))
+                row, text = next(wrong, (1, cells[0]))
                 raise ConfigError(
                     f"TableDataModule.feature_columns: the column {name!r} holds {text!r}; it "
                     f"must hold numbers, or be left out (row {row} after the names)"
                 )
-        require(
-            "TableDataModule.feature_columns", features, len(columns) > 0, "at least one column"
-        )
+        expected = "at least one column"
+        require("TableDataModule.feature_columns", features, len(columns) > 0, expected)
         wide = np.stack(columns, 1)
         narrow = wide.astype(np.float32)
         if (narrow != wide).any() and "features" not in self.rounded_arrays:
             self.rounded_arrays.append("features")
-        return torch.from_numpy(narrow)
+        return narrow
 
-    def _column(self, table: dict[str, np.ndarray], key: str, name: str) -> np.ndarray:
-        if name not in table:
-            raise ConfigError(
-                f"TableDataModule.{key}: {name!r}; it must be one of the columns, which are "
-                f"{', '.join(table)}"
-            )
-        values = table[name]
-        known = values.dtype.kind not in "Of"
-        missing = 0 if known else sum(x is None or x != x or not str(x).strip() for x in values)
-        if missing:
-            raise ConfigError(
-                f"TableDataModule.{key}: the column {name!r} has no value in {missing} of "
-                f"{len(values)} rows; it must have one in each row"
-            )
-        return values.astype(str) if values.dtype.kind == "O" else values
+    def _column(self, tables: Sequence[dict[str, np.ndarray]], key: str, name: str) -> np.ndarray:
+        """Returns a column of all tables, without missing values."""
+        parts = []
+        for table in tables:
+            expected = f"one of the columns, which are {', '.join(table)}"
+            require(f"TableDataModule.{key}", name, name in table, expected)
+            values = table[name]
+            can_lack = values.dtype.kind in "Of"
+            if can_lack and (n := sum(x is None or x != x or not str(x).strip() for x in values)):
+                raise ConfigError(
+                    f"TableDataModule.{key}: the column {name!r} has no value in {n} of "
+                    f"{len(values)} rows; it must have one in each row"
+                )
+            parts.append(values.astype(str) if values.dtype.kind == "O" else values)
+        return np.concatenate(parts)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
@@ -211,7 +200,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
     try:
         table = parquet.read_table(path)
     except (ArrowException, OSError) as error:
-        raise ConfigError(f"{key} cannot be read: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{key} cannot be read: {one_line(error)}") from error
     columns, numbers = [], ("int", "uint", "halffloat", "float", "double")
     for values in table.columns:
         if values.null_count or not str(values.type).startswith(numbers):
@@ -231,11 +220,9 @@ def _is_number(value: object) -> bool:
     return "_" not in str(value)  # Python reads 1_0 as the number 10
 
 
-def _classes(targets: Sequence[np.ndarray]) -> tuple[list[torch.Tensor], list[str] | None]:
+def _classes(targets: np.ndarray) -> tuple[np.ndarray, list[str] | None]:
     """Returns numbered classes, int64, and their names; or floating targets as float32."""
-    if targets[0].dtype.kind == "f":
-        return [torch.from_numpy(values.astype(np.float32)) for values in targets], None
-    names, labels = np.unique(np.concatenate(targets), return_inverse=True)
-    ends = np.cumsum([len(values) for values in targets])[:-1]
-    parts = [torch.from_numpy(part.astype(np.int64)) for part in np.split(labels, ends)]
-    return parts, [str(name) for name in names]
+    if targets.dtype.kind == "f":
+        return targets.astype(np.float32), None
+    names, labels = np.unique(targets, return_inverse=True)
+    return labels.astype(np.int64), [str(name) for name in names]

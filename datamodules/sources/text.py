@@ -14,7 +14,6 @@ import numpy as np
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_whole, require
 from ..files import replaced
-from ..rules.partitioner import Partitioner
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
@@ -25,7 +24,7 @@ IGNORED = -100  # a target that is not scored, as in PyTorch
 
 
 class MovieLensDataModule(FederatedDataModule):
-    """MovieLens (small, 2016): which films a user likes, told by their title, year and genres.
+    """MovieLens (small, 2016): which films a user likes, by their title, year and genres.
 
     Harper, Konstan, "The MovieLens Datasets: History and Context", ACM TiiS 2015: 100,004 ratings
     of 9,066 films by 671 users, who are the clients (`Natural`). A sample is the text "Title
@@ -49,6 +48,8 @@ class MovieLensDataModule(FederatedDataModule):
         (20, Natural())
     """
 
+    default_rule = Natural
+
     def __init__(
         self,
         tokenizer: str | Callable[[str], list[int]],
@@ -56,10 +57,9 @@ class MovieLensDataModule(FederatedDataModule):
         min_film_ratings: int = 1,
         min_user_ratings: int = 20,
         root: str | os.PathLike = "data",
-        partition: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition=partition or Natural(), **kwargs)
+        super().__init__(**kwargs)
         name = type(self).__name__
         self.tokenizer, self.root = tokenizer, Path(root).expanduser()
         self.length = check_whole(f"{name}.length", length)
@@ -67,7 +67,6 @@ class MovieLensDataModule(FederatedDataModule):
         self.min_user_ratings = check_whole(f"{name}.min_user_ratings", min_user_ratings)
 
     def prepare_data(self) -> None:
-        """Converts the ratings; has no effect if that has been done."""
         path = self.root / "movielens.npz"
         if path.is_file():
             return
@@ -147,6 +146,8 @@ class InstructionDataModule(FederatedDataModule):
         (2, ['Ann', 'Bob'])
     """
 
+    default_rule = Natural
+
     def __init__(
         self,
         file: str | os.PathLike,
@@ -154,10 +155,9 @@ class InstructionDataModule(FederatedDataModule):
         length: int = 128,
         end: int = 257,
         padding: int = 0,
-        partition: Partitioner | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(partition=partition or Natural(), **kwargs)
+        super().__init__(**kwargs)
         self.file, self.tokenizer = Path(file).expanduser(), tokenizer
         self.length = check_whole("InstructionDataModule.length", length, 2)
         self.end, self.padding = end, padding

@@ -40,30 +40,20 @@ def _idx_files(folder: str, *parts: str) -> tuple[str, ...]:
 class ImageDataModule(FederatedDataModule):
     """The base class of image data sets with a download and an official test set.
 
-    Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. They are normalized,
-    augmented or shifted as `transforms` says. Nothing is downloaded if the files exist. Archives
-    that a user has put into the folder are unpacked instead of downloaded. All data sets have these
-    arguments.
+    Images are stored as uint8, and every batch is scaled to float32 in [0, 1]. Nothing is
+    downloaded if the files exist. Archives that a user has put into the folder are unpacked instead
+    of downloaded. All data sets have these arguments.
 
     Args:
-        num_clients: The number of clients M; None with `partition=Natural()` gives one per id.
         root: The folder of all data sets, with a subfolder for each of them.
         train_samples: The number of samples to use of the official training set, drawn at random by
             `seed`; None uses all.
-
-    Raises:
-        ConfigError: An argument is out of range, or (when the data are loaded) the files are
-            missing and cannot be downloaded, or cannot be read.
     """
 
-    title: ClassVar[str]
-    """The name of the data set, and of torchvision's class."""
-    source: ClassVar[str]
-    """The address of the folder with the archives."""
-    archives: Sequence[str]
-    """The archives, as paths below `root`, that a user can put there instead of a download."""
-    files: Sequence[str]
-    """The files, as paths below `root`, that `read` requires."""
+    title: ClassVar[str]  # the name of the data set, and of torchvision's class
+    source: ClassVar[str]  # the address of the folder with the archives
+    archives: Sequence[str]  # paths below `root`, where a user can put them instead of a download
+    files: Sequence[str]  # paths below `root` of the files that `read` requires
 
     def __init__(
         self,
@@ -127,13 +117,9 @@ class ImageDataModule(FederatedDataModule):
                 f"({_shorten(error)}); remove the files, so that they are downloaded anew"
             ) from error
         if self.train_samples is not None:
-            key, number, most = (
-                f"{type(self).__name__}.train_samples",
-                self.train_samples,
-                len(targets),
-            )
+            number, most = self.train_samples, len(targets)
             expected = f"at most {most}, the training samples of {self.title}"
-            require(key, number, number <= most, expected)
+            require(f"{type(self).__name__}.train_samples", number, number <= most, expected)
             rng = generator(self.seed, "train_samples")
             chosen = torch.from_numpy(np.sort(rng.choice(most, number, replace=False)))
             inputs, targets = inputs[chosen], targets[chosen]
@@ -173,8 +159,8 @@ class FashionMNISTDataModule(ImageDataModule):
     """FashionMNIST: 60,000 training and 10,000 test images [1, 28, 28] of ten kinds of clothing.
 
     Xiao, Rasul, Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning
-    Algorithms", 2017. Where Debian's package
-    `dataset-fashion-mnist` is installed, its files are used and nothing is downloaded.
+    Algorithms", 2017. Files of Debian's package `dataset-fashion-mnist` are used where it is
+    installed.
 
     Example:
         >>> FashionMNISTDataModule(num_clients=10).archives[0]

@@ -31,10 +31,7 @@ def coupled_step(
     Returns:
         s [P], d_i [M, P], and matrices that are positive definite if there is a solution: the
         Hessian in w after elimination of the w_i, [1, P, P], or for λ = 0 the Hessian of each
-        client, [M, P, P].
-
-    Raises:
-        numpy.linalg.LinAlgError: One of these matrices is singular.
+        client, [M, P, P]. A singular one raises `numpy.linalg.LinAlgError`.
     """
     if penalty == 0:
         steps = -_solve(hessians, gradients)
@@ -141,10 +138,8 @@ class _Softmax:
         return scores - scores.max(-1, keepdims=True)
 
     def _as_matrices(self, z: np.ndarray) -> np.ndarray:
-        """Returns coordinates as matrices, [M, classes - 1, d]."""
         return z.reshape(len(z), -1, self.x.shape[2])
 
 
 def _solve(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
-    """Solves one linear system for each matrix [..., P, P] and vector [..., P]."""
     return np.linalg.solve(matrices, vectors[..., None])[..., 0]

@@ -83,15 +83,10 @@ class TheoryProblem(FederatedDataModule):
     def solve(self, penalty: float) -> tuple[Tensor, Tensor] | None:
         """Minimizes mean_i [f_i(w_i) + λ/2 |w_i - w|^2] over w and all w_i.
 
-        Args:
-            penalty: λ, from 0 to inf. For inf all w_i are equal; for 0 each w_i minimizes f_i, and
-                w is the mean of all w_i.
+        For λ = inf all w_i are equal; for 0 each w_i minimizes f_i, and w is the mean of all w_i.
 
         Returns:
             w [P] and w_i [M, P], float64; None if the solution is unknown or not finite.
-
-        Raises:
-            ConfigError: `penalty` is negative or NaN, in problems with a known solution.
         """
         return None
 
@@ -205,12 +200,10 @@ class LeastSquares(TheoryProblem):
 
     @property
     def smoothness(self) -> float:
-        """The largest eigenvalue L = 1 of every Hessian."""
         return 1.0
 
     @property
     def strong_convexity(self) -> float:
-        """The smallest eigenvalue μ = 1/κ of every Hessian."""
         return 1 / self.condition
 
     @property

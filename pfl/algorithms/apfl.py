@@ -3,8 +3,6 @@
 Deng, Kamani, Mahdavi, "Adaptive Personalized Federated Learning", arXiv 2003.13461, 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -5,8 +5,6 @@ Optimization Under Privacy Constraints", IEEE Transactions on Neural Networks an
 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

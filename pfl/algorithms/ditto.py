@@ -4,8 +4,6 @@ Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Perso
 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

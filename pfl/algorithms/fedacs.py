@@ -4,8 +4,6 @@ Chen, Li, Shen, "Personalized Federated Learning with Attention-based Client Sel
 arXiv 2312.15148, 2023.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

@@ -4,8 +4,6 @@ Yuan, Wang, "FedAgg: Adaptive Federated Learning with Aggregated Gradients",
 arXiv 2303.15799, 2023.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

@@ -4,8 +4,6 @@ Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for P
 Federated Learning", AAAI 2023.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Lear
 Data", AAAI 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learn
 from Decentralized Data", AISTATS 2017.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pfl.method import Clients, FederatedAlgorithm

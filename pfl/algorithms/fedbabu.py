@@ -4,8 +4,6 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 2022.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

@@ -4,8 +4,6 @@ Li, Jiang, Zhang, Kamp, Dou, "FedBN: Federated Learning on Non-IID Features via 
 Normalization", ICLR 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

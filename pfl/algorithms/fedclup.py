@@ -4,8 +4,6 @@ Yu, He, Sun, Xue, Li, "Understanding the Statistical Accuracy-Communication Trad
 Personalized Federated Learning with Minimax Guarantees", ICML 2025.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal, get_args
 

@@ -4,8 +4,6 @@ Zhang, Hua, Cao, Wang, Song, Xue, Ma, Guan, "Eliminating Domain Bias for Federat
 Representation Space", NeurIPS 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

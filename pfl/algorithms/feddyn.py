@@ -4,8 +4,6 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama, "Federated Learning Ba
 Regularization", ICLR 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

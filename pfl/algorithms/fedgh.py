@@ -4,8 +4,6 @@ Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalize
 ACM Multimedia 2023.
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Any, cast
 

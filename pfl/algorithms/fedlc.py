@@ -4,8 +4,6 @@ Zhang, Li, Li, Xu, Wu, Ding, Wu, "Federated Learning with Label Distribution Ske
 Calibration", ICML 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Wang, Liu, Liang, Joshi, Poor, "Tackling the Objective Inconsistency Problem in 
 Federated Optimization", NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Lee, Jeong, Shin, Bae, Yun, "Preservation of the Global Knowledge by Not-True Di
 Federated Learning", NeurIPS 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

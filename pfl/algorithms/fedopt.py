@@ -4,8 +4,6 @@ Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan, "Adaptive Fede
 ICLR 2021, Algorithm 2.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import Any
 

@@ -4,8 +4,6 @@ Xu, Tong, Huang, "Personalized Federated Learning with Feature Alignment and Cla
 Collaboration", ICLR 2023.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

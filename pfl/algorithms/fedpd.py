@@ -4,8 +4,6 @@ Zhang, Hong, Dhople, Yin, Liu, "FedPD: A Federated Learning Framework with Adapt
 Data", IEEE Transactions on Signal Processing, 2021.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalizatio
 arXiv 1912.00818, 2019.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from pfl.method import Clients, Message, PartlyPersonal

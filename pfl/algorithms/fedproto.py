@@ -4,8 +4,6 @@ Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning 
 Clients", AAAI 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heteroge
 MLSys 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

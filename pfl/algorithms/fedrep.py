@@ -4,8 +4,6 @@ Collins, Hassani, Mokhtari, Shakkottai, "Exploiting Shared Representations for P
 Federated Learning", ICML 2021.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

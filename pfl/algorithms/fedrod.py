@@ -4,8 +4,6 @@ Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image C
 ICLR 2022.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Huang, Shen, Sun, Lin, Tao, "Fusion of Global and Local Knowledge for Personaliz
 Learning", TMLR 2023.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

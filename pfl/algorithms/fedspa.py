@@ -4,8 +4,6 @@ Huang, Liu, Shen, He, Lin, Tao, "Achieving Personalized Federated Learning with 
 Models", arXiv 2201.11380, 2022.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """GlobalTrain: one model is trained on all samples in one place, the end without privacy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

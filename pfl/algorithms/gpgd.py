@@ -1,7 +1,5 @@
 """GPGD: global proximal gradient descent, an ablation of FedSLR (TMLR 2023, Section 6.4)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

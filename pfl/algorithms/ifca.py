@@ -4,8 +4,6 @@ Ghosh, Chung, Yin, Ramchandran, "An Efficient Framework for Clustered Federated 
 NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

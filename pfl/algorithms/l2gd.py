@@ -4,8 +4,6 @@ Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models
 arXiv 2002.05516.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov, Morency, "Think Locall
 Federated Learning with Local and Global Representations", NeurIPS 2019 workshop, arXiv 2001.01523.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

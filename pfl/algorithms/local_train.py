@@ -1,7 +1,5 @@
 """LocalTrain: every client trains alone, the other end of personalization."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

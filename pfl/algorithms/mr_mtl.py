@@ -3,8 +3,6 @@
 Liu, Hu, Wu, Smith, "On Privacy and Personalization in Cross-Silo Federated Learning", NeurIPS 2022.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Gu
 Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

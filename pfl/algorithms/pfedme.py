@@ -3,8 +3,6 @@
 T Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

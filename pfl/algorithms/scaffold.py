@@ -4,8 +4,6 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled
 Federated Learning", ICML 2020.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import numpy as np

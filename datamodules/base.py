@@ -24,6 +24,8 @@ from .samples.loaded import Loaded, check_loaded, columns_of, host_targets
 from .samples.samples import Samples, concatenate
 from .transforms.transform import Pipeline, Transform
 
+Split = Literal["train", "val", "test"]
+
 
 class FederatedDataModule(LightningDataModule, ABC):
     """The base class of data modules whose samples are owned by clients.
@@ -224,17 +226,10 @@ class FederatedDataModule(LightningDataModule, ABC):
         one = torch.zeros(1, dtype=torch.int64)
         return self.transforms(self.samples.gather(one)[0], one, one).shape[1:]
 
-    def label_counts(
-        self, split: Literal["train", "val", "test"] = "train", clients: slice = slice(None)
-    ) -> np.ndarray:
+    def label_counts(self, split: Split = "train", clients: slice = slice(None)) -> np.ndarray:
         """Returns the samples of each class that every client has in a split, int64 [M, K].
 
-        Args:
-            split: The split.
-            clients: The clients to count for, a slice of step 1; by default all M.
-
-        Raises:
-            ConfigError: The targets are not one class per sample.
+        `clients`, a slice of step 1, are those that are counted for. Targets must be classes.
         """
         splits = self.partition.splits
         require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
@@ -272,9 +267,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             "clients_without_test_samples": int((parts.test.sizes == 0).sum()),
         }
 
-    def dataset(
-        self, client: int, split: Literal["train", "val", "test"] = "train"
-    ) -> SampleDataset:
+    def dataset(self, client: int, split: Split = "train") -> SampleDataset:
         """Returns the samples of one client as a map-style `torch.utils.data.Dataset`.
 
         An item is a pair (input, target), after the transforms, as in the first epoch. The samples
@@ -345,16 +338,14 @@ class ClientDataModule(LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def dataset(self, split: Literal["train", "val", "test"] = "train") -> SampleDataset:
+    def dataset(self, split: Split = "train") -> SampleDataset:
         """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
         require("split", split, split in indices, "'train', 'val' or 'test'")
         key = visit_key(self.seed, "client visits") if split == "train" else None
         return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
 
-    def _loader(
-        self, split: Literal["train", "val", "test"], sampler: Sampler | None = None
-    ) -> DataLoader:
+    def _loader(self, split: Split, sampler: Sampler | None = None) -> DataLoader:
         part = self.dataset(split)
         batches = Selection(
             part.samples, part.indices, part.transforms, self.client, part.augmented

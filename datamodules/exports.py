@@ -59,7 +59,12 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
                 indices = parts.splits[split][client]
                 if split == "train":
                     indices = np.sort(np.concatenate([indices, parts.val[client]]))
-                _write_client(data, client, indices, root / split / f"{client}.npz")
+                dataset = SampleDataset(data.samples, indices, data.transforms, client)
+                inputs, targets = dataset.batch(list(range(len(indices))))
+                content = np.empty((), object)  # PFLlib reads it by `.tolist()`
+                content[()] = {"x": inputs.cpu().numpy(), "y": targets.cpu().numpy()}
+                with replaced(root / split / f"{client}.npz") as file:
+                    np.savez_compressed(file, data=content)
         config = {
             "num_clients": data.num_clients,
             "num_classes": data.num_classes,
@@ -78,12 +83,3 @@ def write_pfllib(data: FederatedDataModule, folder: str | os.PathLike) -> None:
         raise ConfigError(
             f"{root}: it must be a folder that can be written ({error.strerror})"
         ) from error
-
-
-def _write_client(data: FederatedDataModule, client: int, indices: np.ndarray, path: Path) -> None:
-    dataset = SampleDataset(data.samples, indices, data.transforms, client)
-    inputs, targets = dataset.batch(list(range(len(indices))))
-    content = np.empty((), object)  # PFLlib reads it by `.tolist()`
-    content[()] = {"x": inputs.cpu().numpy(), "y": targets.cpu().numpy()}
-    with replaced(path) as file:
-        np.savez_compressed(file, data=content)

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -53,7 +54,14 @@ class LSTM(Classifier):
         if embeddings is None:
             vectors = nn.Embedding(vocabulary, embedding)
         else:
-            vectors = nn.Embedding.from_pretrained(_vectors(type(self).__name__, embeddings))
+            key = f"{type(self).__name__}.embeddings: {embeddings}"
+            if not Path(embeddings).is_file():
+                raise ValueError(f"{key}; there is no such file")
+            matrix = torch.from_numpy(np.load(embeddings, allow_pickle=False)).float()
+            if matrix.ndim != 2:
+                shape = list(matrix.shape)
+                raise ValueError(f"{key}; it must hold a matrix, and has shape {shape}")
+            vectors = nn.Embedding.from_pretrained(matrix)
         body = _StackedLSTM(vectors, hidden, layers, features, every_token)
         super().__init__(body, nn.Linear(features or hidden, num_classes))
         self.every_token = every_token
@@ -131,15 +139,3 @@ class _StackedLSTM(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         states, _ = self.lstm(self.embedding(x))
         return self.linear(states if self.every_token else states[:, -1])
-
-
-def _vectors(network: str, path: str) -> Tensor:
-    import numpy as np
-
-    key = f"{network}.embeddings: {path}"
-    if not Path(path).is_file():
-        raise ValueError(f"{key}; there is no such file")
-    vectors = torch.from_numpy(np.load(path, allow_pickle=False)).float()
-    if vectors.ndim != 2:
-        raise ValueError(f"{key}; it must hold a matrix, and has shape {list(vectors.shape)}")
-    return vectors

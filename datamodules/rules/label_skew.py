@@ -20,7 +20,13 @@ class CountsByClass(Partitioner):
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         labels = class_labels(self, targets)
-        return assign_counts(labels, self.counts(np.bincount(labels), num_clients, rng), rng)
+        available = np.bincount(labels)
+        counts = self.counts(available, num_clients, rng)
+        clients = np.append(np.arange(num_clients), -1).astype(np.int32)  # -1: nobody
+        per_class = np.column_stack([counts, available - counts.sum(1)]).ravel()
+        owners = np.empty(len(labels), np.int32)
+        owners[sorted_by_label(labels, rng)] = np.repeat(np.tile(clients, len(counts)), per_class)
+        return owners
 
 
 class Dirichlet(CountsByClass):
@@ -81,9 +87,9 @@ class Dirichlet(CountsByClass):
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
         check_least(self, "min_size", available.sum(), num_clients)
         if self.over == "labels":
-            return self._counts_by_client(available, num_clients, rng)
+            return self._by_client(available, num_clients, rng)
         for _ in range(self.max_retries):
-            counts = self._counts_by_class(available, num_clients, rng)
+            counts = self._by_class(available, num_clients, rng)
             if counts.sum(0).min() >= self.min_size:
                 return counts
         raise ConfigError(
@@ -92,9 +98,8 @@ class Dirichlet(CountsByClass):
             "alpha, fewer clients, a lower min_size, size_cap=True or equal_sizes=True"
         )
 
-    def _counts_by_class(
-        self, available: np.ndarray, num_clients: int, rng: Generator
-    ) -> np.ndarray:
+    def _by_class(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        """Returns the number of samples of each class and client, [K, M], for `over="clients"`."""
         shares = rng.dirichlet(np.full(num_clients, self.alpha), size=len(available))
         if not self.equal_sizes and not self.size_cap:
             return apportion(shares, available[:, None])
@@ -110,9 +115,8 @@ class Dirichlet(CountsByClass):
             held += counts[label]
         return counts
 
-    def _counts_by_client(
-        self, available: np.ndarray, num_clients: int, rng: Generator
-    ) -> np.ndarray:
+    def _by_client(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
+        """Returns the number of samples of each class and client, [K, M], for `over="labels"`."""
         total = available.sum()
         shares = rng.dirichlet(self.alpha * available / total, size=num_clients)
         missing = np.full(num_clients, total // num_clients)
@@ -242,11 +246,7 @@ def check_classes(key: str, classes: int, known: int) -> None:
 
 
 def class_labels(rule: Partitioner, targets: np.ndarray) -> np.ndarray:
-    """Returns the classes of all samples, numbered 0, 1, ..., K-1 without gaps, [N].
-
-    Raises:
-        ConfigError: The targets are not one integer per sample.
-    """
+    """Returns the classes of all samples, numbered 0, 1, ..., K-1 without gaps, [N]."""
     expected = (
         "IID, LogNormal, Natural or Sampled, unless every sample has one integer label (targets "
         f"are {targets.dtype} of shape {targets.shape})"
@@ -266,19 +266,6 @@ def sorted_by_label(labels: np.ndarray, rng: Generator) -> np.ndarray:
     """Returns a permutation that sorts samples by label, in random order within a label."""
     shuffled = rng.permutation(len(labels))
     return shuffled[stable_argsort(labels[shuffled])]
-
-
-def assign_counts(labels: np.ndarray, counts: np.ndarray, rng: Generator) -> np.ndarray:
-    """Assigns `counts` [K, M] random samples of each class to each client.
-
-    Returns:
-        The client of each sample of `labels` [N], int32, -1 for samples without a client.
-    """
-    clients = np.append(np.arange(counts.shape[1]), -1).astype(np.int32)
-    per_class = np.column_stack([counts, np.bincount(labels) - counts.sum(1)]).ravel()
-    owners = np.empty(len(labels), np.int32)
-    owners[sorted_by_label(labels, rng)] = np.repeat(np.tile(clients, len(counts)), per_class)
-    return owners
 
 
 def _usable(shares: np.ndarray, usable: np.ndarray) -> np.ndarray:

@@ -5,51 +5,38 @@ arguments are plain values, so that a YAML file can describe them. The two losse
 objectives for which PyTorch has no loss.
 """
 
-from pfl._path import open_door
-from pfl.models.adapters import Bottleneck, Delta, LoRA, SoftPrompt, Trainable
-from pfl.models.cnn import CIFAR10CNN, CNN, FEMNISTCNN, CelebACNN, FedCLUPCNN, SmallCNN
-from pfl.models.dense import MLP, LinearRegression, LogisticRegression
-from pfl.models.lenet import LeNet5
-from pfl.models.losses import HalfSquaredError
-from pfl.models.norm import replace_batch_norm
-from pfl.models.penalized import PenalizedCrossEntropy, PenalizedLogisticRegression
-from pfl.models.pretrained import Pretrained
-from pfl.models.recurrent import LSTM, CharLSTM, Sent140LSTM
-from pfl.models.resnet import ResNet18
-from pfl.models.vgg import VGG11
-from pfl.models.vision import AlexNet, DenseNet121, GoogLeNet, Timm, TorchVision
+import pfl._path
+from pfl.models.adapters import Bottleneck as Bottleneck
+from pfl.models.adapters import Delta as Delta
+from pfl.models.adapters import LoRA as LoRA
+from pfl.models.adapters import SoftPrompt as SoftPrompt
+from pfl.models.adapters import Trainable as Trainable
+from pfl.models.cnn import CIFAR10CNN as CIFAR10CNN
+from pfl.models.cnn import CNN as CNN
+from pfl.models.cnn import FEMNISTCNN as FEMNISTCNN
+from pfl.models.cnn import CelebACNN as CelebACNN
+from pfl.models.cnn import FedCLUPCNN as FedCLUPCNN
+from pfl.models.cnn import SmallCNN as SmallCNN
+from pfl.models.dense import MLP as MLP
+from pfl.models.dense import LinearRegression as LinearRegression
+from pfl.models.dense import LogisticRegression as LogisticRegression
+from pfl.models.lenet import LeNet5 as LeNet5
+from pfl.models.losses import HalfSquaredError as HalfSquaredError
+from pfl.models.norm import replace_batch_norm as replace_batch_norm
+from pfl.models.penalized import PenalizedCrossEntropy as PenalizedCrossEntropy
+from pfl.models.penalized import PenalizedLogisticRegression as PenalizedLogisticRegression
+from pfl.models.pretrained import Pretrained as Pretrained
+from pfl.models.recurrent import LSTM as LSTM
+from pfl.models.recurrent import CharLSTM as CharLSTM
+from pfl.models.recurrent import Sent140LSTM as Sent140LSTM
+from pfl.models.resnet import ResNet18 as ResNet18
+from pfl.models.vgg import VGG11 as VGG11
+from pfl.models.vision import AlexNet as AlexNet
+from pfl.models.vision import DenseNet121 as DenseNet121
+from pfl.models.vision import GoogLeNet as GoogLeNet
+from pfl.models.vision import Timm as Timm
+from pfl.models.vision import TorchVision as TorchVision
 
-open_door(__name__)
+pfl._path.open_door(__name__)
 
-__all__ = [
-    "CIFAR10CNN",
-    "CNN",
-    "FEMNISTCNN",
-    "LSTM",
-    "MLP",
-    "VGG11",
-    "AlexNet",
-    "Bottleneck",
-    "CelebACNN",
-    "CharLSTM",
-    "Delta",
-    "DenseNet121",
-    "FedCLUPCNN",
-    "GoogLeNet",
-    "HalfSquaredError",
-    "LeNet5",
-    "LinearRegression",
-    "LoRA",
-    "LogisticRegression",
-    "PenalizedCrossEntropy",
-    "PenalizedLogisticRegression",
-    "Pretrained",
-    "ResNet18",
-    "Sent140LSTM",
-    "SmallCNN",
-    "SoftPrompt",
-    "Timm",
-    "TorchVision",
-    "Trainable",
-    "replace_batch_norm",
-]
+__all__ = sorted(name for name, value in globals().items() if callable(value))

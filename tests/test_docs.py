@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import datamodules
+import models
 import pfl.algorithms
 from datamodules import DigitsDataModule, Dirichlet
 from models import MLP
@@ -180,6 +181,7 @@ def test_the_reference_of_the_data_has_all_public_names():
     extensions = griffe.load_extensions(DOCSTRINGS["Docstrings"])
     package = griffe.load("pfl", search_paths=[ROOT], extensions=extensions, submodules=True)
     assert set(package["datamodules"].exports) == set(datamodules.__all__)
+    assert set(package["models"].exports) == set(models.__all__)
 
 
 def test_formulas_of_docstrings_are_typeset():

@@ -74,8 +74,8 @@ class Docstrings(griffe.Extension):
             obj.docstring.value = markdown(obj.docstring.value, has_formulas)
 
     def on_package(self, *, pkg: griffe.Module, **kwargs: Any) -> None:
-        """Makes the names public that the stub of pfl.datamodules imports."""
+        """Makes the names public that these packages, or their stubs, import."""
         if pkg.name == "pfl":
-            room = pkg["datamodules"]
-            imported = (member for member in room.members.values() if member.is_alias)
-            room.exports = [a.name for a in imported if a.target_path.startswith(room.path)]
+            for room in (pkg["algorithms"], pkg["datamodules"], pkg["models"]):
+                imported = (member for member in room.members.values() if member.is_alias)
+                room.exports = [a.name for a in imported if a.target_path.startswith(room.path)]

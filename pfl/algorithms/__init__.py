@@ -1,106 +1,56 @@
 """Federated methods, one file each."""
 
-from pfl.algorithms.apfl import APFL
-from pfl.algorithms.cfl import CFL
-from pfl.algorithms.ditto import Ditto
-from pfl.algorithms.fedacs import FedACS
-from pfl.algorithms.fedagg import FedAgg
-from pfl.algorithms.fedala import FedALA
-from pfl.algorithms.fedamp import FedAMP, HeurFedAMP
-from pfl.algorithms.fedas import FedAS
-from pfl.algorithms.fedavg import FedAvg
-from pfl.algorithms.fedbabu import FedBABU
-from pfl.algorithms.fedbn import FedBN
-from pfl.algorithms.fedclup import FedCLUP
-from pfl.algorithms.feddbe import FedDBE
-from pfl.algorithms.feddpa import FedDPA
-from pfl.algorithms.feddyn import FedDyn
-from pfl.algorithms.fedex_lora import FedExLoRA
-from pfl.algorithms.fedgh import FedGH
-from pfl.algorithms.fedlc import FedLC
-from pfl.algorithms.fednova import FedNova
-from pfl.algorithms.fedntd import FedNTD
-from pfl.algorithms.fedopt import FedAdagrad, FedAdam, FedYogi
-from pfl.algorithms.fedpac import FedPAC
-from pfl.algorithms.fedpd import FedPD
-from pfl.algorithms.fedper import FedPer
-from pfl.algorithms.fedproto import FedProto
-from pfl.algorithms.fedprox import FedProx
-from pfl.algorithms.fedrep import FedRep
-from pfl.algorithms.fedrod import FedRoD
-from pfl.algorithms.fedsa_lora import FedSALoRA
-from pfl.algorithms.fedslr import FedSLR
-from pfl.algorithms.fedspa import FedSpa
-from pfl.algorithms.flex_lora import FlexLoRA
-from pfl.algorithms.floco import Floco
-from pfl.algorithms.flora import FLoRA
-from pfl.algorithms.global_train import GlobalTrain
-from pfl.algorithms.gpgd import GPGD
-from pfl.algorithms.ifca import IFCA
-from pfl.algorithms.l2gd import L2GD
-from pfl.algorithms.lg_fedavg import LGFedAvg
-from pfl.algorithms.local_train import LocalTrain
-from pfl.algorithms.lpgd import LPGD
-from pfl.algorithms.moon import MOON
-from pfl.algorithms.mr_mtl import MRMTL
-from pfl.algorithms.per_fedavg import PerFedAvg
-from pfl.algorithms.pfedhn import pFedHN
-from pfl.algorithms.pfedme import pFedMe
-from pfl.algorithms.rolora import RoLoRA
-from pfl.algorithms.scaffold import SCAFFOLD
-from pfl.method import FederatedAlgorithm
+from pfl.algorithms.apfl import APFL as APFL
+from pfl.algorithms.cfl import CFL as CFL
+from pfl.algorithms.ditto import Ditto as Ditto
+from pfl.algorithms.fedacs import FedACS as FedACS
+from pfl.algorithms.fedagg import FedAgg as FedAgg
+from pfl.algorithms.fedala import FedALA as FedALA
+from pfl.algorithms.fedamp import FedAMP as FedAMP
+from pfl.algorithms.fedamp import HeurFedAMP as HeurFedAMP
+from pfl.algorithms.fedas import FedAS as FedAS
+from pfl.algorithms.fedavg import FedAvg as FedAvg
+from pfl.algorithms.fedbabu import FedBABU as FedBABU
+from pfl.algorithms.fedbn import FedBN as FedBN
+from pfl.algorithms.fedclup import FedCLUP as FedCLUP
+from pfl.algorithms.feddbe import FedDBE as FedDBE
+from pfl.algorithms.feddpa import FedDPA as FedDPA
+from pfl.algorithms.feddyn import FedDyn as FedDyn
+from pfl.algorithms.fedex_lora import FedExLoRA as FedExLoRA
+from pfl.algorithms.fedgh import FedGH as FedGH
+from pfl.algorithms.fedlc import FedLC as FedLC
+from pfl.algorithms.fednova import FedNova as FedNova
+from pfl.algorithms.fedntd import FedNTD as FedNTD
+from pfl.algorithms.fedopt import FedAdagrad as FedAdagrad
+from pfl.algorithms.fedopt import FedAdam as FedAdam
+from pfl.algorithms.fedopt import FedYogi as FedYogi
+from pfl.algorithms.fedpac import FedPAC as FedPAC
+from pfl.algorithms.fedpd import FedPD as FedPD
+from pfl.algorithms.fedper import FedPer as FedPer
+from pfl.algorithms.fedproto import FedProto as FedProto
+from pfl.algorithms.fedprox import FedProx as FedProx
+from pfl.algorithms.fedrep import FedRep as FedRep
+from pfl.algorithms.fedrod import FedRoD as FedRoD
+from pfl.algorithms.fedsa_lora import FedSALoRA as FedSALoRA
+from pfl.algorithms.fedslr import FedSLR as FedSLR
+from pfl.algorithms.fedspa import FedSpa as FedSpa
+from pfl.algorithms.flex_lora import FlexLoRA as FlexLoRA
+from pfl.algorithms.floco import Floco as Floco
+from pfl.algorithms.flora import FLoRA as FLoRA
+from pfl.algorithms.global_train import GlobalTrain as GlobalTrain
+from pfl.algorithms.gpgd import GPGD as GPGD
+from pfl.algorithms.ifca import IFCA as IFCA
+from pfl.algorithms.l2gd import L2GD as L2GD
+from pfl.algorithms.lg_fedavg import LGFedAvg as LGFedAvg
+from pfl.algorithms.local_train import LocalTrain as LocalTrain
+from pfl.algorithms.lpgd import LPGD as LPGD
+from pfl.algorithms.moon import MOON as MOON
+from pfl.algorithms.mr_mtl import MRMTL as MRMTL
+from pfl.algorithms.per_fedavg import PerFedAvg as PerFedAvg
+from pfl.algorithms.pfedhn import pFedHN as pFedHN
+from pfl.algorithms.pfedme import pFedMe as pFedMe
+from pfl.algorithms.rolora import RoLoRA as RoLoRA
+from pfl.algorithms.scaffold import SCAFFOLD as SCAFFOLD
+from pfl.method import FederatedAlgorithm as FederatedAlgorithm
 
-__all__ = [
-    "APFL",
-    "CFL",
-    "GPGD",
-    "IFCA",
-    "L2GD",
-    "LPGD",
-    "MOON",
-    "MRMTL",
-    "SCAFFOLD",
-    "Ditto",
-    "FLoRA",
-    "FedACS",
-    "FedALA",
-    "FedAMP",
-    "FedAS",
-    "FedAdagrad",
-    "FedAdam",
-    "FedAgg",
-    "FedAvg",
-    "FedBABU",
-    "FedBN",
-    "FedCLUP",
-    "FedDBE",
-    "FedDPA",
-    "FedDyn",
-    "FedExLoRA",
-    "FedGH",
-    "FedLC",
-    "FedNTD",
-    "FedNova",
-    "FedPAC",
-    "FedPD",
-    "FedPer",
-    "FedProto",
-    "FedProx",
-    "FedRep",
-    "FedRoD",
-    "FedSALoRA",
-    "FedSLR",
-    "FedSpa",
-    "FedYogi",
-    "FederatedAlgorithm",
-    "FlexLoRA",
-    "Floco",
-    "GlobalTrain",
-    "HeurFedAMP",
-    "LGFedAvg",
-    "LocalTrain",
-    "PerFedAvg",
-    "RoLoRA",
-    "pFedHN",
-    "pFedMe",
-]
+__all__ = sorted(name for name, value in globals().items() if isinstance(value, type))

@@ -28,7 +28,7 @@ def require(key: str, value: object, holds: bool, expected: str) -> None:
 
 
 def check_whole(key: str, value: int, least: int = 1) -> int:
-    """Returns a `value` as an `int`: at least `least`, not a boolean, and small enough for int64."""
+    """Returns a `value` as an `int`: no boolean, at least `least`, and small enough for int64."""
     whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
     large = " and below 2**63" if whole and value >= 2**63 else ""
     holds = whole and value >= least and not large

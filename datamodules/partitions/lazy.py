@@ -52,6 +52,7 @@ class Drawn(IndexArrays):
 
     @property
     def sizes(self) -> np.ndarray:  # type: ignore[override]  # a property saves storing the array
+        """The number of samples of each client, int64 [M]."""
         return np.broadcast_to(np.int64(self.size), self.num_clients)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:

@@ -18,6 +18,7 @@ PFL += [
     "configuration",
     "experiments",
     "export",
+    "deploy",
     "cli",
 ]
 PFL += ["__main__"]

@@ -41,7 +41,7 @@ A run in pseudo-code, with the hooks that a method writes in CAPITALS:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -542,7 +542,7 @@ class FederatedAlgorithm(LocalTraining):
         """
         names, store, like = self.states.messages, self.states.store, self.space.vector
         rows = {name: like.new_zeros(len(ids), len(store.initial(KEPT + name))) for name in names}
-        for clients, messages in first_uploads(self, ids):
+        for clients, messages in self.first_uploads(ids):
             for name, message in messages.items():
                 rows[name][torch.from_numpy(np.searchsorted(ids, clients.ids))] = message.values
         return {name: sum_over_processes(values) for name, values in rows.items()}
@@ -700,9 +700,19 @@ class FederatedAlgorithm(LocalTraining):
                 self._log_row(self.row)
                 self.recorded = self.round.totals.gathered_tables(self.tables)
 
+    # A server whose clients are elsewhere replaces these three.
+
     def new_round(self, index: int) -> Round:
         """Returns the round with an index, from 0."""
         return Round(self, index)
+
+    def first_uploads(self, ids: np.ndarray) -> Iterator[tuple[Clients, Mapping[str, Message]]]:
+        """Yields chunks of this process's share of some clients, and what they send first."""
+        return first_uploads(self, ids)
+
+    def new_evaluation(self) -> Evaluation:
+        """Returns an object that collects the scores of evaluation passes."""
+        return Evaluation(self.run.loop, self.device)
 
     # ---- what Lightning calls: evaluation -----------------------------------------------------
 
@@ -710,7 +720,7 @@ class FederatedAlgorithm(LocalTraining):
         """Starts an evaluation pass; `evaluation` keeps the previous scores until it finishes."""
         loop = self.run.loop
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
-            self._pass = Evaluation(loop, self.device)
+            self._pass = self.new_evaluation()
         self._pass.begin(received_now(self))
         with on_side("server", "begin_evaluation"):
             self.begin_evaluation()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -84,6 +84,8 @@ class Party:
         clients, log = self._clients(task), Log()
         with logging_to(log), self.method.in_full_precision():
             messages = train_clients(self.method, clients)
+        if self.method.personal_buffers == "received" and "personal_buffers" in clients.state:
+            clients.state["personal_buffers"][clients.empty] = torch.nan  # nothing was trained
         self._pending = clients
         return messages, log
 
@@ -98,18 +100,29 @@ class Party:
             self.method.states.commit(self._pending, self._pending.round == counted)
         self._pending = None
 
+    def pending(self) -> dict[str, Tensor]:
+        """Returns the client's states after its last training, [1, width] by name."""
+        return {} if self._pending is None else dict(self._pending.state)
+
+    def restore(self, states: Mapping[str, Tensor]) -> None:
+        """Takes states [1, width] by name as the client's; a state that is missing begins anew."""
+        self._pending, store = None, self.method.store
+        for name in store.names:
+            rows = states[name] if name in states else store.initial(name)[None]
+            store.write(name, np.array([self.client]), rows)
+
     def evaluate(
-        self, task: Task, split: str, model: Tensor | None = None
-    ) -> dict[str, dict[str, float]]:
-        """Returns the client's scores by kind of model: "accuracy", "loss", metrics and "count".
+        self, task: Task, splits: Sequence[str], model: Tensor | None = None
+    ) -> Evaluation:
+        """Returns a finished pass, in which this client alone has scores.
 
         Args:
             task: What the server sends for the evaluation.
-            split: "val" or "test".
+            splits: "val", "test" or both.
             model: The global model [P], where there is one to be scored.
         """
         method = self.method
-        clients = self._clients(task, split)
+        self.settle(task.counted)
         method.rounds = task.round
         if model is not None:
             method.global_model.copy_(model)
@@ -118,12 +131,10 @@ class Party:
         evaluation = Evaluation(self.loop, method.device)
         evaluation.begin(dict(task.received))
         with method.in_full_precision():
-            evaluation.update(method, clients)
+            for split in splits:
+                evaluation.update(method, self._clients(task, split))
         evaluation.finish()
-        return {
-            kind: {name: float(values[self.client]) for name, values in scores.items()}
-            for (_, kind), scores in evaluation.scores.items()
-        }
+        return evaluation
 
     def _clients(self, task: Task, split: str = "train") -> Clients:
         """Returns the client with its states and what it has received."""

@@ -79,7 +79,7 @@ class Round:
         """Collects what clients send first, and forms what all clients receive."""
         method = self.method
         if method.sends_first:
-            for clients, messages in first_uploads(method, method.cohort(self.index)):
+            for clients, messages in method.first_uploads(method.cohort(self.index)):
                 references = self._references(messages)
                 for name, message in self._attack(messages, clients, references).items():
                     method.states.store.write(KEPT + name, clients.ids, message.values)

@@ -45,6 +45,7 @@ class Evaluation:
     Attributes:
         scores: What `ClientScores.compute` returned at the end of the last complete pass, by
             (split, kind).
+        numbers: The sum of the sizes of this pass's personalized models, and their number.
     """
 
     def __init__(self, loop: FederatedLoop, device: torch.device) -> None:
@@ -69,7 +70,7 @@ class Evaluation:
         # collection.
         self._used |= self._metrics
         self._metrics = {}
-        self._numbers = np.zeros(2)  # sum of the sizes of personalized models, number of models
+        self.numbers = np.zeros(2)
         self._global_numbers: int | None = None
         self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
         self._received = received
@@ -111,7 +112,7 @@ class Evaluation:
         if self._global_numbers is not None:  # a sparse model may have 0 numbers
             row["parameters/global"] = self._global_numbers
         if any(kind == "personalized" for _, kind in self._metrics):
-            total, models = np.sum(gather(self._numbers), axis=0)
+            total, models = np.sum(gather(self.numbers), axis=0)
             row["parameters/personalized"] = float(total / models)
         return row
 
@@ -159,7 +160,7 @@ class Evaluation:
 
         size = _clients_at_once(algorithm, clients)
         for _, (numbers, parts) in algorithm.groups.run(clients, score, size, "evaluation"):
-            self._numbers += numbers
+            self.numbers += numbers
             for part in parts:
                 metric.add(part)
             metric.finish()

@@ -1,7 +1,8 @@
 """Every method with its server and each client in a process of its own, bit for bit.
 
-A client has nothing but its own samples, its own states and what it has received. Client 1 trains
-in the second round, and its message is lost; client 2 is slow in the third.
+A client has nothing but its own samples, its own states and what it has received, as messages of
+the wire. Client 1 trains in the second round, and its message is lost; client 2 is slow in the
+third.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from pfl import FederatedLoop
 from pfl.algorithms import GlobalTrain
 from pfl.method.party import Party
-from tests.algorithms.apart import Parties, Server, make
+from tests.algorithms.apart import Processes, make, train_apart
 from tests.algorithms.methods import (
     BATCHES,
     METHODS,
@@ -22,6 +23,7 @@ from tests.algorithms.methods import (
     small_world,
     tables,
 )
+from tests.problems import quiet
 from tests.refusal import refused
 
 FEDERATED = {name: method for name, method in METHODS.items() if not method.pooled}
@@ -30,7 +32,7 @@ ROUNDS = 4
 
 @pytest.fixture(scope="module")
 def parties():
-    parties = Parties(len(SIZES))
+    parties = Processes(len(SIZES))
     yield parties
     parties.close()
 
@@ -49,32 +51,37 @@ def participation(method):
 @pytest.mark.processes
 @pytest.mark.parametrize("name", FEDERATED)
 @pytest.mark.parametrize("normalized", [False, True], ids=["", "running statistics"])
-def test_apart_is_the_simulation_bit_for_bit(fit, parties, name, normalized):
+def test_apart_is_the_simulation_bit_for_bit(fit, tmp_path, parties, name, normalized):
     method, settings = METHODS[name], dict(BATCHES)
     if normalized and name.startswith("FedPD") and "skip" in name:
         settings["buffers"] = "local"
     loop = participation(method)
-    run = {**loop, "evaluate": ("test",), "clients_at_once": 1}
     expected = make(name, settings, normalized)
-    fit(expected, small_world(), ROUNDS, **run)
-    parties.join(name, settings, normalized, ROUNDS, loop)
-    actual = make(name, settings, normalized)
-    fit(actual, small_world(), ROUNDS, callbacks=[Server(parties)], **run | {"evaluate": ()})
+    fit(expected, small_world(), ROUNDS, evaluate=("test",), clients_at_once=1, **loop)
+    run = dict(name=name, settings=settings, normalized=normalized, rounds=ROUNDS, loop=loop)
+    parties.join(run)
+    settings = dict(enable_checkpointing=False, precision="64-true")
+    trainer = quiet(tmp_path / "apart", ROUNDS, **settings)
+    actual, server = train_apart(parties, run, trainer, evaluate=("test",))
 
-    rows, states = everything(expected), parties.states()
-    known = everything(actual) | {f"client {k}": torch.from_numpy(v) for k, v in states.items()}
-    # The simulation's store says who has a row; clients that are apart have their own.
-    known |= {k: v for k, v in rows.items() if k.startswith(("seen ", "row test/"))}
-    own = {k for k in rows if k.startswith("row parameters/")}
-    assert differing(known, rows) <= own
+    rows = everything(expected)
+    known = everything(actual) | {
+        # The simulation's store says who has a row; clients that are apart have their own.
+        f"seen {name}": rows[f"seen {name}"]
+        for name in expected.store.names
+    }
+    states = parties.states(server.parties, not expected.store.names)
+    for name in expected.store.names:
+        first = expected.store.initial(name)[None].numpy()
+        of_all = np.concatenate([state.get(name, first) for state in states])
+        known[f"client {name}"] = torch.from_numpy(of_all)
+    only_apart = {"row dropped", "row comm/uplink_wire_bytes", "row comm/downlink_wire_bytes"}
+    assert differing(known, rows) <= only_apart
     assert tables(actual) == tables(expected)
-    assert expected.evaluation is not None
-    scores = {kind: values for (_, kind), values in expected.evaluation.scores.items()}
-    remote = parties.scores()
-    assert remote.keys() == scores.keys() != set()
-    for kind, values in scores.items():
-        for number, column in values.items():
-            assert np.array_equal(remote[kind][number], column, equal_nan=True), (kind, number)
+    for key, numbers in expected.evaluation.scores.items():
+        for number, column in numbers.items():
+            told = actual.evaluation.scores[key][number]
+            assert np.array_equal(told, column, equal_nan=True), (key, number)
 
 
 def test_pooled_training_is_refused():

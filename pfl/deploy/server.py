@@ -1,0 +1,581 @@
+"""The server's half of a run whose clients are parties behind a `Channel`.
+
+Everything else is what `pfl fit` runs: the loop with its cohorts, the method, the ledger, the
+callbacks and the checkpoints. `Server.join` replaces a method's rounds and evaluations.
+"""
+# mypy: disable-error-code="method-assign, assignment"
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from pfl.callbacks import EmbeddingFigure, LocalBaseline, Optimality
+from pfl.clients import Clients
+from pfl.communication import Message
+from pfl.deploy.channel import Channel
+from pfl.deploy.data import RemoteData
+from pfl.deploy.wire import LIMIT, WireError, pack, unpack
+from pfl.deploy.worker import difference, digest
+from pfl.errors import ConfigError
+from pfl.method import FederatedAlgorithm
+from pfl.method.client_side import first_messages, train_clients
+from pfl.method.round import Round
+from pfl.method.scoring import Evaluation
+from pfl.method.sides import Log, current_log, logging_to
+from pfl.method.states import GRADIENTS, KEPT
+from pfl.rounds.loop import FederatedLoop
+from pfl.rounds.participation import Affected
+
+ROOM = 1 << 26  # bytes of an answer beside twice its messages: losses and tables
+HELLO = 60.0  # seconds that a new party has to say who it is
+NEED_SAMPLES = (EmbeddingFigure, LocalBaseline, Optimality)
+
+
+class Parties:
+    """The parties of a run as the server knows them: who is there, and what they have answered.
+
+    Args:
+        channel: Carries the messages.
+        agreed: What server and parties must have in common: plain values by name.
+        count: The number of parties, M.
+        timeout: The seconds after which a party without an answer is left out of a round.
+        enough: The number of parties that the run waits for before it begins; None: all.
+
+    Attributes:
+        facts: What each party has told of its samples, by client.
+        peers: The peers of the parties that are there, by client.
+        counted: By client, its last round whose message was counted.
+        wire: Bytes of the messages of all rounds, to and from the parties.
+    """
+
+    def __init__(
+        self,
+        channel: Channel,
+        agreed: dict[str, Any],
+        count: int,
+        timeout: float = 600.0,
+        enough: int | None = None,
+    ) -> None:
+        self.channel, self.agreed, self.count, self.timeout = channel, agreed, count, timeout
+        self.enough = count if enough is None else enough
+        self.run = uuid.uuid4().hex
+        self.facts: dict[int, dict[str, Any]] = {}
+        self.peers: dict[int, int] = {}
+        self.counted: dict[int, int] = {}
+        self.saves: list[tuple[int, dict[int, int]]] = []  # `counted` at the last two checkpoints
+        self.saving = False  # whether there are checkpoints
+        self.wire = [0, 0]
+        self.classes: int | None = None
+        self._refused: dict[int, str] = {}  # by peer
+        self._silent: set[str] = set()
+
+    def meet(self) -> None:
+        """Asks peers that are new who they are, and forgets parties that are gone."""
+        here = self.channel.peers()
+        self.peers = {client: peer for client, peer in self.peers.items() if peer in here}
+        self._refused = {peer: line for peer, line in self._refused.items() if peer in here}
+        hello = pack({"do": "hello", "agreed": self.agreed})
+        new = here - set(self.peers.values()) - self._refused.keys()
+        answers = self.channel.ask(dict.fromkeys(new, hello), min(HELLO, self.timeout))
+        self._silent = {answer for answer in answers.values() if isinstance(answer, str)}
+        for peer, answer in answers.items():
+            if isinstance(answer, str):
+                continue  # it may be about to begin
+            try:
+                facts = _answer(answer)
+                client = facts["client"]
+                if type(client) is not int or not 0 <= client < self.count:
+                    raise WireError(f"client {client!r}; it must be from 0 to {self.count - 1}")
+                if client in self.peers:
+                    raise WireError(f"client {client} is there twice")
+                known = self.facts.setdefault(client, facts)
+                if (line := difference(facts, known)) is not None:
+                    raise WireError(f"client {client} has come back with other samples: {line}")
+                self.peers[client] = peer
+            except (WireError, KeyError, TypeError) as error:
+                self._refused[peer] = f"a party is refused: {error}"
+                rank_zero_warn(self._refused[peer])
+
+    def wait(self, enough: int) -> None:
+        """Waits until so many parties are there.
+
+        Raises:
+            ConfigError: They do not come, or one of them does not fit.
+        """
+        end = time.monotonic() + self.timeout
+        while len(self.peers) < enough:
+            self.meet()
+            if len(self.peers) >= enough:
+                return
+            if time.monotonic() > end or (self._refused and not self.counted):
+                here = f"{len(self.peers)} of {enough} parties are there"
+                raise ConfigError("; ".join([here, *self._refused.values(), *self._silent]))
+            time.sleep(0.1)
+
+    def task(self, clients: Clients) -> dict[str, Any]:
+        """Returns the task of one client: what it has received, and what is counted."""
+        client = int(clients.ids[0])
+        keep = [counted for _, counted in self.saves[:1]] if self.saving else [self.counted]
+        return {
+            "task": {
+                "round": clients.round,
+                "received": {name: x.cpu().numpy() for name, x in clients.received.items()},
+                "personal": sorted(clients.personal_messages),
+                "counted": self.counted.get(client),
+                "work": clients.work,
+            },
+            "keep": keep[0].get(client) if keep else None,
+        }
+
+    def ask(
+        self, what: str, requests: Mapping[int, dict[str, Any]], limit: int = LIMIT
+    ) -> dict[int, Any]:
+        """Returns the answers of those parties that have answered, by client; names the others.
+
+        Args:
+            what: The task: "first", "train", "evaluate" or "finish".
+            requests: What each party gets, by client.
+            limit: The most bytes of an answer.
+        """
+        head = {"do": what, "agreed": digest(self.agreed), "run": self.run, "classes": self.classes}
+        here = {client: self.peers[client] for client in requests if client in self.peers}
+        messages = {peer: pack(head | requests[client]) for client, peer in here.items()}
+        answers = self.channel.ask(messages, self.timeout)
+        values = {}
+        for client, peer in here.items():
+            answer = answers.get(peer, f"no answer within {self.timeout:g} s")
+            if what in ("first", "train"):
+                self.wire[0] += len(messages[peer])
+                self.wire[1] += len(answer) if isinstance(answer, bytes) else 0
+            with self.naming(client, what):
+                values[client] = _answer(answer, limit)
+        return values
+
+    def naming(self, client: int, what: str) -> _Naming:
+        """Returns a context in which an unfit answer is named and left out."""
+        return _Naming(f"party {client} is left out ({what}): ")
+
+    # ---- checkpoints --------------------------------------------------------------------------
+
+    def saved(self, rounds: int) -> None:
+        """Notes that a checkpoint is made after some rounds."""
+        self.saves = [save for save in self.saves if save[0] != rounds][-1:]
+        self.saves.append((rounds, dict(self.counted)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a run that continues needs, as plain values."""
+        names = ("run", "counted", "saves", "wire")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes over what `state_dict` has returned."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class _Naming:
+    """A context that turns a `WireError` into a warning that names the party."""
+
+    def __init__(self, line: str) -> None:
+        self.line = line
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
+        if isinstance(error, WireError):
+            rank_zero_warn(f"{self.line}{error}")
+        return isinstance(error, WireError)
+
+
+def _answer(answer: bytes | str, limit: int = LIMIT) -> dict[str, Any]:
+    """Returns the value of an answer; a WireError if there is none, or it is a refusal."""
+    if isinstance(answer, str):
+        raise WireError(answer)
+    value = unpack(answer, limit)
+    if not isinstance(value, dict):
+        raise WireError("the answer is not one of pfl")
+    if "refused" in value:
+        raise WireError(str(value["refused"])[:500])
+    return value
+
+
+def _part(answer: Any, kind: type, *path: Any) -> Any:
+    """Returns a part of an answer; a WireError if it is missing or of another type."""
+    for key in path:
+        try:
+            answer = answer[key]
+        except (KeyError, IndexError, TypeError) as error:
+            raise WireError(f"the answer lacks {key!r}") from error
+    if type(answer) is not kind:
+        raise WireError(f"the answer's {path[-1]!r} is not a {kind.__name__}")
+    return answer
+
+
+def _read_messages(answer: dict[str, Any], like: Mapping[str, Message]) -> dict[str, Message]:
+    """Returns the messages of one client.
+
+    Args:
+        answer: The party's answer.
+        like: The messages of no client, which say all but the values and their bytes.
+
+    Raises:
+        WireError: A message is missing, of another shape or type, or not finite.
+    """
+    messages = {}
+    for name, message in like.items():
+        values = torch.from_numpy(_part(answer, np.ndarray, "messages", name, 0))
+        nbytes, expected = _part(answer, int, "messages", name, 1), [1, *message.values.shape[1:]]
+        if list(values.shape) != expected or values.dtype != message.values.dtype:
+            raise WireError(
+                f"the message {name!r} is {values.dtype} {list(values.shape)}; it must be "
+                f"{message.values.dtype} {expected}"
+            )
+        if not values.isfinite().all():
+            raise WireError(f"the message {name!r} is not finite")
+        if nbytes < 0:
+            raise WireError(f"the message {name!r} has {nbytes} bytes")
+        values = values.to(message.values.device)
+        messages[name] = Message(
+            values, torch.tensor([nbytes]), message.weighting, message.reduce, message.reference
+        )
+    return messages
+
+
+def _read_log(answer: dict[str, Any]) -> Log:
+    """Returns what a client has logged."""
+    log = Log()
+    for name in _part(answer, dict, "losses"):
+        losses = torch.from_numpy(_part(answer, np.ndarray, "losses", name, 0))
+        counts = _part(answer, list, "losses", name, 1)
+        if losses.ndim != 1 or len(losses) != len(counts) or {*map(type, counts)} - {int}:
+            raise WireError(f"the losses {name!r} do not fit their counts")
+        log.losses[name] = [(losses, counts)]
+    for name in _part(answer, dict, "tables"):
+        rows = _part(answer, list, "tables", name)
+        if any(type(column) is not np.ndarray for row in rows for column in row.values()):
+            raise WireError(f"the table {name!r} has other columns than arrays")
+        log.tables[name] = rows
+    return log
+
+
+class RemoteRound(Round):
+    """A round whose clients are parties: all of the cohort are asked at its beginning.
+
+    A party that does not answer, or answers what it must not, is a client that has dropped out.
+    """
+
+    def __init__(self, method: FederatedAlgorithm, index: int, server: Server) -> None:
+        super().__init__(method, index)
+        self.parties, self.server = server.parties, server
+        self.train_clients = self._sent_by
+        self._given: dict[int, tuple[Clients, int | Tensor, Log]] = {}  # what went down
+        self._sent: dict[int, tuple[dict[str, Message], Log, float | None]] = {}
+
+    def begin(self) -> None:
+        """Collects what clients send first, sends what the cohort receives, and waits for it."""
+        method, parties = self.method, self.parties
+        if method.sends_first:
+            here = self.server.ask_first(method.cohort(self.index))
+            self.server.cohorts[self.index] = np.array(sorted(here), np.int64)
+        super().begin()
+        self.server.firsts = {}
+        loop = method.run.loop
+        ids, data = method.cohort(self.index), loop.client_data(method.device)
+        requests = {}
+        for client, work in zip(ids, loop.participation.work(self.index, ids), strict=True):
+            one, log = Clients(np.array([client]), self.index, data, work=float(work)), Log()
+            with logging_to(log):
+                down = super()._receive(one)
+            self._given[int(client)] = one, down, log
+            requests[int(client)] = parties.task(one)
+        nobody = Clients(ids[:0], self.index, data)
+        with logging_to(Log()), method.in_full_precision():
+            method.states.load(nobody)
+            super()._receive(nobody)
+            like = train_clients(method, nobody)
+        sizes = [m.values.shape[1:].numel() * m.values.element_size() for m in like.values()]
+        for client, answer in parties.ask("train", requests, 2 * sum(sizes) + ROOM).items():
+            with parties.naming(client, f"round {self.index + 1}"):
+                gradients = answer.get("gradients")
+                self._sent[client] = _read_messages(answer, like), _read_log(answer), gradients
+        self.server.require(ids, self._sent, self.index)
+
+    def train(self, clients: Clients) -> None:
+        """Adds the messages of a chunk of clients to the totals."""
+        lost = [row for row, client in enumerate(clients.ids.tolist()) if client not in self._sent]
+        for row in lost:
+            _, down, _ = self._given[int(clients.ids[row])]
+            down, _ = self.method.ledger.add(clients.ids[row : row + 1], down, 0)
+            self.totals.add_lost(1, down, 0, Log())
+        super().train(clients.rows(np.delete(np.arange(len(clients)), lost)))
+
+    def _receive(self, clients: Clients) -> int | Tensor:
+        if not len(clients):
+            return super()._receive(clients)
+        one, down, log = self._given[int(clients.ids[0])]
+        clients.received, clients.personal_messages = one.received, one.personal_messages
+        self._extend_log(log)
+        return down
+
+    def _sent_by(self, method: FederatedAlgorithm, clients: Clients) -> dict[str, Message]:
+        if not len(clients):
+            return train_clients(method, clients)
+        messages, log, gradients = self._sent[int(clients.ids[0])]
+        self._extend_log(log)
+        if gradients is not None and GRADIENTS in clients.state:
+            method.store.write(GRADIENTS, clients.ids, torch.full((1, 1), float(gradients)))
+        return messages
+
+    def _extend_log(self, log: Log) -> None:
+        mine = current_log()
+        assert mine is not None
+        mine.extend(log)
+
+    def _train_part(self, clients: Clients, arrives: bool) -> None:
+        super()._train_part(clients, arrives)
+        if arrives:
+            self.parties.counted.update(dict.fromkeys(clients.ids.tolist(), self.index))
+
+    def finish(self) -> dict[str, float]:
+        row = super().finish()
+        down, up = self.parties.wire
+        wire = {"comm/uplink_wire_bytes": up, "comm/downlink_wire_bytes": down}
+        return {**row, "dropped": int(self.totals.counts[4]), **wire}
+
+
+class _Told:
+    """The scores that parties have told, in place of `ClientScores`."""
+
+    def __init__(self, count: int, names: list[str]) -> None:
+        self.values = {name: np.full(count, np.nan) for name in names}
+        self.values["count"] = np.zeros(count)
+
+    def compute(self) -> dict[str, np.ndarray]:
+        return self.values
+
+
+class RemoteEvaluation(Evaluation):
+    """An evaluation at the parties, which tell their scores; all are asked at its end."""
+
+    def __init__(self, method: FederatedAlgorithm, server: Server) -> None:
+        self._splits: list[str] = []
+        super().__init__(method.run.loop, method.device)
+        self.method, self.parties = method, server.parties
+
+    def begin(self, received: dict[str, Tensor]) -> None:
+        super().begin(received)
+        self._used, self._splits = {}, []
+
+    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+        """Notes which split is evaluated."""
+        if clients.split not in self._splits:
+            self._splits.append(clients.split)
+
+    def finish(self) -> dict[str, float]:
+        method, received = self.method, self._received
+        model: Any = None
+        if method.has_global:
+            self._global_numbers = method.parameters_global()
+            w = method.global_model
+            same = "w" in received and received["w"].equal(w)
+            model = "w" if same else w.cpu().numpy()
+        data, requests = method.run.loop.client_data(method.device), {}
+        for client in self.parties.peers:
+            one = Clients(np.array([client]), method.rounds, data)
+            one.received = received
+            requests[client] = {
+                **self.parties.task(one),
+                "splits": self._splits,
+                "model": model,
+            }
+        kinds = {"global": method.has_global, "personalized": method.has_personalized}
+        kinds |= {f"finetuned/{k}": True for k in self.finetuning.steps}
+        names = ["accuracy", "loss", "count", *self.loop.metrics.names]
+        keys = [(split, kind) for split in self._splits for kind, has in kinds.items() if has]
+        told = {key: _Told(self.loop.num_clients, names) for key in keys}
+        self._metrics = dict(told)  # type: ignore[arg-type]
+        for client, answer in self.parties.ask("evaluate", requests).items():
+            with self.parties.naming(client, "evaluation"):
+                self._add(client, answer, told)
+        return super().finish()
+
+    def _add(self, client: int, answer: dict[str, Any], told: dict[Any, _Told]) -> None:
+        """Adds what one party has told; a WireError if it is not what was asked."""
+        scores = {
+            (_part(entry, str, 0), _part(entry, str, 1)): _part(entry, dict, 2)
+            for entry in _part(answer, list, "scores")
+        }
+        found = {
+            (key, name): _part(scores, float, key, name)
+            for key, table in told.items()
+            for name in table.values
+        }
+        numbers = [_part(answer, float, "numbers", place) for place in (0, 1)]
+        for (key, name), value in found.items():
+            told[key].values[name][client] = value
+        self.numbers += numbers
+
+
+class Server(pl.Callback):
+    """Makes a run a server's: its clients are parties, and it has none of their samples.
+
+    Args:
+        parties: The parties.
+
+    Attributes:
+        cohorts: The clients of the last rounds that were there when the round began, by round.
+        firsts: What clients of the coming round have sent first, by client.
+    """
+
+    def __init__(self, parties: Parties) -> None:
+        self.parties = parties
+        self.cohorts: dict[int, np.ndarray] = {}
+        self.firsts: dict[int, dict[str, Message]] = {}
+        self._drawn: Callable[[int], np.ndarray]
+        self._needs_all = False
+
+    def join(self, trainer: pl.Trainer, method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+        """Connects a method and its loop with the parties, before the run begins.
+
+        Raises:
+            ConfigError: The run has something that needs the samples of all clients.
+        """
+        who, name = loop.participation, type(method).__name__
+        if method.pooled:
+            raise ConfigError(f"model: {name} trains on the samples of all clients together")
+        for key, given in (("unseen", who.unseen), ("attackers", who.attackers)):
+            if given is not None:
+                raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, NEED_SAMPLES):
+                raise ConfigError(
+                    f"trainer.callbacks: {type(callback).__name__} needs the clients' samples, "
+                    f"which a server has not; leave it out"
+                )
+        if trainer.world_size > 1:
+            raise ConfigError(f"trainer.devices: {trainer.world_size}; a server has one process")
+        assert isinstance(loop.datamodule, RemoteData)
+        self.method, self.loop, self._drawn = method, loop, who.cohort
+        loop.datamodule.meet, loop.clients_at_once = self._meet, 1
+        who.cohort = self._cohort
+        method.new_round = lambda index: RemoteRound(method, index, self)
+        method.new_evaluation = lambda: RemoteEvaluation(method, self)
+        method.first_uploads = self._first_uploads
+        method.states.commit = lambda *_: None  # clients keep their states
+        method.rounds_compared = True
+        self.parties.saving = bool(trainer.checkpoint_callbacks)
+        trainer.callbacks.append(self)  # type: ignore[attr-defined]
+
+    def _meet(self) -> dict[int, dict[str, Any]]:
+        self.parties.wait(self.parties.enough)
+        if self.method.weighting == "samples":
+            for client, facts in self.parties.facts.items():
+                if facts["hides"]:
+                    raise ConfigError(
+                        f"model.weighting: samples; party {client} does not tell its number of "
+                        f"samples, use uniform"
+                    )
+        return self.parties.facts
+
+    def _cohort(self, index: int) -> np.ndarray:
+        """Returns the clients of a round's cohort that are there when the round begins."""
+        if index in self.cohorts:
+            return self.cohorts[index]
+        parties, data = self.parties, self.loop.datamodule
+        assert isinstance(data, RemoteData)
+        parties.meet()
+        parties.wait(1)
+        for client, facts in parties.facts.items():
+            data.add(client, facts)
+        drawn = self._drawn(index)
+        here = np.isin(drawn, list(parties.peers))
+        self.require(drawn, drawn[here], index)
+        self.cohorts = {key: ids for key, ids in self.cohorts.items() if key == index - 1}
+        self.cohorts[index] = drawn[here]
+        return self.cohorts[index]
+
+    def require(self, cohort: np.ndarray, here: Iterable[int], index: int) -> None:
+        """Raises a ConfigError if a client of a cohort is away, and the method needs them all."""
+        away = sorted(set(cohort.tolist()) - {*here})
+        if self._needs_all and away:
+            raise ConfigError(
+                f"party {away[0]} is away in round {index + 1}, and {type(self.method).__name__} "
+                f"needs all clients in every round; start it again, and continue with ckpt_path: "
+                f"auto"
+            )
+
+    # ---- what clients send first --------------------------------------------------------------
+
+    def ask_first(self, ids: np.ndarray) -> dict[int, dict[str, Message]]:
+        """Asks clients for what they send first, and returns the messages of those who answer."""
+        method, data = self.method, self.loop.client_data(self.method.device)
+        with method.in_full_precision(), logging_to(Log()):
+            nobody = Clients(ids[:0], method.rounds, data)
+            method.states.load(nobody)
+            like = first_messages(method, nobody)
+        ones = (Clients(ids[i : i + 1], method.rounds, data) for i in range(len(ids)))
+        requests = {int(one.ids[0]): self.parties.task(one) for one in ones}
+        self.firsts = {}
+        for client, answer in self.parties.ask("first", requests).items():
+            with self.parties.naming(client, "first message"):
+                self.firsts[client] = _read_messages(answer, like)
+        return self.firsts
+
+    def _first_uploads(self, ids: np.ndarray) -> Iterator[tuple[Clients, Mapping[str, Message]]]:
+        """Yields clients and what they send first; those that are away have sent the last one."""
+        method, firsts = self.method, self.firsts or self.ask_first(ids)
+        self.firsts = {}
+        for client in ids.tolist():
+            one = Clients(np.array([client]), method.rounds, self.loop.client_data(method.device))
+            if client in firsts:
+                yield one, firsts[client]
+            else:
+                kept = {n: method.store.read(KEPT + n, one.ids) for n in method.states.messages}
+                yield one, {name: Message(rows, 0) for name, rows in kept.items()}
+
+    # ---- callbacks ----------------------------------------------------------------------------
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Finds out whether the method needs all clients in every round."""
+        assert isinstance(self.loop.datamodule, RemoteData)
+        self.parties.classes = self.loop.datamodule.num_classes
+        who, before = self.loop.participation, self.loop.participation.dropout
+        who.dropout = Affected("dropout", [[0]])
+        try:
+            self.method.check_setup()
+        except ConfigError:
+            self._needs_all = True
+        finally:
+            who.dropout = before
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.parties.saved(self.method.rounds)
+        checkpoint["callbacks"][self.state_key] = self.state_dict()
+
+    def on_train_end(self, *_: Any) -> None:
+        """Tells the parties what was counted in the last round."""
+        data = self.loop.client_data(self.method.device)
+        ones = (Clients(np.array([c]), self.method.rounds, data) for c in self.parties.peers)
+        self.parties.ask("finish", {int(one.ids[0]): self.parties.task(one) for one in ones})
+        down, up = self.parties.wire
+        rank_zero_info(f"The rounds' messages had {down} bytes to the parties, and {up} back.")
+
+    def state_dict(self) -> dict[str, Any]:
+        cohorts = {index: ids.tolist() for index, ids in self.cohorts.items()}
+        return {"parties": self.parties.state_dict(), "cohorts": cohorts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.parties.load_state_dict(state_dict["parties"])
+        cohorts = state_dict["cohorts"].items()
+        self.cohorts = {index: np.array(ids, np.int64) for index, ids in cohorts}

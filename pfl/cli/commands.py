@@ -223,6 +223,23 @@ def export(given: argparse.Namespace) -> None:
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
+def deploy(given: argparse.Namespace) -> None:
+    """Writes a Flower app."""
+    from pfl.deploy.app import write_app
+
+    parties = write_app(given.others, given.out)
+    print(f"{given.out} (an app for {parties} parties)")
+
+
+def node(given: argparse.Namespace) -> None:
+    """Serves as a party, until a signal ends it."""
+    from pfl.deploy.app import read_node
+
+    worker, address = read_node(given.config, given.client)
+    print(f"party {worker.client}: ready at {address}", flush=True)
+    worker.serve(address)
+
+
 # ---- options -------------------------------------------------------------------------------------
 
 
@@ -325,5 +342,26 @@ def add_parsers(commands: Any) -> None:
         "--dry-run", action="store_true", help="shows the runs, their sizes and our choices"
     )
 
+    parser = commands.add_parser("deploy", help="write a Flower app that runs with real parties")
+    parser.set_defaults(run=deploy)
+    parser.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
+    parser.description = (
+        "Write a Flower app whose clients are real parties, each with its own samples. All other "
+        "words are those of `pfl fit`."
+    )
+    parser.allow_abbrev = False
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the app")
 
-COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce")
+    parser = commands.add_parser("node", help="serve as a party of a Flower app")
+    parser.set_defaults(run=node)
+    parser.description = (
+        "Serve as a party, beside `flower-supernode`: train on the party's own samples, and keep "
+        "its states, until a signal ends it."
+    )
+    parser.add_argument("--config", type=Path, required=True, help="the party's file")
+    parser.add_argument("--client", type=int, help="the party's number; default: the file's")
+
+
+COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce", "deploy", "node")
+OPEN = ("partition", "deploy")
+"""Commands whose other words are those of `pfl fit`."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 
 import pfl
-from pfl.cli.commands import COMMANDS, CommandParser, add_parsers
+from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers
 from pfl.errors import ConfigError, printable
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
@@ -97,7 +97,7 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
     if given.completion:
         print(_completion(given.completion))
         return None
-    if others and command != "partition":
+    if others and command not in OPEN:
         raise ConfigError(f"{command}: unrecognized arguments: {' '.join(others)}")
     given.others = others
     return given

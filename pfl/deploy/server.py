@@ -333,6 +333,7 @@ class RemoteRound(Round):
         self._extend_log(log)
         if gradients is not None and GRADIENTS in clients.state:
             method.store.write(GRADIENTS, clients.ids, torch.full((1, 1), float(gradients)))
+        clients.state = {}  # the client's are elsewhere
         return messages
 
     def _extend_log(self, log: Log) -> None:
@@ -396,6 +397,7 @@ class RemoteEvaluation(Evaluation):
                 **self.parties.task(one),
                 "splits": self._splits,
                 "model": model,
+                "parameters": self._global_numbers or 0,
             }
         kinds = {"global": method.has_global, "personalized": method.has_personalized}
         kinds |= {f"finetuned/{k}": True for k in self.finetuning.steps}

@@ -163,6 +163,9 @@ class Worker:
         party, task = self._begin(request), _task(request)
         messages, log = party.train(task)
         states = party.pending()
+        for name, rows in states.items():  # NaN among statistics: nothing was trained yet
+            if name != "personal_buffers" and not rows.isfinite().all():
+                raise ConfigError(f"model.lr: the client state {name} is no longer finite")
         self._files.save(task.round, states)
         losses = {}
         for name, logged in log.losses.items():
@@ -176,8 +179,11 @@ class Worker:
 
     def _evaluate(self, request: dict[str, Any]) -> dict[str, Any]:
         party, task, model = self._begin(request), _task(request), request["model"]
-        model = task.received["w"] if model == "w" else model
-        model = torch.from_numpy(model) if isinstance(model, np.ndarray) else model
+        if isinstance(model, np.ndarray):
+            model = torch.from_numpy(model)
+        elif model is not None:
+            model = task.received["w"]
+        party.method.parameters_global = lambda: request["parameters"]  # type: ignore[method-assign]
         evaluation = party.evaluate(task, request["splits"], model)
         scores: list[Any] = [
             [split, kind, {name: float(values[self.client]) for name, values in numbers.items()}]

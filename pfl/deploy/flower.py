@@ -1,0 +1,60 @@
+"""A run over Flower's processes: the grid of a ServerApp as a channel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from pfl.deploy.channel import Answer, Channel
+
+PAUSE = 0.1  # seconds between two looks for answers
+
+
+class FlowerGrid(Channel):
+    """The SuperNodes of a Flower run; a peer is a node.
+
+    Args:
+        grid: What Flower gives to the ServerApp.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self.grid = grid
+
+    def peers(self) -> set[int]:
+        return set(self.grid.get_node_ids())
+
+    def ask(self, messages: Mapping[int, bytes], timeout: float) -> dict[int, Answer]:
+        sent, answers = [], {}
+        for node, message in messages.items():
+            content = RecordDict({"pfl": ConfigRecord({"message": message})})
+            sent.append(Message(content, node, "query", ttl=timeout))
+        waiting = {name for name in self.grid.push_messages(sent) if name} if sent else set()
+        end = time.monotonic() + timeout
+        while waiting and time.monotonic() < end:
+            for reply in self.grid.pull_messages(waiting):
+                waiting.discard(reply.metadata.reply_to_message_id)
+                answers[reply.metadata.src_node_id] = _content(reply)
+            time.sleep(PAUSE if waiting else 0)
+        return answers
+
+
+def _content(reply: Message) -> Answer:
+    """Returns the bytes of a reply, or why there are none."""
+    if reply.has_error():
+        return f"Flower: {reply.error.reason}"
+    record = reply.content.get("pfl")
+    record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+    answer = record.get("answer", record.get("lost", "the answer is not one of pfl"))
+    return answer if isinstance(answer, bytes | str) else "the answer is not one of pfl"
+
+
+def serve(grid: Grid, app: Path, options: Mapping[str, Any]) -> None:
+    """Runs the server of an app that `pfl deploy` has written; the ServerApp calls it."""
+    from pfl.deploy.app import run_server
+
+    run_server(FlowerGrid(grid), app, options)

@@ -187,12 +187,13 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     Raises:
         ConfigError: A key is missing, unknown, or has an impossible value.
     """
-    given = read(path) if path.is_file() else None
+    given: Any = read(path) if path.is_file() else None
     if not isinstance(given, dict):
         raise ConfigError(f"node: --config: {path} is not a YAML file with keys: {', '.join(NODE)}")
     if unknown := given.keys() - {*NODE}:
         raise ConfigError(f"{path}: {min(unknown)}: the keys are {', '.join(NODE)}")
-    given = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT} | given
+    defaults = {"app": ".", "folder": "parties", "share_sizes": True, "message_limit": LIMIT}
+    given = {**defaults, **given}
     client = given.get("client") if client is None else client
     require("client", client, type(client) is int and client >= 0, "the number of the party")
     assert client is not None

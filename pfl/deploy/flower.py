@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
-
-from flwr.app import ConfigRecord, Message, RecordDict
-from flwr.serverapp import Grid
+from typing import TYPE_CHECKING, Any
 
 from pfl.deploy.channel import Answer, Channel
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
 
 PAUSE = 0.1  # seconds between two looks for answers
 
@@ -29,6 +30,8 @@ class FlowerGrid(Channel):
         return set(self.grid.get_node_ids())
 
     def ask(self, messages: Mapping[int, bytes], timeout: float) -> dict[int, Answer]:
+        from flwr.app import ConfigRecord, Message, RecordDict
+
         sent, answers = [], {}
         for node, message in messages.items():
             content = RecordDict({"pfl": ConfigRecord({"message": message})})
@@ -47,9 +50,8 @@ def _content(reply: Message) -> Answer:
     """Returns the bytes of a reply, or why there are none."""
     if reply.has_error():
         return f"Flower: {reply.error.reason}"
-    record = reply.content.get("pfl")
-    record = record if isinstance(record, ConfigRecord) else ConfigRecord()
-    answer = record.get("answer", record.get("lost", "the answer is not one of pfl"))
+    record: Any = reply.content.get("pfl", {})
+    answer = record.get("answer", record.get("lost"))
     return answer if isinstance(answer, bytes | str) else "the answer is not one of pfl"
 
 

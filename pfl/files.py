@@ -204,7 +204,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        where = "" if str(error).startswith(f"{path}:") else f"{path}: "
+        raise ConfigError(f"{where}{error}") from error
     except DAMAGE as error:
         line = " ".join(str(error).split())[:80] or type(error).__name__
         raise ConfigError(

@@ -121,7 +121,7 @@ class Table:
     @property
     def heads(self) -> list[str]:
         """The headings."""
-        return [column.head for column in self.forms]
+        return [printable(column.head) for column in self.forms]
 
     @property
     def cells(self) -> list[list[str]]:

@@ -23,7 +23,6 @@ from tests.algorithms.traced import (
     in_cohorts,
 )
 from tests.problems import History, Steps, least_squares, matrix_problem, scalar_problem
-from tests.refusal import refused
 
 ALPHA = 0.7
 
@@ -230,8 +229,3 @@ def test_a_client_without_samples_sends_what_it_received(fit, problem):
     problem.num_clients = len(SIZES) + 1
     batches = [{i: [None] * 3 if i != 4 else [] for i in cohort} for cohort in trace]
     assert_rounds(history, feddyn(problem, START, batches, ALPHA, **RATES))
-
-
-def test_alpha_must_be_positive(problem):
-    with refused("model.alpha: 0.0", "positive"):
-        FedDyn(problem.network(), alpha=0.0)

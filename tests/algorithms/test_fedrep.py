@@ -201,11 +201,6 @@ def test_a_part_that_is_nothing_or_everything_is_refused(kind, patterns):
         kind(MLP(64, (8,)), personal=patterns)
 
 
-def test_head_epochs_must_be_positive():
-    with refused("model.head_epochs: 0; it must be at least 1"):
-        FedRep(MLP(64, (8,)), head_epochs=0)
-
-
 def test_the_relative_cost_counts_both_loops():
     """Samples times epochs, those of the head and those of the body together."""
     sizes = np.array([10, 4, 0])

@@ -53,8 +53,9 @@ def test_lpgd_equals_numpy(fit, problem, start):
 def test_gpgd_equals_numpy(fit, problem, start):
     """Plain local steps; the server's threshold is λ times one decayed learning rate."""
     history, settings = History(), dict(lr=0.15, lr_decay=0.8, weight_decay=0.1)
+    penalty = 12.0  # of which factors become smaller than the matrix
     algorithm = GPGD(
-        problem.network(start), low_rank_penalty=LAM, local_steps=3, **settings, **FULL
+        problem.network(start), low_rank_penalty=penalty, local_steps=3, **settings, **FULL
     )
     fit(algorithm, problem, 4, callbacks=[history], trace=TRACE)
     w, expected, sizes = start, [], []
@@ -63,9 +64,10 @@ def test_gpgd_equals_numpy(fit, problem, start):
         average = reference.fedavg(
             problem, w, [cohort], lr=0.15 * 0.8**t, steps=3, weighting="uniform", weight_decay=0.1
         )[0]
-        w = reference.layerwise_svt(average, LAM * 0.15 * 0.8**t, problem.shapes)
+        w = reference.layerwise_svt(average, penalty * 0.15 * 0.8**t, problem.shapes)
         expected.append(w)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-11)
+    assert min(sizes) < problem.size
     # Down the factors of what was sent (8 bytes a float), up everything.
     sent = [
         [8 * size * (i in cohort) for i in range(4)]

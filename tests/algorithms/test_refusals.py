@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import pfl.algorithms
-from models import MLP
+from models import MLP, SmallCNN
 from tests.algorithms.class_world import several_labels
 from tests.refusal import refused
 
@@ -76,6 +76,7 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedGH", "server_epochs", 0, "at least 1"),
     ("FedGH", "server_batch_size", 0, "at least 1, or null"),
     ("FedLC", "calibration", -1.0, "at least 0"),
+    ("FedDyn", "alpha", 0.0, "positive"),
     ("FedNova", "proximal_weight", -1.0, ""),
     ("FedNova", "proximal_weight", 10.1, ""),  # η μ is at most 1 with η = 0.1
     ("FedNova", "optimizer", torch.optim.SGD, "leave it out"),
@@ -92,6 +93,13 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedPD", "refresh_period", 0, "at least 1"),
     ("FedPD", "inner_step", 0.0, "positive"),
     ("FedProto", "penalty", -1.0, "at least 0"),
+    ("FedProx", "proximal_weight", -0.1, "at least 0"),
+    ("FedRep", "head_epochs", 0, "at least 1"),
+    ("FedSLR", "proximal_step", 0.0, "positive"),
+    ("FedSLR", "low_rank_penalty", -0.1, "at least 0"),
+    ("FedSLR", "sparse_penalty", -0.1, "at least 0"),
+    ("FedSLR", "personal_epochs", 0, "at least 1"),
+    ("FedSLR", "personal_start", "global", "zero or initial"),
     # An MLP 64-8-10 has 18 biases and 2 weight matrices: at least 20 of 610 values.
     ("FedSpa", "density", 0.0, "at most 1, and at least 0.0328 for this network"),
     ("FedSpa", "density", 0.03, "at most 1, and at least 0.0328 for this network"),
@@ -99,6 +107,7 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedSpa", "pruning_rate", 1.2, "from 0 to 1"),
     ("FedSpa", "pruning_rounds", 0, "at least 1, or null"),
     ("FedSpa", "layers", "best", "erk or uniform"),
+    ("GPGD", "low_rank_penalty", -0.1, "at least 0"),
     ("IFCA", "clusters", 0, "at least 1"),
     ("IFCA", "perturbation", 0.0, "positive"),
     ("L2GD", "penalty", -0.1, "at least 0"),
@@ -108,8 +117,10 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("L2GD", "local_epochs", 2, f"1, {L2GD_DRAWS}"),
     ("L2GD", "optimizer", ADAM, "plain local steps"),
     ("L2GD", "penalty", 2.6, "at most p / (lr (1 - p)) = 2.5"),  # 0.2 / (0.1 * 0.8)
+    ("LPGD", "low_rank_penalty", -0.1, "at least 0"),
     ("MOON", "contrast", -1.0, "at least 0"),
     ("MOON", "temperature", 0.0, "positive"),
+    ("MRMTL", "penalty", -0.1, "at least 0"),
     ("PerFedAvg", "alpha", 0.0, "positive"),
     ("PerFedAvg", "variant", "SO", "FO or HF"),
     ("PerFedAvg", "delta", -1e-3, "positive"),
@@ -132,6 +143,22 @@ def test_impossible_values_are_refused(kind, key, value, right):
     shown = "" if key == "optimizer" else repr(value)
     with refused(f"model.{key}: {shown}", right):
         getattr(pfl.algorithms, kind)(MLP(64, (8,)), **{key: value})
+
+
+# What methods set in place of their user: the server's step, equal weights, or whose statistics.
+FIXED = {
+    "server_optimizer": "APFL CFL FedAdam FedAgg FedAMP FedBABU FedCLUP FedDyn FedGH FedPD FedPer "
+    "FedProto FedSLR FedSpa GlobalTrain GPGD IFCA L2GD LocalTrain MRMTL PerFedAvg pFedMe SCAFFOLD",
+    "weighting": "APFL FedAMP FedDyn FedGH FedPD FedProto FedSLR FedSpa GlobalTrain GPGD L2GD "
+    "LocalTrain LPGD MRMTL PerFedAvg pFedMe SCAFFOLD",
+    "buffers": "CFL FedBN FedGH FedProto GlobalTrain LGFedAvg LocalTrain",
+}
+
+
+@pytest.mark.parametrize(("key", "kind"), [(k, kind) for k in FIXED for kind in FIXED[k].split()])
+def test_what_a_method_sets_itself_cannot_be_given(key, kind):
+    with pytest.raises(TypeError, match=f"multiple values for keyword argument '{key}'"):
+        getattr(pfl.algorithms, kind)(SmallCNN(), **{key: None})
 
 
 @pytest.mark.parametrize("kind", ["FedGH", "FedPAC", "FedProto", "FedRoD"])

@@ -32,7 +32,7 @@ from pfl.report.run_summary import summary_table
 from pfl.rounds.checkpoint_io import check_parts
 from pfl.scores import table
 from pfl.scores.evaluation import by_name
-from pfl.scores.names import ScoreName, candidates, is_tested
+from pfl.scores.names import ScoreName, candidates, scores_among
 from pfl.scores.runs import Row, best_round
 from pfl.scores.table import ScoreTable
 
@@ -161,7 +161,7 @@ class RunRecorder(Callback):
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
-        if pl_module.evaluation and is_tested(pl_module.row):
+        if pl_module.evaluation and scores_among(pl_module.row, "test"):
             self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from pfl.report.curves import COLOURS, MODELS, Line, plot, weight_matrix
-from pfl.scores.names import candidates, is_tested, scores_among
+from pfl.scores.names import candidates, scores_among
 from pfl.scores.runs import columns_of
 from pfl.scores.table import ScoreTable
 
@@ -182,11 +182,10 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     """
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
-    last: dict[str, Any] = next(filter(is_tested, reversed(rows)), {})
+    last = next((row for row in reversed(rows) if scores_among(row, "test")), {})
     for name in scores_among(last, "test"):
-        kind, _, steps = name.model.partition("/")
-        if steps and name.number == number:
-            curves.setdefault(kind, []).append((int(steps), last[str(name)]))
+        if "/" in name.model and name.number == number:
+            curves.setdefault(name.kind, []).append((name.steps, last[str(name)]))
     return curves
 
 

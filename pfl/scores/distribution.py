@@ -12,17 +12,12 @@ QUANTILES = (10, 25, 50, 75, 90)
 
 @np.errstate(over="ignore", invalid="ignore")  # of models that diverged
 def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> dict[str, float]:
-    """Returns the numbers that describe one value for each client.
+    """Returns the numbers that describe one value for each client, [M]; empty if no client counts.
 
-    Args:
-        values: A value for each client, [M]; NaN for clients that do not count.
-        higher_is_better: False for losses; None if it is not known: no tenth is best or worst.
-
-    Returns:
-        `mean`; `std` with the divisor M; quantiles `q10` to `q90`, interpolated linearly;
-        `worst10` and `best10`, the means of the worst and the best tenth of the clients, rounded up
-        to whole clients; `gini` and `jain`, left out where they are not defined. Empty if no client
-        counts.
+    NaN stands for a client that does not count. The numbers are `mean`; `std` with the divisor M;
+    quantiles `q10` to `q90`, interpolated linearly; `worst10` and `best10`, the means of the worst
+    and the best tenth of the clients, rounded up to whole clients, unless `higher_is_better` is
+    None; `gini` and `jain`, left out where they are not defined.
 
     Example:
         >>> numbers = distribution(np.array([0.25, 0.5, 0.75, np.nan]))
@@ -44,16 +39,10 @@ def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> di
 
 
 def gini(values: np.ndarray) -> float:
-    """Returns Gini's coefficient: half of the mean absolute difference, relative to the mean.
+    """Returns Gini's coefficient of values [n]: sum_ij |x_i - x_j| / (2 n² mean(x)).
 
-    It is sum_ij |x_i - x_j| / (2 n² mean(x)): 0 if all are equal, and 1 - 1/n if one has
-    everything. Where some values are negative, as gains can be, it may exceed 1.
-
-    Args:
-        values: [n].
-
-    Returns:
-        The coefficient; NaN unless the mean is positive.
+    It is 0 if all are equal, and 1 - 1/n if one has everything. Where some values are negative, as
+    gains can be, it may exceed 1. NaN unless the mean is positive.
 
     Example:
         >>> gini(np.array([0.0, 0.0, 0.0, 1.0]))
@@ -68,16 +57,10 @@ def gini(values: np.ndarray) -> float:
 
 
 def jain(values: np.ndarray) -> float:
-    """Returns Jain's fairness index, (sum x)² / (n sum x²).
+    """Returns Jain's fairness index of values [n], (sum x)² / (n sum x²).
 
     It is 1 if all are equal, and 1/n if one has everything (Jain, Chiu & Hawe 1984). Where some
-    values are negative it may fall below 1/n.
-
-    Args:
-        values: [n].
-
-    Returns:
-        The index; NaN if all values are 0, or one is infinite.
+    values are negative it may fall below 1/n. NaN if all values are 0, or one is infinite.
 
     Example:
         >>> jain(np.array([0.0, 0.0, 0.0, 1.0]))

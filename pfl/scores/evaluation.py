@@ -21,11 +21,11 @@ from pfl.scores.names import Directions, ScoreName, direction
 
 
 class Scores(NamedTuple):
-    """Scores of C clients on some of their samples.
+    """Sums over some samples of C clients.
 
     Attributes:
         ids: The clients, [C].
-        losses, correct, counts: Sums of losses and of right answers, and numbers of samples, [C].
+        losses, correct, counts: Losses, right answers and numbers of samples, [C].
         predicted: For each client its outputs [n, ...] and targets [n, ...] as metrics expect them
             (`ModelRunner.predicted`), on the host; empty where no metric asks for them.
     """
@@ -51,11 +51,7 @@ class Finetuning:
 
     @classmethod
     def read(cls, steps: int | Sequence[int] | None, lr: float | None) -> Finetuning:
-        """Returns the fine-tuning of the loop's arguments `finetune` and `finetune_lr`.
-
-        Raises:
-            ConfigError: A number is impossible.
-        """
+        """Returns the checked fine-tuning of the loop's arguments `finetune` and `finetune_lr`."""
         given = [] if steps is None else [steps] if isinstance(steps, int) else list(steps)
         possible = all(type(k) is int and 0 <= k < 2**63 for k in given)
         expected = "a number of local steps of at least 0, a list of them, or null for none"
@@ -72,13 +68,9 @@ class Finetuning:
 
 
 class ClientScores(torchmetrics.Metric):
-    """Loss and accuracy of each client, summed sample by sample (and over processes), and metrics.
+    """Loss and accuracy of each of M clients, summed over samples and processes, and metrics.
 
     For sequences of classes, the sums and counts are those of real targets.
-
-    Args:
-        num_clients: The population, M.
-        metrics: What is computed beside loss and accuracy.
 
     Example:
         >>> import torch
@@ -125,11 +117,7 @@ class ClientScores(torchmetrics.Metric):
             self._begun.setdefault(client, []).append(pair)
 
     def finish(self, but: int | None = None) -> None:
-        """Computes the metrics of the clients whose samples were added.
-
-        Args:
-            but: The client that has more samples, if any.
-        """
+        """Computes the metrics of the clients whose samples were added, but for one with more."""
         for client in [c for c in self._begun if c != but]:
             predicted, targets = map(torch.cat, zip(*self._begun.pop(client), strict=True))
             self.values[:, client] = self.metrics.values(predicted, targets).to(self.values)
@@ -160,11 +148,7 @@ class ClientScores(torchmetrics.Metric):
 def by_name(
     scores: Mapping[tuple[str, str], Mapping[str, np.ndarray]],
 ) -> dict[ScoreName, np.ndarray]:
-    """Returns what is recorded for each client, [M] by name: all scores but their `count`.
-
-    Args:
-        scores: What `ClientScores.compute` returns, by split and model.
-    """
+    """Returns what is recorded for each client, [M] by name: all but the counts."""
     return {
         ScoreName(split, model, number): values
         for (split, model), numbers in scores.items()
@@ -184,11 +168,6 @@ def summarize(
 
     Metrics have `_clients`, the number of clients for which the metric is defined, instead of
     `_pooled`. The other numbers are those of these clients, and are left out if there are none.
-
-    Args:
-        scores: What `ClientScores.compute` returns.
-        higher_is_better: For each metric whether large values are good; None: not known, and
-            nothing is the worst.
     """
     result: dict[str, float] = {}
     count = scores["count"]
@@ -224,11 +203,7 @@ def client_mean(
 def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) -> Iterator[Scores]:
     """Yields the scores of every client's own model, w [C, P], on the client's own samples.
 
-    Args:
-        oracle: Runs the models.
-        clients: The C clients.
-        w: Their models.
-        keep: Whether the scores have predictions, for metrics.
+    With `keep` the scores have predictions, for metrics.
     """
     ids = torch.from_numpy(clients.ids)
     for rows, batch in clients.samples():

@@ -40,15 +40,12 @@ _AVERAGE_PRECISION = (
 
 
 class ClientMetrics:
-    """Metrics that are computed on each client's samples alone.
-
-    Args:
-        metrics: The metrics by name.
+    """Metrics of torchmetrics, by name, that are computed on each client's samples alone.
 
     Attributes:
         names: The names, in their order.
-        higher_is_better: For each name whether large values are good; None if torchmetrics does
-            not know.
+        higher_is_better: For each name whether large values are good; None: torchmetrics does not
+            say.
 
     Example:
         >>> from torchmetrics.classification import MulticlassF1Score
@@ -68,13 +65,10 @@ class ClientMetrics:
 
     @classmethod
     def read(cls, given: Sequence[Metric] | Mapping[str, Metric] | None) -> ClientMetrics:
-        """Returns the metrics of the loop's argument `metrics`.
+        """Returns the checked metrics of the loop's argument `metrics`.
 
         A metric without a name is called as its class without the kind of task, in snake case:
         `f1_score` for `MulticlassF1Score`.
-
-        Raises:
-            ConfigError: A name is impossible, or two metrics have the same name.
         """
         metrics = [*given.values()] if isinstance(given, Mapping) else list(given or ())
         for metric in metrics:
@@ -98,17 +92,11 @@ class ClientMetrics:
         return len(self.names)
 
     def check_score(self, key: str, name: str | None, steps: Sequence[int] = ()) -> None:
-        """Checks that models can be chosen by a score.
-
-        Args:
-            key: The key that names the score, for the error.
-            name: The score, such as `f1_score`, `finetuned/5/accuracy` or `val/global/loss`; None:
-                the default.
-            steps: The numbers of steps of fine-tuning, of `Finetuning`.
+        """Checks that models can be chosen by a score, such as `finetuned/5/accuracy`, or None.
 
         Raises:
-            ConfigError: There is no such score, it is a test score, or torchmetrics does not know
-                whether its large values are good.
+            ConfigError: There is no such score, it is a test score, or it is not known whether its
+                large values are good; the line begins with the `key`.
         """
         if name is None:
             return

@@ -25,8 +25,6 @@ class ScoreName(NamedTuple):
         >>> name = ScoreName.read("test/finetuned/5/accuracy")
         >>> name.model, name.number, str(name)
         ('finetuned/5', 'accuracy', 'test/finetuned/5/accuracy')
-        >>> ScoreName.read("train/loss") is None
-        True
     """
 
     split: str
@@ -36,12 +34,19 @@ class ScoreName(NamedTuple):
     def __str__(self) -> str:
         return "/".join(self)
 
+    @property
+    def kind(self) -> str:
+        """The model without its number of steps, such as "finetuned"."""
+        return self.model.partition("/")[0]
+
+    @property
+    def steps(self) -> int:
+        """The number of steps of fine-tuning."""
+        return int(self.model.partition("/")[2] or 0)
+
     @classmethod
     def read(cls, text: str) -> ScoreName | None:
-        """Returns the name that a column has; None for a column that is not a score.
-
-        Columns of statistics, such as `test/global/accuracy_std`, are not scores.
-        """
+        """Returns the name that a column has; None for others, such as `test/global/loss_std`."""
         parts = text.split("/")
         whole = len(parts) == 3 or (len(parts) == 4 and parts[2].isdigit())
         if parts[0] not in SPLITS or not (whole and all(parts)) or parts[-1].endswith(STATISTICS):
@@ -52,12 +57,10 @@ class ScoreName(NamedTuple):
 def scores_among(columns: Iterable[str], split: str | None = None) -> list[ScoreName]:
     """Returns the scores among some columns, of one split or both, by kind of model and steps."""
     found = dict.fromkeys(filter(None, map(ScoreName.read, columns)))
-    return sorted((name for name in found if split in (None, name.split)), key=_place)
-
-
-def is_tested(columns: Iterable[str]) -> bool:
-    """Returns whether some columns, such as those of a round's row, have a test score."""
-    return bool(scores_among(columns, "test"))
+    return sorted(
+        (name for name in found if split in (None, name.split)),
+        key=lambda name: ((*MODELS, name.kind).index(name.kind), name.steps),
+    )
 
 
 def models_of(columns: Iterable[str], number: str, split: str = "test") -> list[str]:
@@ -76,13 +79,8 @@ def candidates(columns: Iterable[str], split: str, wanted: str | None = None) ->
     """Returns the scores that may count, the preferred one first.
 
     Accuracy comes before loss, and a model after the most steps of fine-tuning, which only a
-    configuration asks for, before the personalized and the global model.
-
-    Args:
-        columns: Names of columns.
-        split: The split that counts.
-        wanted: A score that is chosen by name, of which the split and the model may be left out:
-            `f1_score`, `finetuned/5/accuracy`, `val/global/loss`. None: accuracy, else loss.
+    configuration asks for, before the personalized and the global model. A score that is `wanted`
+    may lack the split and the model: `f1_score`, `finetuned/5/accuracy`, `val/global/loss`.
 
     Example:
         >>> columns = ["test/global/accuracy", "test/finetuned/5/accuracy"]
@@ -93,16 +91,14 @@ def candidates(columns: Iterable[str], split: str, wanted: str | None = None) ->
     """
     model, number = parts_of(wanted)
     order = ("finetuned", "personalized", "global")
-
-    def preference(name: ScoreName) -> tuple[int, int, int]:
-        kind, _, steps = name.model.partition("/")
-        return name.number != "accuracy", order.index(kind), -int(steps or 0)
-
-    have = scores_among(columns, split)
-    have = [name for name in have if name.number in ((number,) if number else HIGHER_IS_BETTER)]
+    numbers = (number,) if number else tuple(HIGHER_IS_BETTER)
+    have = [name for name in scores_among(columns, split) if name.number in numbers]
     if model:
         return [name for name in have if name.model == model]
-    return sorted((n for n in have if n.model.partition("/")[0] in order), key=preference)
+    return sorted(
+        (name for name in have if name.kind in order),
+        key=lambda name: (numbers.index(name.number), order.index(name.kind), -name.steps),
+    )
 
 
 def parts_of(wanted: str | None) -> tuple[str, str]:
@@ -117,20 +113,10 @@ Directions = Mapping[str, "bool | None"]
 
 
 def direction(name: str | ScoreName, metrics: Directions | None = None) -> bool | None:
-    """Returns whether large values of a score are good; None if that is not known.
-
-    Example:
-        >>> direction("test/global/loss"), direction("test/global/auroc", {"auroc": True})
-        (False, True)
-    """
+    """Returns whether large values of a score are good; None if that is not known."""
     return {**HIGHER_IS_BETTER, **(metrics or {})}.get(str(name).rpartition("/")[2])
 
 
 def signed_score(name: str | ScoreName, value: float, metrics: Directions | None = None) -> float:
     """Returns a score, larger for better: one whose small values are good gets a minus."""
     return -value if direction(name, metrics) is False else value
-
-
-def _place(name: ScoreName) -> tuple[int, int]:
-    kind, _, steps = name.model.partition("/")
-    return MODELS.index(kind) if kind in MODELS else len(MODELS), int(steps or 0)

@@ -17,7 +17,7 @@ import yaml
 
 from pfl import files
 from pfl.errors import ConfigError
-from pfl.scores.names import Directions, ScoreName, candidates, is_tested, signed_score
+from pfl.scores.names import Directions, ScoreName, candidates, scores_among, signed_score
 from pfl.scores.table import LOCAL, ScoreTable
 
 Row = dict[str, Any]
@@ -41,19 +41,10 @@ def columns_of(rows: Iterable[Row]) -> list[str]:
 def best_round(
     rows: Sequence[Row], metric: str | None = None, metrics: Directions | None = None
 ) -> Row | None:
-    """Returns the row with the best validation score; None if no round was validated.
+    """Returns the row with the best validation score, and that score as `selected_by`.
 
-    The score is the first of `pfl.scores.names.candidates` that a row has: the mean accuracy of the
-    models after fine-tuning, of the personalized models or of the global model; for regression
-    their loss. The first of equal rounds wins.
-
-    Args:
-        rows: The rows of `metrics.csv`.
-        metric: A score that is chosen by name, such as `f1_score` or `global/loss`.
-        metrics: For each metric beside accuracy and loss whether large values are good.
-
-    Returns:
-        A copy of the row, with the name of the score as `selected_by`.
+    The score is the first of `pfl.scores.names.candidates`, perhaps the one called `metric`, that a
+    row has. The first of equal rounds wins. None if no round was validated.
     """
     for score in map(str, candidates(columns_of(rows), "val", metric)):
         have = [row for row in rows if not math.isnan(row.get(score, math.nan))]
@@ -70,7 +61,7 @@ def cost_of(row: Row, what: str) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended.
+    """A run that is read from its folder.
 
     Attributes:
         label: The name of the method in the comparison.
@@ -98,7 +89,7 @@ class Run:
     def read(
         cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
     ) -> Run:
-        """Returns the run in a folder.
+        """Returns the run in a folder, of which `point` and `diverged` may be known.
 
         Args:
             label: The name of the method in the comparison.
@@ -110,22 +101,14 @@ class Run:
         Raises:
             ConfigError: The folder has no run that has ended, or a file of it is damaged.
         """
-        summary = folder / "summary.json"
-        if not (unfinished or known.get("diverged") or summary.is_file()):
+        if not (unfinished or known.get("diverged") or (folder / "summary.json").is_file()):
             raise ConfigError(
                 f"compare: {folder} has no summary.json; it must be the folder of a run that has "
                 f"ended"
             )
-        return cls(
-            label,
-            seed,
-            folder,
-            rows=_rows(folder / "metrics.csv"),
-            summary=_summary(summary),
-            scores=ScoreTable.read(folder),
-            local=ScoreTable.read(folder, LOCAL),
-            **known,
-        )
+        known |= {"rows": _rows(folder / "metrics.csv"), "summary": _summary(folder)}
+        known |= {"scores": ScoreTable.read(folder), "local": ScoreTable.read(folder, LOCAL)}
+        return cls(label, seed, folder, **known)
 
     @property
     def finished(self) -> bool:
@@ -139,8 +122,8 @@ class Run:
 
     def shares_partition(self, other: Run) -> bool | None:
         """Returns whether two runs have the same partition; None if a run has not recorded it."""
-        hashes = [run.summary.get("partition_hash") for run in (self, other)]
-        return None if None in hashes else hashes[0] == hashes[1]
+        one, two = (run.summary.get("partition_hash") for run in (self, other))
+        return None if None in (one, two) else one == two
 
     def within(self, budget: tuple[str, float] | None) -> list[Row]:
         """Returns the rows of rounds that a budget, one of `BUDGETS` and its limit, allows."""
@@ -153,13 +136,10 @@ class Run:
     ) -> Row | None:
         """Returns the row of the round that counts: the best by validation, else the last.
 
-        None if the run diverged, or has no evaluated round within the budget.
-
-        Args:
-            budget: One of `BUDGETS` and the limit.
-            metric: The score, as in `best_round`; None: the run's own `loop.select_by`.
+        None if the run diverged, or has no evaluated round within the budget. Without a `metric`
+        the run's own `loop.select_by` is the score.
         """
-        rows = [row for row in self.within(budget) if is_tested(row)]
+        rows = [row for row in self.within(budget) if scores_among(row, "test")]
         if self.diverged or not rows:
             return None
         chosen = metric or self.summary.get("select_by")
@@ -176,28 +156,26 @@ class Run:
 
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
-        """The columns of `clients.csv` [M]; none before the end.
-
-        They are float64 with NaN where empty, and text for the clients' `name`.
-        """
+        """The columns of `clients.csv` [M], text or float64; none before the end."""
         path = self.folder / "clients.csv"
         if not path.is_file():
             return {}
         with files.reading(path), path.open(newline="") as file:
             names, *rows = csv.reader(file)
             columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
-            return {
-                name: np.array(values)
-                if name == "name"
-                else np.array([value or "nan" for value in values], np.float64)
-                for name, values in columns.items()
+            numbers = {
+                k: np.array([v or "nan" for v in values], np.float64)
+                for k, values in columns.items()
+                if k != "name"
             }
+            return {k: numbers.get(k, np.array(values)) for k, values in columns.items()}
 
 
-def _summary(path: Path) -> Row:
+def _summary(folder: Path) -> Row:
     """Returns the content of `summary.json`, whose values that are read have the right types."""
     types: dict[str, Any] = {"seed": int, "select_by": str, "wall_seconds": int | float}
     types |= {"higher_is_better": dict, "versions": dict}
+    path = folder / "summary.json"
     with files.reading(path):
         content = files.read_json(path)
         for key, kind in types.items():
@@ -222,12 +200,8 @@ def _rows(path: Path) -> list[Row]:
 def find_runs(folders: Sequence[Path], command: str) -> list[Path]:
     """Returns the folders of runs among folders and below them, in the order of their names.
 
-    Args:
-        folders: Folders of runs, or folders that hold such folders.
-        command: The command, for errors.
-
     Raises:
-        ConfigError: A folder does not exist, or holds no run.
+        ConfigError: A folder does not exist, or holds no run; the line begins with the `command`.
     """
     found: dict[Path, None] = {}
     for folder in folders:
@@ -258,12 +232,8 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
     The label is the name of the method, or the path of the folder, as far as the folders differ, if
     two configurations have the same method.
 
-    Args:
-        folders: The folders of runs.
-        unfinished: Allows runs that have not ended.
-
     Raises:
-        ConfigError: A file of a run is damaged.
+        ConfigError: A file of a run is damaged, or a run has not ended, unless `unfinished`.
     """
     runs, keys = [], []
     for place, folder in zip(_short_names(folders), folders, strict=True):

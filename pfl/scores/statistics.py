@@ -39,16 +39,11 @@ class Paired:
 def compare_pairs(
     method: np.ndarray, baseline: np.ndarray, larger_is_better: bool = True
 ) -> Paired:
-    """Compares the scores of the same clients under two methods.
+    """Compares the scores [n] of the same clients under two methods; pairs with NaN do not count.
 
     Wilcoxon's signed-rank test leaves pairs without a difference out. The interval is the
-    percentile bootstrap over the pairs, with a fixed seed. Differences that are unequal only by
-    the rounding of scores to float32 count as equal.
-
-    Args:
-        method: A score for each pair, [n]; pairs with NaN are left out.
-        baseline: The baseline's scores of the same pairs, [n].
-        larger_is_better: False for losses.
+    percentile bootstrap over the pairs, with a fixed seed. Differences that are unequal only by the
+    rounding of scores to float32 count as equal.
 
     Example:
         >>> result = compare_pairs(np.array([0.9, 0.8, 0.7]), np.array([0.5, 0.8, 0.6]))
@@ -105,10 +100,6 @@ def holm(p: Sequence[float]) -> list[float]:
 
     The smallest of m p-values is multiplied by m, the next by m - 1, and so on; a corrected value
     is never below that of a smaller p-value. NaN stays NaN and does not count as a comparison.
-
-    Example:
-        >>> [round(value, 2) for value in holm([0.01, 0.04, 0.03])]
-        [0.03, 0.06, 0.06]
     """
     values = np.asarray(p, np.float64)
     known = np.flatnonzero(~np.isnan(values))
@@ -120,11 +111,9 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def mean_ranks(scores: np.ndarray) -> np.ndarray:
-    """Returns each method's mean rank over blocks, 1 for the best; ties share their mean rank.
+    """Returns each method's mean rank, 1 for the best, of scores [blocks, k], larger for better.
 
-    Args:
-        scores: A score for each block (such as a seed and a data set) and method, larger for
-            better, [blocks, k].
+    Ties share their mean rank. A block is, for example, a seed and a data set.
     """
     return stats.rankdata(-scores, axis=1).mean(axis=0)
 
@@ -134,10 +123,6 @@ def critical_difference(methods: int, blocks: int, alpha: float = 0.05) -> float
 
     It is q sqrt(k (k + 1) / (6 N)) for k methods on N blocks, with q the upper quantile of the
     studentized range for infinitely many degrees of freedom, divided by sqrt(2).
-
-    Example:
-        >>> round(critical_difference(methods=4, blocks=14), 2)  # q = 2.569 in Demšar's Table 5
-        1.25
     """
     q = float(stats.studentized_range.ppf(1 - alpha, methods, np.inf)) / math.sqrt(2)
     return q * math.sqrt(methods * (methods + 1) / (6 * blocks))

@@ -30,9 +30,6 @@ class ScoreTable:
     client without samples, or where a metric is not defined. Of more than 10,000 clients the file
     has the percentiles 0 to 100 of each score, in rows with a `percentile` in place of a `client`.
 
-    Attributes:
-        rows: The rows, a structured array [E * M].
-
     Example:
         >>> from tempfile import TemporaryDirectory
         >>> loss = ScoreName("test", "global", "loss")
@@ -50,11 +47,7 @@ class ScoreTable:
 
     @classmethod
     def read(cls, folder: str | Path, file: str = CLIENTS) -> ScoreTable | None:
-        """Returns a table of the run in a folder; None if it has none.
-
-        Args:
-            folder: The folder of the run.
-            file: `CLIENTS` or `LOCAL`.
+        """Returns the table `CLIENTS` or `LOCAL` of the run in a folder; None if it has none.
 
         Raises:
             ConfigError: The file is damaged, or the run is of version 0.1.
@@ -107,16 +100,10 @@ class ScoreTable:
     def over_rounds(
         self, name: ScoreName | str, metrics: Directions | None = None
     ) -> dict[str, np.ndarray]:
-        """Returns how a score is distributed over clients, evaluation by evaluation.
+        """Returns how a score is distributed over clients, [E] for each number of `distribution`.
 
-        Args:
-            name: One of the scores.
-            metrics: For each metric beside accuracy and loss whether large values are good.
-
-        Returns:
-            The numbers of `pfl.scores.distribution`, [E] each, such as `q50` and `worst10`; NaN
-            where a number is not defined. Of percentiles, the numbers other than quantiles are
-            those of 101 clients with these values.
+        A number that is not defined is NaN. Of percentiles, the numbers other than quantiles are
+        those of 101 clients with these values.
 
         Raises:
             ConfigError: There is no such score.
@@ -132,9 +119,6 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
 
     A score that the first evaluation did not have is left out, since all rows are alike. The header
     counts the rows, and is written after them: rows of a process that is killed do not count.
-
-    Raises:
-        ConfigError: The file cannot be written; it is then what it was.
     """
     if not scores:
         return

@@ -26,15 +26,7 @@ PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 @contextmanager
 def run_folder_errors(folder: Path, key: str = "trainer.default_root_dir") -> Iterator[None]:
-    """Turns an OSError from creating a folder into a one-line error.
-
-    Args:
-        folder: The folder that is created in the block.
-        key: The key of the configuration that chose the folder.
-
-    Raises:
-        ConfigError: If the block raises an OSError.
-    """
+    """Turns an OSError from creating a folder, which `key` chose, into a ConfigError."""
     try:
         yield
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -46,9 +38,6 @@ def lock(folder: Path) -> FileLock:
     """Returns a lock of a run's folder, which the system releases when this process dies.
 
     On a network file system the lock holds as far as the file system supports `flock`.
-
-    Raises:
-        ConfigError: Another process writes into the folder, or the file cannot be created.
     """
     file = FileLock(folder / ".lock", timeout=0)
     try:
@@ -74,11 +63,7 @@ def remove_parts(folder: Path) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[io.BufferedWriter]:
-    """Opens a new file that takes the place of `path` when the block ends without an error.
-
-    Raises:
-        ConfigError: The file cannot be written; the file at `path` is then what it was.
-    """
+    """Opens a new file that takes the place of `path` when the block ends without an error."""
     try:
         with files.replaced(path) as file:
             yield file
@@ -87,11 +72,7 @@ def replaced(path: Path) -> Iterator[io.BufferedWriter]:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Adds bytes to a file; if they do not fit on the disk, the file is what it was.
-
-    Raises:
-        ConfigError: The file cannot be written.
-    """
+    """Adds bytes to a file; if they do not fit on the disk, the file is what it was."""
     try:
         with path.open("ab", buffering=0) as file:
             size = file.tell()
@@ -164,12 +145,7 @@ def append_round(path: Path, round_index: int, columns: dict[str, np.ndarray]) -
 
 
 def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]:
-    """Yields the lines of columns as CSV, block by block.
-
-    Args:
-        columns: The columns by name, [rows] each.
-        heading: Whether the names come first.
-    """
+    """Yields the lines of columns [rows] as CSV, block by block."""
     if heading:
         yield csv_lines([list(columns)])
     rows = max((len(column) for column in columns.values()), default=0)
@@ -196,11 +172,7 @@ def _plain(value: Any) -> Any:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns the errors of reading a damaged file or folder of a run into a one-line error.
-
-    Raises:
-        ConfigError: The block raises such an error.
-    """
+    """Turns the errors of reading a damaged file or folder of a run into a ConfigError."""
     try:
         yield
     except ConfigError as error:
@@ -214,11 +186,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns the mapping in a JSON file; empty if there is no file.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """Returns the mapping in a JSON file; empty if there is no file."""
     with reading(path):
         content = json.loads(path.read_text()) if path.is_file() else {}
         if not isinstance(content, dict):
@@ -239,10 +207,7 @@ def read_value(key: str, path: str) -> Any:
 
 
 def last_round(path: Path) -> dict[str, np.ndarray]:
-    """Returns the columns, without the round, of the last round's rows in a table, float64.
-
-    Empty if there is no table, or no row in it.
-    """
+    """Returns the columns, float64 without the round, of the last round's rows in a table."""
     if not path.is_file():
         return {}
     rows: list[list[str]] = []
@@ -271,15 +236,9 @@ def content(path: Path) -> Tensor:
 
 
 def restore(path: Path, saved: Tensor, skip: int = 0) -> bool:
-    """Gives a file the content that it had in a checkpoint.
+    """Gives a file its content in a checkpoint; returns whether it began with this content.
 
-    Args:
-        path: The file.
-        saved: The content.
-        skip: The size of a header that changes while the file grows.
-
-    Returns:
-        Whether the file began with this content, as it does if nobody has changed it.
+    It does if nobody has changed it, apart from `skip` bytes of a header that grows with the file.
     """
     pieces = saved.split(PIECE) if len(saved) else ()
     begins = path.is_file()

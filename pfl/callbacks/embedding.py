@@ -89,11 +89,10 @@ class EmbeddingFigure(Callback):
 def embeddings(
     algorithm: FederatedAlgorithm, loop: FederatedLoop, client: int
 ) -> tuple[dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], np.ndarray]:
-    """Returns the places and predicted classes of a client's test samples, and their classes.
+    """Returns the places and predicted classes of a client's test samples, and their classes [n].
 
-    Returns:
-        For each (extractor, classifier), of "personalized" and "global", the places [n, 2] and the
-        predicted classes [n]; nothing for fewer than five samples. The classes [n].
+    There are places [n, 2] and predicted classes [n] for each (extractor, classifier), of
+    "personalized" and "global"; none for fewer than five samples.
     """
     (clients,) = loop.chunks(np.array([client]), "test", 1, owned=True)
     one = Clients(

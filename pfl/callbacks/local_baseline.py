@@ -111,12 +111,7 @@ class LocalBaseline(Callback):
 
 
 class BaselineCheckpoint:
-    """The clients' models after some rounds of the baseline, saved as often as it costs little.
-
-    Args:
-        trainer: The Trainer of the run, into whose folder the file is saved.
-        algorithm: The algorithm whose local settings the baseline uses.
-    """
+    """The clients' models after some rounds of the baseline, saved as often as it costs little."""
 
     def __init__(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
         self.trainer, self.clock = trainer, SavingClock(every_seconds=30.0)
@@ -132,15 +127,10 @@ class BaselineCheckpoint:
         return Path(trainer.default_root_dir) / "checkpoints" / "local.ckpt"
 
     def restore(self, store: ClientStore, scored: set[int]) -> tuple[int, dict[int, NumbersOf]]:
-        """Restores the clients' models.
+        """Restores the clients' models; returns the number of their rounds, and the scores.
 
-        Args:
-            store: Where the models belong.
-            scored: The rounds after which the baseline is scored; it ends with the last one.
-
-        Returns:
-            After how many rounds they were saved, 0 if there is no file for these settings, and the
-            scores so far.
+        The number is 0 if there is no file for these settings. The baseline is scored after the
+        rounds `scored`, and ends with the last one.
         """
         trainer, path = self.trainer, self.path(self.trainer)
         if not trainer.strategy.broadcast(path.is_file()):

@@ -15,11 +15,7 @@ COST_SHARE = 0.02  # largest share of the time since the last checkpoint that sa
 
 
 class SavingClock:
-    """Decides when to save next: after some time, or as soon as saving takes 2% of the time.
-
-    Args:
-        every_seconds: The longest time between two checkpoints; 0: every time is right.
-    """
+    """Decides when to save next: after some seconds, or as soon as saving takes 2% of the time."""
 
     def __init__(self, every_seconds: float) -> None:
         self.every_seconds = every_seconds

@@ -20,12 +20,7 @@ from pfl.scores.runs import Row, columns_of
 
 
 class RunFolder:
-    """A run's folder, into which only one process at a time may write.
-
-    Args:
-        path: The folder.
-        writes: Whether this process writes; the others call the same methods in vain.
-    """
+    """A run's folder, into which only one process at a time may write, if this one `writes`."""
 
     def __init__(self, path: Path = Path(), writes: bool = True) -> None:
         self.path, self.writes = path, writes

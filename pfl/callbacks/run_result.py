@@ -60,13 +60,7 @@ class ClientTable:
         loop: FederatedLoop,
         local: Mapping[ScoreName, np.ndarray] | None = None,
     ) -> ClientTable:
-        """Returns the table of a run's present state; every process must call this method.
-
-        Args:
-            algorithm: The algorithm whose last evaluation counts.
-            loop: The loop around the data.
-            local: The scores of `LocalBaseline`.
-        """
+        """Returns the table of a run's present state; every process must call this method."""
         evaluation = getattr(algorithm, "evaluation", None)
         scores = {**by_name(evaluation.scores if evaluation else {}), **(local or {})}
         epsilons = algorithm.sample_epsilons() if hasattr(algorithm, "store") else None
@@ -95,12 +89,11 @@ class ClientTable:
 def compare(
     scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
 ) -> dict[str, Any]:
-    """Compares the clients' test scores with the local baseline; see `gains` for the arguments.
+    """Compares the clients' test scores with the local baseline, if there is one.
 
-    Returns:
-        The baseline's mean, standard deviation and worst tenth as `test/local/...`; the shares of
-        clients whose federated model is better than, equal to or worse than the baseline as
-        `gained`, `equal` and `lost` (see `gains`). Empty without a baseline.
+    Returns the baseline's mean, standard deviation and worst tenth as `test/local/...`, and the
+    shares of clients whose federated model is better than, equal to or worse than the baseline as
+    `gained`, `equal` and `lost` (see `gains`).
     """
     result: dict[str, Any] = {}
     for name, values in scores.items():
@@ -122,13 +115,8 @@ def gains(
 ) -> np.ndarray | None:
     """Returns how much better each client's federated model is than the local baseline, [M].
 
-    The federated model is the one that counts (`pfl.scores.names.candidates`). NaN for clients
-    without test samples; None without a baseline.
-
-    Args:
-        scores: The clients' scores after the same round, [M] each.
-        metrics: For each metric beside accuracy and loss whether large values are good.
-        select_by: The model that counts, by `loop.select_by`.
+    The federated model is the one that counts (`pfl.scores.names.candidates`, by `select_by`). NaN
+    for clients without test samples; None without a baseline. The `scores` are of the same round.
     """
     model = parts_of(select_by)[0]
     for number in HIGHER_IS_BETTER:
@@ -143,13 +131,7 @@ def gains(
 def distributions(
     scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
 ) -> dict[str, dict[str, float]]:
-    """Returns how test scores, and gains over the local baseline, are distributed over clients.
-
-    The arguments are those of `gains`.
-
-    Returns:
-        For each test score, and for "gain", what `distribution` returns, unless it is empty.
-    """
+    """Returns the `distribution` over clients of each test score, and of their "gain"."""
     result = {
         str(name): distribution(values, direction(name, metrics))
         for name, values in scores.items()
@@ -166,12 +148,7 @@ def named_clients(
     metrics: Directions,
     by: str | None,
 ) -> dict[str, Any]:
-    """Returns the three clients with the worst scores, and those that lost against the baseline.
-
-    Args:
-        names: The clients' names.
-        scores, metrics, by: As for `gains`.
-    """
+    """Returns the three clients with the worst scores, and those that lost against the baseline."""
     result: dict[str, Any] = {}
     for name in candidates(map(str, scores), "test", by)[:1]:
         order = np.argsort(signed_score(name, 1, metrics) * scores[name])  # NaN comes last
@@ -183,10 +160,7 @@ def named_clients(
 
 
 def peak_memory() -> int | None:
-    """Returns the peak memory of this process in bytes, of the GPU if the process uses one.
-
-    None on Windows: the standard library has no such number there.
-    """
+    """Returns the peak memory of this process, or of its GPU, in bytes; None on Windows."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.max_memory_allocated()
     try:

@@ -20,11 +20,7 @@ def configuration(
 ) -> dict[str, Any]:
     """Returns the configuration of a run, nested: `model`, `loop`, `data`, `trainer` and others.
 
-    Args:
-        trainer: The Trainer, whose data module is the loop.
-        algorithm: The method.
-        text: The configuration as YAML; None: it is read off the objects, as far as their
-            arguments are numbers and words.
+    Without `text`, its YAML, it is read off the objects, as far as arguments are numbers and words.
     """
     if text is not None:
         content: dict[str, Any] = yaml.safe_load(text)

@@ -20,14 +20,7 @@ SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An argument parser that raises its complaints, with the name of the command before them.
-
-    Example:
-        >>> parser = CommandParser("pfl compare")
-        >>> parser.error("there are no runs")
-        Traceback (most recent call last):
-        pfl.datamodules.errors.ConfigError: compare: there are no runs
-    """
+    """An argument parser that raises its complaints, with the name of the command before them."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{self.prog.removeprefix('pfl ')}: {message}")
@@ -244,11 +237,7 @@ def node(given: argparse.Namespace) -> None:
 
 
 def add_parsers(commands: Any) -> None:
-    """Adds the parsers of all commands; `run` of what they return runs the command.
-
-    Args:
-        commands: What `add_subparsers` has returned.
-    """
+    """Adds the parsers of all commands; `run` of what they return runs the command."""
     parser = commands.add_parser("partition", help="show who has which samples")
     parser.set_defaults(run=partition)
     parser.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"

@@ -24,9 +24,7 @@ RUNS = {  # commands of LightningCLI, whose options take seconds to collect
 def parser(options: Mapping[str, Sequence[str] | None] | None = None) -> CommandParser:
     """Returns the parser of all commands.
 
-    Args:
-        options: The options of the commands of `RUNS`, by name, with their choices where there are
-            some; by default these commands have none here, since LightningCLI parses them.
+    The commands of `RUNS`, which LightningCLI parses, get these options, with their choices.
     """
     top = CommandParser(
         prog="pfl",
@@ -47,15 +45,10 @@ def parser(options: Mapping[str, Sequence[str] | None] | None = None) -> Command
 
 
 def main(args: list[str] | None = None) -> int:
-    """Runs the command line.
+    """Runs the command line, that of the program by default, and returns the exit status.
 
-    Args:
-        args: The words of the command line; those of the program if None. `--traceback` among
-            them shows the traceback of every error, as the variable `PFL_TRACEBACK=1` does.
-
-    Returns:
-        The exit status: 2 for a mistake of the user, told in one line, 1 for a lost process, and
-        128 plus its number for a signal.
+    It is 2 for a mistake of the user, told in one line, 1 for a lost process, and 128 plus its
+    number for a signal. `--traceback`, or `PFL_TRACEBACK=1`, shows the traceback of every error.
     """
     if args is None:
         args = sys.argv[1:]

@@ -52,9 +52,6 @@ class FederatedCLI(CommandLine):
 
     `seed_everything` is also the seed of the partition, of client sampling and of the order of
     samples, unless `data.init_args.seed` or `loop.seed` say otherwise.
-
-    Args:
-        args: The words of the command line; those of the program if None.
     """
 
     def __init__(self, args: list[str] | None = None) -> None:
@@ -133,11 +130,7 @@ class FederatedCLI(CommandLine):
         return dict(zip(self.subcommands(), self.parsers, strict=True))[self.config.subcommand]
 
     def check_checkpoint(self) -> None:
-        """Checks that `ckpt_path` is a checkpoint of a federated run, without reading its tensors.
-
-        Raises:
-            ConfigError: It is not.
-        """
+        """Checks that `ckpt_path` is a federated run's, without reading the tensors."""
         config = self.config[self.config.subcommand]
         path = config.get("ckpt_path")
         if path is None:
@@ -159,7 +152,7 @@ class FederatedCLI(CommandLine):
             raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
     def instantiate_classes(self) -> None:
-        """Instantiates all classes; wraps the datamodule in the loop and informs the recorder."""
+        """Wraps the datamodule in the loop and informs the recorder."""
         config = self.config[self.subcommand]
         # As the user gave it, before the seed is filled in: a saved configuration with another
         # `seed_everything` is another run. null is a value here (batch_size: null).
@@ -212,15 +205,11 @@ class CheckCLI(FederatedCLI):
         self.loop = FederatedLoop(built.data, **vars(built.loop))
 
     def run_subcommand(self, subcommand: str) -> None:
-        """Does nothing."""
+        pass
 
 
 class DataCLI(FederatedCLI):
-    """The command line of `fit` that builds the data module only.
-
-    Attributes:
-        datamodule: The data module, with the seed of the run.
-    """
+    """The command line of `fit` that builds the data module only, with the seed of the run."""
 
     datamodule: FederatedDataModule
 
@@ -233,7 +222,6 @@ class DataCLI(FederatedCLI):
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
 
     def instantiate_classes(self) -> None:
-        """Instantiates the data module with the seed of the run."""
         config = self.config[self.subcommand]
         data = config.data.init_args
         if data.get("seed") is None:
@@ -241,7 +229,7 @@ class DataCLI(FederatedCLI):
         self.datamodule = self.subcommand_parser.instantiate(Namespace(data=config.data)).data
 
     def run_subcommand(self, subcommand: str) -> None:
-        """Runs nothing."""
+        pass
 
 
 def _find_configs(args: list[str]) -> list[str]:

@@ -39,11 +39,7 @@ def find(name: str) -> Path | None:
 
 
 def find_run(name: str) -> str:
-    """Returns the file of a configuration of `fit`; text and addresses are returned as they are.
-
-    Raises:
-        ConfigError: There is no such file, and no configuration of this name comes with pfl.
-    """
+    """Returns the file of a configuration of `fit`; text and addresses are returned as they are."""
     if "://" in name or "{" in name:  # jsonargparse reads these, too
         return name
     path = find(name)
@@ -54,11 +50,7 @@ def find_run(name: str) -> str:
 
 
 def read(path: Path) -> Any:
-    """Returns the content of a YAML file.
-
-    Raises:
-        ConfigError: The file is not YAML, has a key twice, a NUL, or an alias of what it stands in.
-    """
+    """Returns the content of a YAML file; no key is double, and no alias stands in itself."""
     try:
         loader = yaml.SafeLoader(path.read_text())
         node = loader.get_single_node()
@@ -71,14 +63,7 @@ def read(path: Path) -> Any:
 
 
 def _check(node: yaml.Node, path: Path, seen: dict[int, bool]) -> None:
-    """Checks a part of a file, once.
-
-    Args:
-        node: The part.
-        path: The file.
-        seen: By the identity of each part that was met, whether it is checked; parts around this
-            one are not yet.
-    """
+    """Checks a part of a file, once: `seen` has by identity whether a part is checked."""
     line = f"{path}: line {node.start_mark.line + 1}"
     if not seen.setdefault(id(node), False) and isinstance(node, yaml.CollectionNode):
         keys: set[str] = set()

@@ -62,11 +62,8 @@ def explain(error: Exception) -> str | None:
 def one_line(error: Exception, known: Sequence[str] = ()) -> str:
     """Returns a jsonargparse error as one line: the path of the keys and the innermost complaint.
 
-    The original message nests one block for each level of the configuration.
-
-    Args:
-        error: What jsonargparse raised.
-        known: All keys that exist, for a guess at what an unknown one should have been.
+    The original message nests one block for each level of the configuration. All keys that exist
+    are `known`, for a guess at what an unknown one should have been.
     """
     keys: list[str] = []
     owner = complaint = weak = types = value = ""
@@ -121,13 +118,7 @@ def closest(name: str, known: Sequence[str]) -> str:
 def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> None:
     """Checks every null, which jsonargparse accepts anywhere, against the type of its argument.
 
-    Args:
-        parser: The parser of `config`.
-        config: Parsed arguments, of a command or of a class.
-        within: The path of `config`, with a dot after it.
-
-    Raises:
-        ConfigError: An argument is null whose type does not include None.
+    The parsed arguments `config` are those of a command or of a class, at the path `within`.
     """
     try:
         parser.validate(config, skip_unset=False, skip_required=True)

@@ -124,11 +124,7 @@ def _score(trainer: pl.Trainer, algorithm: Any, metric: str | None) -> float | N
 
 
 def check_validated(row: dict, metric: str | None) -> None:
-    """Checks that a round with an evaluation has a validation score, though it may be NaN.
-
-    Raises:
-        ConfigError: The round has none.
-    """
+    """Checks that a round with an evaluation has a validation score, though it may be NaN."""
     have = [str(name) for name in scores_among(row, "val")]
     if metric is not None and not candidates(have, "val", metric):
         raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
@@ -143,11 +139,7 @@ def check_validated(row: dict, metric: str | None) -> None:
 
 
 def import_optuna() -> Any:
-    """Returns the package.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
+    """Returns the package, or a ConfigError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -163,9 +155,6 @@ def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalS
         path: The file of the journal.
         name: The name of the study.
         after: The number of rounds before which no run is stopped; None: no run is stopped.
-
-    Raises:
-        ConfigError: Optuna is not installed.
     """
     optuna, journal = import_optuna(), Path(path)
     journal.parent.mkdir(parents=True, exist_ok=True)

@@ -174,12 +174,10 @@ class Grid:
 
     @classmethod
     def from_content(cls: type[G], path: Path, content: Config, **inner: Any) -> G:
-        """Returns the experiment that the content of a file describes.
+        """Returns the experiment that the content of a file, with known keys only, describes.
 
-        Args:
-            path: The file.
-            content: Its content, with known keys only; see `read`.
-            inner: The values of fields that no file has, in place of those that follow from `path`.
+        `inner` has the values of fields that no file has, in place of those that follow from
+        `path`.
         """
         inner = {"name": path.stem, "source": path, **inner}
         parser = ArgumentParser(exit_on_error=False)
@@ -201,11 +199,7 @@ class Grid:
             raise ConfigError(f"{path}: {one_line(error, known)}") from error
 
     def folder(self, command: str, out: Path | None) -> Path:
-        """Returns the folder of the runs and results, which is created.
-
-        Args:
-            command: The command whose folder it is, for the default `runs/<command>/<name>`.
-            out: The folder, if the user has named one.
+        """Returns the folder of the runs, which is created; `runs/<command>/<name>` by default.
 
         Raises:
             ConfigError: The folder cannot be created, or by default holds another file's results.
@@ -233,11 +227,7 @@ def _claim(folder: Path, source: Path | str, command: str) -> None:
 
 
 def read(path: Path, experiment: type[Grid]) -> Config:
-    """Returns the content of a file, of which the keys are checked, without dotted keys in `full`.
-
-    Raises:
-        ConfigError: The file is not YAML, or has keys that the experiment does not have.
-    """
+    """Returns the checked content of a file, without dotted keys in `full`."""
     content = files.read(path)
     keys = [f.name for f in fields(experiment) if not f.metadata]
     if not isinstance(content, dict):
@@ -255,10 +245,7 @@ def read(path: Path, experiment: type[Grid]) -> Config:
 
 
 def _without_method(path: Path, key: str) -> Config:
-    """Returns a configuration of `fit` without its seed, and without its method's class.
-
-    Each run names the class of its method.
-    """
+    """Returns a configuration of `fit` without its seed and the class of its method."""
     if not path.is_file():
         raise ConfigError(f"{key}: {path}: there is no such file")
     config = files.read(path)

@@ -52,9 +52,9 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         metric: The score that decides which round is the best, as in `best_round`.
 
     Returns:
-        `status` ("finished", or "diverged" if the models were no longer finite), `seconds` of the
-        run, `reused`, which is True for an earlier run, and else `again`, which says in words what
-        has changed since an earlier run of the same configuration, if there is one.
+        `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
+        `reused`, which is True for an earlier run, and else `again`, which says in words what has
+        changed since an earlier run of the same configuration.
     """
     if known := finished_outcome(job, root, keep):
         return {**known, "reused": True}
@@ -92,10 +92,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
 def finished_outcome(job: Job, root: Path, keep: bool = False) -> Config:
     """Returns the outcome of a run of the same configuration, code and data; empty if none ended.
 
-    Args:
-        job: The run.
-        root: The folder of all runs.
-        keep: Asks for a run that has kept its checkpoint, unless it diverged.
+    With `keep` it is that of a run that has kept its checkpoint, or diverged.
     """
     outcome = _recorded_outcome(root / job.folder)
     lacks = keep and not (root / job.folder / "checkpoints" / "last.ckpt").is_file()
@@ -113,11 +110,7 @@ def _recorded_outcome(folder: Path) -> Config:
 
 
 def read_run(job: Job, root: Path, outcome: Config) -> Run:
-    """Returns the run that a job has left in `root`.
-
-    Raises:
-        ConfigError: A file of the run is damaged.
-    """
+    """Returns the run that a job has left in `root`."""
     diverged = outcome["status"] == "diverged"
     return Run.read(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)
 
@@ -167,11 +160,8 @@ def code_version(config: str = "") -> str:
     """Returns a hash of the code that a run executes, 16 hexadecimal digits.
 
     It covers the source files of this framework, the versions of the packages that could change a
-    result, the files of the user's own classes, and what these import from the current folder.
-
-    Args:
-        config: The configuration as JSON; the modules in the current folder that it names are the
-            user's own.
+    result, the modules in the current folder that the configuration (as JSON) names, and what these
+    import from there.
     """
     digest, files = hashlib.sha256(_framework()), dict[Path, None]()
     modules = sorted({match[1] for match in DOTTED.finditer(config)} - {*PACKAGES})
@@ -280,7 +270,7 @@ def run_all(
     keep: bool = False,
     metric: str | None = None,
 ) -> dict[Path, Config]:
-    """Runs jobs in `root`, and prints a line when one has ended.
+    """Runs jobs in `root`, and prints a line when one has ended; returns the outcomes by folder.
 
     Args:
         jobs: The runs.
@@ -288,9 +278,6 @@ def run_all(
         workers: Number of processes, as in `spread`.
         keep: As in `execute`.
         metric: A score that all runs must compute.
-
-    Returns:
-        The outcome of each run, by its folder below `root`.
     """
     check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)
@@ -308,14 +295,8 @@ def run_all(
 def check(jobs: Iterable[Job], metric: str | None = None) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
-    A mistake in the last run is so found before the first begins.
-
-    Args:
-        jobs: The runs.
-        metric: A score that all runs must compute, such as `f1_score` or `val/global/f1_score`.
-
-    Raises:
-        ConfigError: A configuration has a mistake.
+    A mistake in the last run is so found before the first begins. All runs must compute the score
+    `metric`, if there is one.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"

@@ -207,11 +207,7 @@ def figure_files() -> dict[str, Path]:
 
 
 def comparison_of(name: str | Path, changes: Sequence[Config] = ()) -> Comparison:
-    """Reads the file of a comparison, or of a figure or table of a paper, whose runs it compares.
-
-    Raises:
-        ConfigError: There is no such file, or it has a mistake.
-    """
+    """Reads the file of a comparison, or of a figure of a paper, whose runs it compares."""
     path = files.find(str(name))
     is_figure = path is not None and any(map(path.samefile, figure_files().values()))
     return (Reproduction if is_figure else Comparison).from_file(name, changes)
@@ -226,10 +222,7 @@ def figure_title(name: str) -> str:
 
 
 def _resolve(name: str) -> tuple[Path, str, str, Config]:
-    """Returns a figure's file, its name, the folder of its runs, and its content with its base's.
-
-    The content has no dotted keys.
-    """
+    """Returns a figure's file, its name, the folder of its runs, and its whole content."""
     figures = figure_files()
     path = figures.get(name) or files.find(name)
     if path is None:

@@ -168,13 +168,8 @@ class Results:
     def send(self, project: str, files: Sequence[Path]) -> None:
         """Sends tables and figures to W&B, as a run with the job type `compare`.
 
-        Args:
-            project: The project of W&B.
-            files: What `write` has returned: the PNG images are sent, and W&B's own files come into
-                their folder.
-
-        Raises:
-            ConfigError: Nobody is logged in.
+        `files` are what `write` has returned: the PNG images are sent, and W&B's own files come
+        into their folder.
         """
         import wandb
 

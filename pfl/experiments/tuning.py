@@ -56,15 +56,7 @@ Space = dict[str, list[Any] | Range]  # by dotted key: all values, or a range
 
 
 def read_space(where: str, content: Any) -> Space:
-    """Returns the checked values to try, by dotted key.
-
-    Args:
-        where: The place of the space, for errors.
-        content: For each key a `Range`, or its arguments, or a list of values.
-
-    Raises:
-        ConfigError: A key has no such values.
-    """
+    """Returns the checked values to try, by dotted key: lists, and ranges or their arguments."""
     if not isinstance(content, dict):
         raise ConfigError(f"{where}: {content!r}; it must be keys and the values to try")
     parser, space = ArgumentParser(exit_on_error=False), Space()
@@ -191,13 +183,12 @@ class Tuning(Comparison):
 
 @dataclass(frozen=True)
 class Found:
-    """What the trials of a run have found and cost.
+    """What the trials of a run at a point of the grid have found and cost.
 
     Attributes:
-        job: The run at a point of the grid.
+        job: The run.
         best: The values of the best trial, by dotted key.
-        score: The best trial's validation score.
-        metric: The name of that score.
+        score: The best trial's validation score, called `metric`.
         records: A row for each trial.
     """
 
@@ -218,14 +209,6 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
 
     A trial that was interrupted continues. What Optuna's sampler draws is a function of the seed,
     the run and the trial's number, so that an interrupted search ends like one that was not.
-
-    Args:
-        job: The run at a point of the grid.
-        tuning: What is tried.
-        root: The folder of all trials.
-
-    Raises:
-        ConfigError: All trials have diverged, or the clients have no validation samples.
     """
     from optuna.samplers import TPESampler
 

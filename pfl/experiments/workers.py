@@ -46,7 +46,6 @@ def spread(
             process.
 
     Raises:
-        ConfigError: A task has failed by a mistake of the user.
         WorkerLost: A process died.
     """
     if workers is None:
@@ -135,10 +134,7 @@ def _end_with_parent() -> None:
 
 
 def side_by_side(tasks: int) -> int:
-    """Returns how many runs fit on this machine at a time, by its cores and its free memory.
-
-    One if there is a GPU, whose memory the runs would share.
-    """
+    """Returns how many runs fit on this machine by cores and free memory; with a GPU, one."""
     if torch.cuda.is_available():
         return 1
     room = tasks

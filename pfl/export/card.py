@@ -42,18 +42,10 @@ def card(
     inputs: Tensor,
     client: int | None,
 ) -> dict[str, Any]:
-    """Returns what is known about a model, as plain values.
+    """Returns what is known about a model, as plain values; `client` is None for the global model.
 
     The scores are those of the run's files, and are left out where these are of another round than
     the checkpoint: a client's row of `clients.csv`, or the global numbers of `summary.json`.
-
-    Args:
-        algorithm: The method at the checkpoint.
-        loop: The loop around the data.
-        arguments: The run's complete configuration.
-        folder: The run's folder.
-        inputs: Samples as the network gets them, [n, ...].
-        client: The id of the model's client; None: the global model.
     """
     method = _class_of(arguments.model)
     network = _class_of(method["init_args"].pop("network"))

@@ -34,15 +34,9 @@ def save(network: nn.Module, path: Path) -> None:
 def factored_network(
     algorithm: FederatedAlgorithm, network: nn.Module, client: int | None
 ) -> nn.Module:
-    """Returns a model of a method with a low-rank global model as thin layers and a sparse part.
+    """Returns a low-rank model of a method, perhaps a client's, as thin layers and a sparse part.
 
-    Args:
-        algorithm: FedSLR, or a method without personal models that keeps `ranks`.
-        network: The dense model.
-        client: The model's client; None: the global model.
-
-    Raises:
-        ConfigError: The method has no such model.
+    The method is FedSLR, or one without personal models that keeps `ranks`; else a ConfigError.
     """
     ranks = getattr(algorithm, "ranks", None)
     if ranks is None:
@@ -65,10 +59,6 @@ def measure(dense: nn.Module, thin: nn.Module, inputs: Tensor) -> dict[str, Any]
     """Returns the sizes and the latencies of a dense and a factored network, as in Table 9.
 
     The networks run in turn, so that other work on the machine slows both.
-
-    Args:
-        dense, thin: The networks, in evaluation mode.
-        inputs: A batch.
     """
     times: dict[str, list[float]] = {"dense": [], "factored": []}
     with torch.inference_mode():

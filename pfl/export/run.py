@@ -36,12 +36,7 @@ QUIET = {
 class RestoredRun(FederatedCLI):
     """The objects of a run as they were at a checkpoint; nothing runs, and nothing is written.
 
-    Args:
-        checkpoint: The path of a checkpoint in the folder of its run.
-
-    Raises:
-        ConfigError: There is no such checkpoint, or the configuration beside it is missing or
-            another run's.
+    The checkpoint lies in the folder of its run, beside the run's configuration.
     """
 
     def __init__(self, checkpoint: Path) -> None:
@@ -102,7 +97,7 @@ def export(
     form: Format = "safetensors",
     factored: bool = False,
 ) -> list[Path]:
-    """Writes models of a checkpoint, a folder each: `client<id>` and `global`.
+    """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
 
     A folder has `model.safetensors`, the plain network's state dict, or the graph `model.onnx`,
     `card.json` and `README.md`; with `factored` also `factored.safetensors` or `.onnx`.
@@ -114,9 +109,6 @@ def export(
         with_global: Writes the global model.
         form: The format of the files.
         factored: Writes models of low rank as thin layers, too, and measures both.
-
-    Returns:
-        The folders of the models.
 
     Raises:
         ConfigError: There is no such checkpoint, client or model.

@@ -158,10 +158,9 @@ class Comparison:
         return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
 
     def gains_of(self, run: Run) -> np.ndarray | None:
-        """Returns how much better [M] than the local baseline each client is.
+        """Returns each client's gain over the local baseline in the round that counts, [M].
 
-        Both are those of the round that counts. None if the run has no local baseline (the callback
-        `LocalBaseline`) of that round.
+        None if the run has no local baseline (the callback `LocalBaseline`) of that round.
         """
         row, name = self.chosen[id(run)], self.score_of(run.label)
         if row is None or name is None:
@@ -270,8 +269,7 @@ def all_labels(comparisons: Sequence[Comparison]) -> list[str]:
 def blocks(comparisons: Sequence[Comparison]) -> tuple[list[str], np.ndarray]:
     """Returns the methods that have all runs, and their mean scores [blocks, methods].
 
-    A block is a seed of one of the comparisons, which are the points of a grid. Scores whose small
-    values are good have a minus.
+    A block is a seed at one point of the grid. Scores whose small values are good have a minus.
     """
     seeds = [sorted({run.seed for run in comparison.runs}) for comparison in comparisons]
     columns = {}

@@ -50,11 +50,7 @@ def communication(comparison: Comparison, bandwidth: float) -> Figure | None:
     """Draws the time that communication has taken so far, by round, as FedSLR's Figure 5 does.
 
     The clients of a round send and receive side by side, so that a round takes as long as the mean
-    client's bytes. None if no run has recorded bytes.
-
-    Args:
-        comparison: The runs.
-        bandwidth: Bits that a client sends, or receives, in a second.
+    client's bytes at a `bandwidth` in bits a second. None if no run has recorded bytes.
     """
     table = [
         {"run": run.label, "seed": run.seed, "diverged": 0, "round": number, "seconds": seconds}
@@ -84,8 +80,7 @@ def communication_seconds(rows: Sequence[Row], bandwidth: float) -> list[tuple[f
 def gains(comparison: Comparison) -> Figure | None:
     """Draws the distribution of each client's gain over the baseline as violins.
 
-    A red line marks equality; a client below it is better off with the baseline. None if no run
-    has recorded scores of clients.
+    A red line marks equality. None if no run has recorded scores of clients.
     """
     shown, differences = [], []
     for label in comparison.labels:
@@ -112,10 +107,7 @@ def gains(comparison: Comparison) -> Figure | None:
 
 
 def scatter(comparison: Comparison) -> Figure | None:
-    """Draws each client's personalized score against that of the global model.
-
-    None if no method has both.
-    """
+    """Draws each client's personalized score against the global model's; None without both."""
     number = comparison.number
     points = {}
     for label in comparison.labels:

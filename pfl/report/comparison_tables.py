@@ -31,8 +31,8 @@ Record = dict[str, Any]
 def overview_table(comparisons: Sequence[Comparison]) -> Table:
     """Returns a row for each method: its scores at all points of a grid, by mean rank.
 
-    The score is that of the model that counts. A rank is that of a method within a block (see
-    `blocks`); a method that lacks a run has none, and stands at the end.
+    The score is that of the model that counts. A method that lacks a run has no rank (see
+    `blocks`), and stands at the end.
     """
     ranks = _ranks(comparisons)
     scores = [_score_column(c.title, c, c.number) for c in comparisons]
@@ -97,8 +97,7 @@ def statistics_table(comparison: Comparison) -> Table:
 def records(comparisons: Sequence[Comparison]) -> list[Record]:
     """Returns a row for each method at each point of a grid, with the numbers of all tables.
 
-    A score has its standard deviation in a column of its own. `model` is the model that counts,
-    `low` and `high` are the ends of the interval, and `notes` are those of the whole table.
+    A score has its standard deviation in a column of its own.
     """
     ranks = _ranks(comparisons)
     rows = []
@@ -120,10 +119,7 @@ def records(comparisons: Sequence[Comparison]) -> list[Record]:
 
 
 def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
-    """Returns a row for each run: what it is, and all numbers of the round that counts.
-
-    The numbers are the columns of `metrics.csv`; a run that diverged has none.
-    """
+    """Returns a row for each run: what it is, and its `metrics.csv` in the round that counts."""
     rows = []
     for comparison in comparisons:
         for run in comparison.runs:
@@ -140,10 +136,7 @@ def run_records(comparisons: Sequence[Comparison]) -> list[Record]:
 def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> dict[str, float]:
     """Returns a run's numbers in the round that counts, by the columns of the tables; NaN for none.
 
-    Args:
-        comparison: The comparison.
-        run: One of its runs.
-        last: The round up to which bytes and gradients count; None: the round that counts.
+    Bytes and gradients are those up to the round `last`, if it is given.
     """
     number, columns = comparison.number, comparison.columns
     row, main = comparison.chosen[id(run)] or {}, comparison.main_kind(run.label) or ""
@@ -167,10 +160,7 @@ def run_numbers(comparison: Comparison, run: Run, last: Row | None = None) -> di
 
 
 def _numbers(comparison: Comparison, label: str) -> dict[str, np.ndarray]:
-    """Returns for each column of the table the numbers of a method's runs; NaN where one has none.
-
-    `gained` has those of the runs with a local baseline.
-    """
+    """Returns for each column of the table the numbers of a method's runs, which may be NaN."""
     rows = [run_numbers(comparison, run) for run in comparison.of(label)]
     numbers = {head: np.array([row[head] for row in rows], float) for head in rows[0]}
     numbers["gained"] = numbers["gained"][~np.isnan(numbers["gained"])]

@@ -82,11 +82,7 @@ class Table:
 
 
 def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:
-    """Returns a table of a paper's file.
-
-    Raises:
-        ConfigError: If the keys do not fit the paper's runs and grid.
-    """
+    """Returns a table of a paper's file, of which the keys are checked."""
     if not isinstance(content, dict):
         raise ConfigError(f"{name}: tables: {content!r}; a table needs y, a metric, and rows")
     own = ("rows", "columns", "printed")

@@ -49,15 +49,11 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 @dataclass(frozen=True)
 class Line:
-    """A curve with a band, which `plot` draws with matplotlib and `html_figures` with Plotly.
+    """A curve of means with a band from `low` to `high`.
 
     Attributes:
         label: Label of the run.
         point: Values of the grid's other axes.
-        x: x of each point.
-        y: Mean of y over the seeds.
-        low: Lowest y over the seeds.
-        high: Highest y over the seeds.
     """
 
     label: str
@@ -110,11 +106,7 @@ class Panel:
         return run in self.runs and all(axes[axis] in v for axis, v in self.where.items())
 
     def check(self, figure: str, table: Sequence[Row], known: Iterable[str]) -> None:
-        """Checks that some run has every metric of the panel.
-
-        Raises:
-            ConfigError: If no run has one of them.
-        """
+        """Refuses a panel with a metric that no run has; `known` are all metrics."""
         have = {name for row in table if row["run"] in self.runs for name in row}
         of_y = {name for y in self.y for name in y.split(SUM)}
         missing = [name for name in (self.x, *self.metrics) if name not in have | of_y]
@@ -178,11 +170,7 @@ def _mean(
 
 
 def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Panel:
-    """Returns a panel of a figure's file.
-
-    Raises:
-        ConfigError: If the keys do not fit the figure's runs and grid.
-    """
+    """Returns a panel of a figure's file, of which the keys are checked."""
     names = [f.name for f in fields(Panel) if not f.metadata.get("inner")]
 
     def refuse(key: str, expected: str) -> ConfigError:
@@ -225,10 +213,7 @@ def _as_list(value: Any) -> list[Any]:
 def weight_matrix(
     client: np.ndarray, partner: np.ndarray, weight: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client.
-
-    An entry of the table is the weight of a partner in a client's model.
-    """
+    """Returns the ids [n] in a table of weights, and the matrix [n, n] with a row per client."""
     ids = np.union1d(client, partner)
     matrix = np.zeros((len(ids), len(ids)))
     matrix[np.searchsorted(ids, client), np.searchsorted(ids, partner)] = weight
@@ -264,10 +249,7 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
 
 
 def plot(axes: Axes, line: Line, form: str, band: str | None = None, **style: Any) -> Line2D:
-    """Draws a curve in a line style of matplotlib, and its band with the label `band`.
-
-    Further arguments are those of `Axes.plot`.
-    """
+    """Draws a curve in a line style of matplotlib, and its band with the label `band`."""
     (drawn,) = axes.plot(line.x, line.y, form, **style)
     if (line.high > line.low).any():
         colour = drawn.get_color()

@@ -26,9 +26,7 @@ BY_CLASS = ("o", "^", "s", "D", "v", "P")
 def run_figure(
     rows: list[dict[str, Any]], columns: dict[str, np.ndarray], scores: ScoreTable | None = None
 ) -> Figure:
-    """Returns a figure of three panels: label counts, score by round, score by client.
-
-    A fourth panel has the score by steps of fine-tuning, if there was any.
+    """Returns a figure of label counts, score by round, score by client, and fine-tuning if any.
 
     Args:
         rows: The rows of `metrics.csv`.
@@ -63,10 +61,7 @@ def partition_figure(counts: np.ndarray, names: Sequence[str] | None = None) -> 
 def collaboration_figure(
     client: np.ndarray, partner: np.ndarray, weight: np.ndarray, round_index: int
 ) -> Figure:
-    """Returns a heat map of who learns from whom: a row per client, a column per partner.
-
-    The arrays are those of `weight_matrix`; the number of the round stands in the title.
-    """
+    """Returns a heat map of who learns from whom: a row per client, a column per partner."""
     ids, matrix = weight_matrix(client, partner, weight)
     figure = Figure(figsize=(5, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -82,7 +77,7 @@ def collaboration_figure(
 def embedding_figure(
     panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]], targets: np.ndarray, client: int
 ) -> Figure:
-    """Returns a figure of a client's samples in the plane, a panel for each pair of models.
+    """Returns a figure of a client's test samples in the plane, a panel for each pair of models.
 
     Args:
         panels: For each (extractor, classifier) the places [n, 2] and the predicted classes [n].
@@ -115,10 +110,7 @@ def embedding_figure(
 
 
 def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None = None) -> None:
-    """Draws the label counts [M, K] as a heat map: a row per label, a column per client.
-
-    Names of the K labels that are words stand beside their rows.
-    """
+    """Draws the label counts [M, K] as a heat map: a row per label, a column per client."""
     image = axes.imshow(counts.T, aspect="auto", cmap="Blues", interpolation="nearest")
     axes.set(xlabel="client", ylabel="label", title="Who has which labels")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -131,8 +123,8 @@ def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None =
 def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
     """Draws the mean test score by round; the worst tenth of the clients is dotted.
 
-    A band holds the scores of the personalized models (or else those of the global model) without
-    the lowest and the highest tenth of the clients, if there are scores by round.
+    If there are scores by round, a band holds those of the personalized models (or else those of
+    the global model) without the lowest and the highest tenth of the clients.
     """
     number, names = score_name(rows), scores_among(columns_of(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]
@@ -176,10 +168,7 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> Non
 
 
 def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
-    """Returns the mean test scores of the last evaluation by numbers of steps of fine-tuning.
-
-    They are pairs (steps, score), ascending, of "finetuned" and "unseen" clients.
-    """
+    """Returns (steps of fine-tuning, mean test score) in the last evaluation, by kind of model."""
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
     last = next((row for row in reversed(rows) if scores_among(row, "test")), {})

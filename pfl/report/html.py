@@ -31,13 +31,7 @@ OPEN = 3  # number of runs up to which all of them are shown at once
 
 
 def page(runs: Sequence[Run], title: str, version: str, metric: str | None = None) -> str:
-    """Returns the page.
-
-    Args:
-        runs: The runs, which may be unfinished.
-        title: The title of the page.
-        version: The version of this framework.
-        metric: The score that counts, as in `Comparison`.
+    """Returns the page about runs, which may be unfinished.
 
     Raises:
         ConfigError: Plotly is not installed, a file of a run is damaged, or no run has the score.
@@ -110,12 +104,11 @@ def _curves(comparison: Comparison) -> dict[str, Any] | None:
 
 
 def client_table(run: Run, comparison: Comparison) -> dict[str, np.ndarray]:
-    """Returns what is known of a run's clients, by columns [M], in the round that counts.
+    """Returns what the run has recorded of its clients, by columns [M], in the round that counts.
 
     The columns are `client`, the names, sizes, label counts and bytes of `clients.csv`, the test
     scores of each kind of model (`global`, `personalized`, `unseen/5`, `local`, ...), and `gain`,
-    which is positive where a client is better off than with its local baseline. What the run has
-    not recorded is missing.
+    which is positive where a client is better off than with its local baseline.
     """
     row, number = comparison.chosen[id(run)], comparison.number
     table = {}

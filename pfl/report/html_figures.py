@@ -33,10 +33,7 @@ SPLITS = {"test": "test", "val": "validation"}
 
 
 def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[str, str]]:
-    """Returns what curves can show: by title, for each model, a column of `metrics.csv`.
-
-    The suffix "_worst10" stands for the means of the worst tenth of the clients.
-    """
+    """Returns what curves can show: by title, for each model, a column of `metrics.csv`."""
     columns = columns_of(row for run in runs for row in run.rows)
     titles: dict[str, dict[str, str]] = {}
     for split, words in SPLITS.items():
@@ -50,10 +47,10 @@ def columns_by_title(runs: Sequence[Run], suffix: str = "") -> dict[str, dict[st
 
 
 def curves(runs: Sequence[Run], suffix: str = "") -> go.Figure | None:
-    """Returns lines of the mean over seeds with bands from the lowest to the highest seed.
+    """Returns lines of the mean over seeds with bands from the lowest to the highest seed, or None.
 
     Each trace has in its `meta` the score that it shows and its x for each axis of `AXES`, with
-    which the page's script changes score and axis. None if there is nothing to show.
+    which the page's script changes score and axis.
     """
     figure, labels = go.Figure(), list(dict.fromkeys(run.label for run in runs))
     scores = columns_by_title(runs, suffix)
@@ -105,12 +102,7 @@ def _line(
 
 
 def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
-    """Returns each client's scores; the text of a client has its labels, sizes, scores and gain.
-
-    Args:
-        table: The columns of a run's clients, as `pfl.report.html.client_table` makes them.
-        number: "accuracy" or "loss".
-    """
+    """Returns each client's scores; the text of a client has its labels, sizes, scores and gain."""
     kinds = [name for name in table if name.partition("/")[0] in MODELS]
     drawn = [kind for kind in kinds if kind in SYMBOL_OF]
     for adapted in ("finetuned", "unseen"):  # after the most steps

@@ -58,11 +58,10 @@ def client_columns(
 def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
     """Returns the columns of `partition.csv`, a row for each client.
 
-    They are those of `client_columns` and, where every sample has one label, `effective_classes`;
-    `total_variation` and `wasserstein`, the distances of the client's training labels from those of
-    all clients together; and `train_test_variation`, the total variation between the labels that
-    the client trains on and those that it is tested on. The module
-    `datamodules.partitions.measures` defines all of them.
+    They are those of `client_columns` and, where every sample has one label, the numbers of
+    `datamodules.partitions.measures`: `total_variation` and `wasserstein` are the distances of the
+    client's training labels from the labels of all clients together, and `train_test_variation`
+    that between the labels that the client trains on and those that it is tested on.
     """
     columns = client_columns(data)
     if data.has_labels:
@@ -77,12 +76,7 @@ def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
 
 
 def partition_text(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> str:
-    """Returns the partition in words and numbers, to be printed.
-
-    Args:
-        data: The data module.
-        columns: Its `partition_columns`.
-    """
+    """Returns the partition in words and numbers, to be printed."""
     shown = {name: entry for name, entry in HEADS.items() if name in columns}
     heads = [Column("client".ljust(8)), *(Column(head, form) for head, form in shown.values())]
     names = columns.get("name", columns["client"]).tolist()

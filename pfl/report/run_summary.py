@@ -62,11 +62,7 @@ def _scores(summary: dict[str, Any], number: str) -> Table:
 
 
 def left_out(numbers: dict[str, Any]) -> str:
-    """Returns what the partition leaves out in words; empty if it leaves out nothing.
-
-    Args:
-        numbers: The numbers of `FederatedDataModule.left_out`, perhaps among others.
-    """
+    """Returns in words what the partition leaves out (`FederatedDataModule.left_out`), or ""."""
     words = {
         "samples_unused": ("sample", "that no client has"),
         "clients_without_train_samples": ("client", "without training samples"),

@@ -90,13 +90,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows of cells.
-
-    Args:
-        columns: The columns, or their headings.
-        rows: The rows.
-        caption: What the table shows.
-        label: The label by which LaTeX refers to the table.
+    """Columns, or their headings, and rows of cells.
 
     Example:
         >>> columns = ["method", Column("score", ".2f", better=True)]
@@ -136,11 +130,7 @@ class Table:
         return zip(row, self.forms, strict=True)
 
     def only(self, heads: Sequence[str]) -> Table:
-        """Returns the table with some of its columns, in this order.
-
-        Raises:
-            ConfigError: There is no such column.
-        """
+        """Returns the table with some of its columns, in this order."""
         for head in heads:
             require_one_of("columns", head, *self.heads)
         places = [self.heads.index(head) for head in heads]

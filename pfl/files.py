@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -51,13 +52,6 @@ def lock(folder: Path) -> FileLock:
     return file
 
 
-def remove_parts(folder: Path) -> None:
-    """Removes what a killed process has left half written; no other process may be writing."""
-    for place in (folder, folder / "checkpoints"):
-        for path in place.glob("*.part"):
-            path.unlink(missing_ok=True)
-
-
 # ---- writing ------------------------------------------------------------------------------------
 
 
@@ -92,36 +86,39 @@ def write_all(file: io.FileIO, content: bytes) -> None:
         view = view[file.write(view) :]
 
 
+def make_folder(folder: Path, key: str = "trainer.default_root_dir") -> None:
+    """Creates a folder that `key` chose, if it does not exist."""
+    with run_folder_errors(folder, key):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write(path: Path, content: bytes | str) -> None:
+    """Writes a file as a whole: a run that is killed leaves no partial file."""
+    with replaced(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
 def write_error(path: Path | str, error: OSError) -> ConfigError:
     """Returns the error about a file of a run that cannot be written."""
     return ConfigError(f"{path}: the file cannot be written ({error.strerror or error})")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes a JSON file as a whole: a run that is killed leaves no partial file."""
-    with replaced(path) as file:
-        file.write((json.dumps(content, indent=2, default=float) + "\n").encode())
+    """Writes a JSON file as a whole."""
+    write(path, json.dumps(content, indent=2, default=float) + "\n")
 
 
-def write_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
-    """Writes columns as a whole, with their names in the first row."""
-    write_csv_blocks(path, [columns])
-
-
-def write_csv_blocks(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
-    """Writes blocks of columns below each other as one file, with the names in the first row."""
+def write_csv(path: Path, blocks: Iterable[dict[str, np.ndarray]]) -> None:
+    """Writes blocks of columns below each other as a whole, with the names in the first row."""
     with replaced(path) as file:
         for number, block in enumerate(blocks):
-            for piece in csv_pieces(block, heading=number == 0):
-                file.write(piece)
+            file.writelines(csv_pieces(block, heading=number == 0))
 
 
 def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     """Writes records as CSV, a column for each name that some record has; empty for None."""
     names = list(dict.fromkeys(name for record in records for name in record))
-    rows = ([record.get(name) for name in names] for record in records)
-    with replaced(path) as file:
-        file.write(csv_lines([names, *rows]))
+    write(path, csv_lines([names, *([record.get(name) for name in names] for record in records)]))
 
 
 def write_figure(path: Path, figure: Any) -> None:
@@ -137,13 +134,6 @@ def append_csv(path: Path, columns: dict[str, np.ndarray]) -> None:
     append(path, b"".join(csv_pieces(columns, heading=not path.exists())))
 
 
-def append_round(path: Path, round_index: int, columns: dict[str, np.ndarray]) -> None:
-    """Adds a round's rows to a table, whose first row is the names of the columns."""
-    if columns:
-        rounds = np.full(len(next(iter(columns.values()))), round_index)
-        append_csv(path, {"round": rounds, **columns})
-
-
 def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]:
     """Yields the lines of columns [rows] as CSV, block by block."""
     if heading:
@@ -156,15 +146,14 @@ def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     """Returns rows of values as CSV; no text is a formula for a program of spreadsheets."""
+
+    def plain(value: Any) -> Any:
+        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{value}" if is_formula else value
+
     text = io.StringIO(newline="")
-    csv.writer(text).writerows(map(_plain, row) for row in rows)
+    csv.writer(text).writerows(map(plain, row) for row in rows)
     return text.getvalue().encode()
-
-
-def _plain(value: Any) -> Any:
-    """Puts an apostrophe before a text that a spreadsheet would compute."""
-    is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-    return f"'{value}" if is_formula else value
 
 
 # ---- reading ------------------------------------------------------------------------------------
@@ -214,14 +203,10 @@ def last_round(path: Path) -> dict[str, np.ndarray]:
     with path.open(newline="") as file:
         reader = csv.reader(file)
         names = next(reader)
-        for row in reader:
-            if rows and rows[0][0] != row[0]:
-                rows.clear()
-            rows.append(row)
-    if not rows:
-        return {}
-    values = np.array(rows, np.float64)
-    return {name: values[:, number] for number, name in enumerate(names) if name != "round"}
+        for _, group in itertools.groupby(reader, key=lambda row: row[0]):
+            rows = list(group)
+    values = np.array(rows, np.float64).T
+    return {k: v for k, v in zip(names, values, strict=False) if k != "round"}
 
 
 # ---- files that travel with a checkpoint --------------------------------------------------------
@@ -240,14 +225,12 @@ def restore(path: Path, saved: Tensor, skip: int = 0) -> bool:
 
     It does if nobody has changed it, apart from `skip` bytes of a header that grows with the file.
     """
-    pieces = saved.split(PIECE) if len(saved) else ()
-    begins = path.is_file()
-    if begins:
+    begins = False
+    if path.is_file():
         with path.open("rb") as file:
             file.seek(skip)
-            parts = saved[skip:].split(PIECE) if len(saved) > skip else ()
+            parts = saved[skip:].split(PIECE)
             begins = all(file.read(len(part)) == part.numpy().tobytes() for part in parts)
     with replaced(path) as file:
-        for piece in pieces:
-            file.write(piece.numpy().tobytes())
+        file.writelines(part.numpy().tobytes() for part in saved.split(PIECE))
     return begins

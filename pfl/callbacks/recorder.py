@@ -116,8 +116,7 @@ class RunRecorder(Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._start = time.monotonic() - self.seconds
         if self.place.writes and self.config is not None:
-            with files.replaced(self.folder / "config.yaml") as file:
-                file.write(self.config.encode())
+            files.write(self.folder / "config.yaml", self.config)
         self._compare_settings(trainer, pl_module)
         self.place.begin(self.rows, self._saved_files, list(pl_module.tables))
         if self.place.writes:
@@ -137,9 +136,7 @@ class RunRecorder(Callback):
             category=UserWarning,
         )
         if self.place.writes and self._saved_config is not None:
-            path = self.folder / f"config-until-round-{rounds}.yaml"
-            with files.replaced(path) as file:
-                file.write(self._saved_config.encode())
+            files.write(self.folder / f"config-until-round-{rounds}.yaml", self._saved_config)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.ckpt_path is None and pl_module.rounds != trainer.current_epoch:
@@ -242,7 +239,7 @@ class RunRecorder(Callback):
     ) -> None:
         table = ClientTable.of(pl_module, pl_module.run.loop)
         if self.place.writes:
-            self.place.make()
+            files.make_folder(self.folder)
             files.write_json(self.folder / f"{name}.json", pl_module.row)
             table.write(self.folder / f"{name}_clients.csv")
 
@@ -261,11 +258,10 @@ class RunRecorder(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        self.place.make()
+        files.make_folder(self.folder)
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
-        path = self.folder / f"predictions{rank}.csv"
         if outputs:
-            files.append_csv(path, outputs)
+            files.append_csv(self.folder / f"predictions{rank}.csv", outputs)
 
     # ---- the result ---------------------------------------------------------------------------
 

@@ -28,17 +28,14 @@ class RunFolder:
         self._columns: list[str] = []  # of metrics.csv
         self._rounds = 0  # that the tables of the method have
 
-    def make(self) -> None:
-        """Creates the folder if it does not exist."""
-        with files.run_folder_errors(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
-
     def lock(self) -> None:
         """Creates and locks the folder, and removes what a killed process has left half written."""
         if self.writes:
-            self.make()
+            files.make_folder(self.path)
             self._lock = files.lock(self.path)
-            files.remove_parts(self.path)
+            for folder in (self.path, self.path / "checkpoints"):
+                for path in folder.glob("*.part"):
+                    path.unlink(missing_ok=True)
 
     def unlock(self) -> None:
         """Lets other processes write into the folder."""
@@ -115,15 +112,15 @@ class RunFolder:
 
     def _rewrite_metrics(self, rows: Sequence[Row]) -> None:
         self._columns = columns_of(rows)
-        lines = ([row.get(name, "") for name in self._columns] for row in rows)
-        with files.replaced(self.path / "metrics.csv") as file:
-            file.write(files.csv_lines([self._columns, *lines]))
+        files.write_records(self.path / "metrics.csv", rows)
 
     def add_tables(self, rounds: int, recorded: Mapping[str, dict[str, np.ndarray]]) -> None:
         """Adds what the method has recorded in a round to its tables, unless they have it."""
         if self.writes and self._rounds < rounds:
             for name, columns in recorded.items():
-                files.append_round(self.path / f"{name}.csv", rounds, columns)
+                if columns:
+                    numbers = np.full(len(next(iter(columns.values()))), rounds)
+                    files.append_csv(self.path / f"{name}.csv", {"round": numbers, **columns})
             self._rounds = rounds
 
     def add_scores(self, rounds: int, scores: Mapping[ScoreName, np.ndarray]) -> None:

@@ -83,7 +83,7 @@ class ClientTable:
         """Writes all rows, block by block."""
         rows = range(0, self.data.num_clients, files.CSV_ROWS)
         blocks = (self.columns(slice(begin, begin + files.CSV_ROWS)) for begin in rows)
-        files.write_csv_blocks(path, blocks)
+        files.write_csv(path, blocks)
 
 
 def compare(

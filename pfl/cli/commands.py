@@ -9,6 +9,7 @@ import argparse
 import math
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,23 +59,12 @@ def _budget(text: str) -> tuple[str, float]:
     return name, _positive(limit)
 
 
-def _add_runs(parser: CommandParser, what: str) -> None:
-    """Adds the options of all commands that make runs."""
-    parser.add_argument("--out", type=Path, help="the folder of runs and results")
-    parser.add_argument(
-        "--jobs", type=_at_least_one, help=f"{what} at a time; default: as many as fit"
-    )
-    parser.add_argument(
-        "--change",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="changes every run, such as trainer.max_epochs=2; can be repeated",
-    )
-
-
 def compare(given: argparse.Namespace) -> None:
-    """Compares the runs of a file, or of folders."""
+    """Run several methods with several seeds on the same partitions and cohorts.
+
+    Tables, paired statistics and figures are written. Runs that were finished with the same
+    configuration, code and data are not repeated, and a killed run continues where it was.
+    """
     from dataclasses import replace
 
     from pfl.configuration import files
@@ -118,7 +108,11 @@ def compare(given: argparse.Namespace) -> None:
 
 
 def tune(given: argparse.Namespace) -> None:
-    """Tunes the runs of a file."""
+    """Try values for several methods, the same number of trials for each of them.
+
+    The best on validation data go into a file for `pfl compare`. Trials that have ended are not
+    repeated, and a killed search continues where it was.
+    """
     from pfl.configuration import files
     from pfl.experiments import Tuning
     from pfl.experiments.grid import parse_changes
@@ -133,7 +127,11 @@ def tune(given: argparse.Namespace) -> None:
 
 
 def reproduce(given: argparse.Namespace) -> None:
-    """Reproduces figures, or lists them."""
+    """Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF).
+
+    Runs of the same configuration, code and data are not repeated, and a killed run continues
+    where it was.
+    """
     from pfl.experiments import Reproduction
     from pfl.experiments.grid import parse_changes
     from pfl.experiments.reproduction import figure_files, figure_title
@@ -155,18 +153,20 @@ def reproduce(given: argparse.Namespace) -> None:
 
 
 def partition(given: argparse.Namespace) -> None:
-    """Shows the partition of a configuration."""
+    """Show who has which samples: sizes, labels, distances, overlap, hash.
+
+    All other words are those of `pfl fit`; what does not concern the data has no effect.
+    """
     from pfl.configuration.app import DataCLI
     from pfl.datamodules.exports import write_pfllib
-    from pfl.files import run_folder_errors
+    from pfl.files import make_folder
     from pfl.report.partition import partition_columns, partition_text, write_files
 
     data = DataCLI(["fit", *given.others]).datamodule
     columns = partition_columns(data)
     print(partition_text(data, columns))
     if given.out is not None:
-        with run_folder_errors(given.out, "partition: --out"):
-            given.out.mkdir(parents=True, exist_ok=True)
+        make_folder(given.out, "partition: --out")
         print(", ".join(map(str, write_files(data, columns, given.out))))
     if given.pfllib is not None:
         write_pfllib(data, given.pfllib)
@@ -174,7 +174,10 @@ def partition(given: argparse.Namespace) -> None:
 
 
 def report(given: argparse.Namespace) -> None:
-    """Writes the page of runs."""
+    """Write one HTML page about runs: curves, clients, maps, tables, configurations, versions.
+
+    The page opens in any browser, without a network.
+    """
     import pfl
     from pfl import files
     from pfl.report.html import page
@@ -183,15 +186,16 @@ def report(given: argparse.Namespace) -> None:
     runs = read_runs(find_runs(given.folder, "report"), unfinished=True)
     out = given.out or (given.folder[0] if len(given.folder) == 1 else Path()) / "report.html"
     title = given.title or ", ".join(folder.resolve().name for folder in given.folder)
-    with files.run_folder_errors(out.parent, "report: --out"):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    with files.replaced(out) as file:
-        file.write(page(runs, title, pfl.__version__, given.metric).encode())
+    files.make_folder(out.parent, "report: --out")
+    files.write(out, page(runs, title, pfl.__version__, given.metric))
     print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
 
 
 def export(given: argparse.Namespace) -> None:
-    """Exports models of a checkpoint."""
+    """Write models of a finished or stopped run for other programs, which load them without pfl.
+
+    The files are safetensors, or ONNX, and a card that says where the model comes from.
+    """
     if not (given.client or given.with_global):
         raise ConfigError("export: give --client with ids or all, --global, or both")
     everyone = given.client == ["all"]
@@ -238,98 +242,70 @@ def node(given: argparse.Namespace) -> None:
 
 def add_parsers(commands: Any) -> None:
     """Adds the parsers of all commands; `run` of what they return runs the command."""
-    parser = commands.add_parser("partition", help="show who has which samples")
-    parser.set_defaults(run=partition)
-    parser.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
-    parser.description = (
-        "Show who has which samples: sizes, labels, distances, overlap, hash. All other words are "
-        "those of `pfl fit`; what does not concern the data has no effect."
-    )
-    parser.allow_abbrev = False
-    parser.add_argument(
-        "--out", type=Path, help="writes partition.npz, .csv, .png and clients.parquet there"
-    )
-    parser.add_argument(
-        "--pfllib", type=Path, help="writes the clients' samples there, as PFLlib reads them"
-    )
 
-    parser = commands.add_parser(
-        "compare", help="run several methods, and say which differ by more than noise"
-    )
-    parser.set_defaults(run=compare)
-    parser.description = (
-        "Run several methods with several seeds on the same partitions and cohorts, and write "
-        "tables, paired statistics and figures. Runs that were finished with the same "
-        "configuration, code and data are not repeated, and a killed run continues where it was."
-    )
-    parser.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
-    _add_runs(parser, "runs")
-    parser.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
-    parser.add_argument(
-        "--keep", action="store_true", help="keeps checkpoints, for `pfl export` of the models"
-    )
-    parser.add_argument("--baseline", help="the method with which the others are compared")
-    parser.add_argument("--metric", help="the score that counts, such as f1_score")
-    parser.add_argument("--budget", type=_budget, help="such as bytes=2e6: cuts all runs there")
-    parser.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
-    parser.add_argument(
-        "--bandwidth", type=_positive, help="bits a second of a client, such as 1e8: a figure"
-    )
+    def command(run: Callable[[argparse.Namespace], None], words: str) -> Any:
+        """Adds a command, described by the docstring of its function."""
+        parser = commands.add_parser(run.__name__, help=words, description=run.__doc__)
+        parser.set_defaults(run=run)
+        return parser
 
-    parser = commands.add_parser(
-        "tune", help="search hyperparameters, with as many trials for each method"
-    )
-    parser.set_defaults(run=tune)
-    parser.description = (
-        "Try values for several methods, the same number of trials for each of them, select the "
-        "best on validation data, and write a file for `pfl compare` with these values. Trials "
-        "that have ended are not repeated, and a killed search continues where it was."
-    )
-    parser.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
-    _add_runs(parser, "methods")
+    def runs(parser: CommandParser, what: str) -> None:
+        """Adds the options of all commands that make runs."""
+        jobs = f"{what} at a time; default: as many as fit"
+        change = "changes every run, such as trainer.max_epochs=2; can be repeated"
+        parser.add_argument("--out", type=Path, help="the folder of runs and results")
+        parser.add_argument("--jobs", type=_at_least_one, help=jobs)
+        parser.add_argument(
+            "--change", action="append", default=[], metavar="KEY=VALUE", help=change
+        )
 
-    parser = commands.add_parser("report", help="make a page of runs for the browser")
-    parser.set_defaults(run=report)
-    parser.description = (
-        "Write one HTML page about runs: curves, clients, maps, tables, configurations and "
-        "versions. The page opens in any browser, without a network."
-    )
-    parser.add_argument(
-        "folder", nargs="+", type=Path, help="folders of runs, or folders that hold such folders"
-    )
-    parser.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
-    parser.add_argument("--title", help="the title of the page")
-    parser.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
+    one = command(partition, "show who has which samples")
+    one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"
+    one.allow_abbrev = False
+    files = "writes partition.npz, .csv, .png and clients.parquet there"
+    one.add_argument("--out", type=Path, help=files)
+    pfllib = "writes the clients' samples there, as PFLlib reads them"
+    one.add_argument("--pfllib", type=Path, help=pfllib)
 
-    parser = commands.add_parser("export", help="write models of a checkpoint for other programs")
-    parser.set_defaults(run=export)
-    parser.description = (
-        "Write models of a finished or stopped run as files that other programs load without pfl: "
-        "safetensors, and a card that says where the model comes from."
-    )
-    parser.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    parser.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
-    parser.add_argument(
-        "--global", action="store_true", dest="with_global", help="the global model"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the models")
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
-    parser.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
+    one = command(compare, "run several methods, and say which differ by more than noise")
+    one.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
+    runs(one, "runs")
+    one.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
+    keep = "keeps checkpoints, for `pfl export` of the models"
+    one.add_argument("--keep", action="store_true", help=keep)
+    one.add_argument("--baseline", help="the method with which the others are compared")
+    one.add_argument("--metric", help="the score that counts, such as f1_score")
+    one.add_argument("--budget", type=_budget, help="such as bytes=2e6: cuts all runs there")
+    one.add_argument("--wandb", metavar="PROJECT", help="sends tables and figures to W&B")
+    bandwidth = "bits a second of a client, such as 1e8: a figure"
+    one.add_argument("--bandwidth", type=_positive, help=bandwidth)
 
-    parser = commands.add_parser("reproduce", help="run and draw a figure or a table of a paper")
-    parser.set_defaults(run=reproduce)
-    parser.description = (
-        "Run what figures of the papers show, write their data (CSV) and draw them (PNG, PDF). "
-        "Runs of the same configuration, code and data are not repeated, and a killed run "
-        "continues where it was."
-    )
-    parser.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
-    parser.add_argument("--full", action="store_true", help="the paper's size, where that is long")
-    _add_runs(parser, "runs")
-    parser.add_argument("--list", action="store_true", help="the figures there are")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="shows the runs, their sizes and our choices"
-    )
+    one = command(tune, "search hyperparameters, with as many trials for each method")
+    one.add_argument("file", help="a YAML file of `pfl compare` with the key `tune`")
+    runs(one, "methods")
+
+    one = command(report, "make a page of runs for the browser")
+    folders = "folders of runs, or folders that hold such folders"
+    one.add_argument("folder", nargs="+", type=Path, help=folders)
+    one.add_argument("--out", type=Path, help="the page; default: report.html in the folder")
+    one.add_argument("--title", help="the title of the page")
+    one.add_argument("--metric", help="the score that counts, such as finetuned/5/accuracy")
+
+    one = command(export, "write models of a checkpoint for other programs")
+    one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
+    one.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    one.add_argument("--global", action="store_true", dest="with_global", help="the global model")
+    one.add_argument("--out", type=Path, required=True, help="the folder of the models")
+    one.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
+    one.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
+
+    one = command(reproduce, "run and draw a figure or a table of a paper")
+    one.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")
+    one.add_argument("--full", action="store_true", help="the paper's size, where that is long")
+    runs(one, "runs")
+    one.add_argument("--list", action="store_true", help="the figures there are")
+    plan = "shows the runs, their sizes and our choices"
+    one.add_argument("--dry-run", action="store_true", help=plan)
 
     parser = commands.add_parser("deploy", help="write a Flower app that runs with real parties")
     parser.set_defaults(run=deploy)

@@ -33,7 +33,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from pfl.configuration import files
 from pfl.configuration.messages import closest, one_line
 from pfl.errors import ConfigError
-from pfl.files import run_folder_errors
+from pfl.files import make_folder
 
 Config = dict[str, Any]
 G = TypeVar("G", bound="Grid")
@@ -204,26 +204,22 @@ class Grid:
         Raises:
             ConfigError: The folder cannot be created, or by default holds another file's results.
         """
-        place = out or Path("runs") / command / self.name
-        with run_folder_errors(place, f"{command}: --out"):
-            place.mkdir(parents=True, exist_ok=True)
-        if out is None and self.source is not None:
-            _claim(place, self.source, command)
-        return place
-
-
-def _claim(folder: Path, source: Path | str, command: str) -> None:
-    """Refuses a folder that holds the results of another file of the same name."""
-    shipped = {path.resolve(): name for name, path in files.names(files.shipped()).items()}
-    owner = shipped.get(Path(source).resolve()) or os.path.relpath(source, folder)
-    path = folder / OWNER
-    before = path.read_text() if path.is_file() else owner
-    if before != owner:
-        known = before if before in shipped.values() else os.path.normpath(folder / before)
-        raise ConfigError(
-            f"{command}: {folder} holds the results of {known}; give another folder as --out"
-        )
-    path.write_text(owner)
+        folder = out or Path("runs") / command / self.name
+        make_folder(folder, f"{command}: --out")
+        if out is not None or self.source is None:
+            return folder
+        # Another file of the same name has the same default.
+        shipped = {path.resolve(): name for name, path in files.names(files.shipped()).items()}
+        owner = shipped.get(Path(self.source).resolve()) or os.path.relpath(self.source, folder)
+        path = folder / OWNER
+        before = path.read_text() if path.is_file() else owner
+        if before != owner:
+            known = before if before in shipped.values() else os.path.normpath(folder / before)
+            raise ConfigError(
+                f"{command}: {folder} holds the results of {known}; give another folder as --out"
+            )
+        path.write_text(owner)
+        return folder
 
 
 def read(path: Path, experiment: type[Grid]) -> Config:

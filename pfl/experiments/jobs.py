@@ -26,7 +26,7 @@ from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
 from pfl.experiments.grid import Config, Job, merge
 from pfl.experiments.workers import spread
-from pfl.files import read_json, run_folder_errors, write_json
+from pfl.files import content, make_folder, read_json, write_json
 from pfl.scores.runs import OUTCOME, Run
 
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
@@ -60,8 +60,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
         return {**known, "reused": True}
     folder = root / job.folder
     identity, before = _identity(job), _recorded_outcome(folder)
-    with run_folder_errors(folder.parent, "--out"):
-        folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent, "--out")
     settings: Config = {**QUIET, "name": folder.name, "default_root_dir": str(folder.parent)}
     config = merge(job.config, {"trainer": settings})
     if keep:
@@ -111,16 +110,16 @@ def _recorded_outcome(folder: Path) -> Config:
 
 def read_run(job: Job, root: Path, outcome: Config) -> Run:
     """Returns the run that a job has left in `root`."""
-    diverged = outcome["status"] == "diverged"
-    return Run.read(job.run, job.seed, root / job.folder, point=job.axes, diverged=diverged)
+    known = {"point": job.axes, "diverged": outcome["status"] == "diverged"}
+    return Run.read(job.run, job.seed, root / job.folder, **known)
 
 
 def with_callback(config: Config, class_path: str, arguments: Config) -> Config:
     """Returns a configuration with one callback more."""
-    callbacks = config.get("trainer", {}).get("callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
-    callback = {"class_path": class_path, "init_args": arguments}
-    return merge(config, {"trainer": {"callbacks": [*callbacks, callback]}})
+    known = config.get("trainer", {}).get("callbacks") or []
+    known = known if isinstance(known, list) else [known]
+    callbacks = [*known, {"class_path": class_path, "init_args": arguments}]
+    return merge(config, {"trainer": {"callbacks": callbacks}})
 
 
 def _fit(config: Path, checkpoint: Path | None = None) -> str:
@@ -169,7 +168,7 @@ def code_version(config: str = "") -> str:
     for module in modules:  # which grows by what the modules import
         for path in _sources(module):
             files[path] = None
-            names = {name.partition(".")[0] for name in _imports(path)} - known
+            names = _imports(path) - known
             modules += sorted(names)
             known |= names
     for path in sorted(files):
@@ -203,20 +202,15 @@ def _sources(module: str) -> list[Path]:
     return sorted({p for path in own for p in (path.rglob("*.py") if path.is_dir() else [path])})
 
 
-def _imports(path: Path) -> Iterator[str]:
-    """Yields the modules that a source file imports, without relative imports.
-
-    A relative import stays within the package, whose files all count.
-    """
+def _imports(path: Path) -> set[str]:
+    """Returns the packages that a source file imports; all files of its own one count anyway."""
     try:
-        tree = ast.parse(path.read_bytes())
+        nodes = [*ast.walk(ast.parse(path.read_bytes()))]
     except (SyntaxError, ValueError):  # a data file, or code that fails when it is imported
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
+        return set()
+    names = [alias.name for n in nodes if isinstance(n, ast.Import) for alias in n.names]
+    names += [n.module or "" for n in nodes if isinstance(n, ast.ImportFrom) and not n.level]
+    return {name.partition(".")[0] for name in names}
 
 
 def data_version(config: Config) -> str:
@@ -252,11 +246,7 @@ def _paths(value: Any, key: str = "") -> Iterator[Path]:
 @functools.lru_cache(maxsize=1 << 12)
 def _content(path: str, size: int, changed: int) -> bytes:
     """Returns a hash of a file of this size and time."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.digest()
+    return hashlib.sha256(content(Path(path)).numpy().data).digest()
 
 
 # ---- all runs ------------------------------------------------------------------------------------

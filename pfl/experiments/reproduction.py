@@ -30,8 +30,8 @@ from pfl.errors import ConfigError
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest, read
 from pfl.experiments.jobs import read_run, run_all
-from pfl.experiments.results import save_figure, write_text
-from pfl.files import csv_lines, replaced, run_folder_errors
+from pfl.experiments.results import save_figure
+from pfl.files import csv_lines, make_folder, write
 from pfl.report.crosstab import Table as Crosstab
 from pfl.report.crosstab import read_table
 from pfl.report.curves import Panel, read_panel
@@ -142,8 +142,7 @@ class Reproduction(Comparison):
         """
         out, all_jobs = Path(out), self.jobs()
         root = out / self.runs_of
-        with run_folder_errors(root, "reproduce: --out"):
-            root.mkdir(parents=True, exist_ok=True)
+        make_folder(root, "reproduce: --out")
         outcomes = run_all(all_jobs, root, workers=jobs)
         rows = [row for job in all_jobs for row in rows_of(job, root, outcomes[job.folder])]
         place = ["run", *self.grid, "seed", "diverged"]
@@ -157,8 +156,7 @@ class Reproduction(Comparison):
             values = (row.get(name, "") for name in lines[0])
             lines.append([f"{v:.7g}" if isinstance(v, float) else v for v in values])
         paths = [out / f"{self.name}.csv"]
-        with replaced(paths[0]) as file:
-            file.write(csv_lines(lines))
+        write(paths[0], csv_lines(lines))
         if self.drawn:
             from pfl.report.curves import draw  # matplotlib takes long to import
 
@@ -173,7 +171,7 @@ class Reproduction(Comparison):
                 f"took {minutes:.1f} minutes in all, with {packages}, on {platform.system()} "
                 f"{platform.machine()} with {os.cpu_count()} cores.\n"
             )
-            write_text(paths[-1], "\n".join(parts))
+            write(paths[-1], "\n".join(parts))
         return paths
 
 

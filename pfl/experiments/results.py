@@ -10,7 +10,7 @@ from typing import Any
 
 import pfl.report.comparison_tables as tables
 from pfl.errors import ConfigError
-from pfl.files import replaced, run_folder_errors, write_figure, write_records
+from pfl.files import make_folder, write, write_figure, write_records
 from pfl.report.comparison import Comparison as Point
 from pfl.report.comparison import point_text
 from pfl.report.table import escape, latex, markdown, text
@@ -126,8 +126,7 @@ class Results:
         Raises:
             ConfigError: A file cannot be written.
         """
-        with run_folder_errors(folder, "--out"):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, "--out")
         page, tex = [f"# {self.title}\n"], []
         if len(self.points) > 1:
             overview = tables.overview_table(self.points)
@@ -140,8 +139,8 @@ class Results:
             tex += [*map(latex, pair), rf"\par\footnotesize {escape(notes)}" + "\n"]
         names = ("comparison.md", "comparison.tex", "comparison.csv", "runs.csv")
         files = [folder / name for name in names]
-        write_text(files[0], "\n".join(page))
-        write_text(files[1], "\n".join(tex))
+        write(files[0], "\n".join(page))
+        write(files[1], "\n".join(tex))
         write_records(files[2], tables.records(self.points))
         write_records(files[3], tables.run_records(self.points))
         return files + self._draw(folder)
@@ -198,12 +197,6 @@ def _frame(records: list[dict[str, Any]]) -> Any:
     except ImportError:
         return records
     return pandas.DataFrame(records)
-
-
-def write_text(path: Path, content: str) -> None:
-    """Writes a text file as a whole."""
-    with replaced(path) as file:
-        file.write(content.encode())
 
 
 def save_figure(figure: Any, path: Path) -> list[Path]:

@@ -19,9 +19,8 @@ from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, op
 from pfl.experiments.comparison import Comparison
 from pfl.experiments.grid import INNER, Config, Job, merge, nest
 from pfl.experiments.jobs import check, code_version, data_version, execute, read_run, with_callback
-from pfl.experiments.results import write_text
 from pfl.experiments.workers import spread
-from pfl.files import write_records
+from pfl.files import write, write_records
 from pfl.report.table import Cell, Table, markdown, text
 from pfl.scores.names import signed_score
 from pfl.scores.runs import best_round
@@ -365,7 +364,7 @@ class Tuned:
         paths = [folder / name for name in ("tune.md", "trials.csv", "tuned.yaml")]
         tune = self.tuning.tune
         seeds = ", ".join(map(str, range(tune.seed, tune.seed + tune.seeds)))
-        write_text(
+        write(
             paths[0],
             f"# Tuning of: {self.tuning.title}\n\nEach method had {tune.trials} trials (seed "
             f"{seeds}). The best score on validation data selects; test scores are not "
@@ -374,7 +373,7 @@ class Tuned:
         write_records(paths[1], [record for one in self.found for record in one.records])
         yaml_text = yaml.safe_dump(self._content(), sort_keys=False, allow_unicode=True)
         head = f"# The best values that `pfl tune` has found: pfl compare {paths[2]}\n"
-        write_text(paths[2], head + yaml_text)
+        write(paths[2], head + yaml_text)
         return paths
 
 

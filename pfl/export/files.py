@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.errors import ConfigError
-from pfl.files import replaced
+from pfl.files import write
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.exported import client_rows
 from pfl.models.factored import factored
@@ -27,8 +27,7 @@ def save(network: nn.Module, path: Path) -> None:
     from safetensors.torch import save as as_bytes
 
     tensors = {k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}
-    with replaced(path) as file:
-        file.write(as_bytes(tensors))
+    write(path, as_bytes(tensors))
 
 
 def factored_network(
@@ -102,5 +101,4 @@ def save_onnx(network: nn.Module, path: Path, inputs: Tensor) -> None:
             verbose=False,
         )
     assert program is not None
-    with replaced(path) as file:
-        file.write(program.model_proto.SerializeToString())
+    write(path, program.model_proto.SerializeToString())

@@ -15,7 +15,7 @@ from pfl.configuration.app import FederatedCLI
 from pfl.errors import ConfigError
 from pfl.export.card import card, readme, sizes
 from pfl.export.files import BATCH, factored_network, measure, save, save_onnx
-from pfl.files import replaced, run_folder_errors, write_json
+from pfl.files import make_folder, write, write_json
 from pfl.method.exported import client_network, global_network
 
 Format = Literal["safetensors", "onnx"]
@@ -135,16 +135,14 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
         networks["factored"] = factored_network(run.model, network, client)
         content["factored"] = measure(network, networks["factored"], inputs)
     folder = out / ("global" if client is None else f"client{client}")
-    with run_folder_errors(folder, "export: --out"):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, "export: --out")
     for name, one in networks.items():
         if form == "onnx":
             save_onnx(one, folder / f"{name}.onnx", inputs)
         else:
             save(one, folder / f"{name}.safetensors")
     write_json(folder / "card.json", content)
-    with replaced(folder / "README.md") as file:
-        file.write(readme(content, form).encode())
+    write(folder / "README.md", readme(content, form))
     print(folder)
     if factored:
         print(sizes(content["factored"]))

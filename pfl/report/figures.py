@@ -171,7 +171,8 @@ def adaptation_curves(rows: list[dict[str, Any]]) -> dict[str, list[tuple[int, f
     """Returns (steps of fine-tuning, mean test score) in the last evaluation, by kind of model."""
     number = score_name(rows)
     curves: dict[str, list[tuple[int, float]]] = {}
-    last = next((row for row in reversed(rows) if scores_among(row, "test")), {})
+    tested = [row for row in rows if scores_among(row, "test")]
+    last = tested[-1] if tested else {}
     for name in scores_among(last, "test"):
         if "/" in name.model and name.number == number:
             curves.setdefault(name.kind, []).append((name.steps, last[str(name)]))

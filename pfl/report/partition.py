@@ -102,7 +102,7 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
     """
     files = [out / "partition.npz", out / "partition.csv"]
     data.partition.save(files[0])
-    write_csv(files[1], columns)
+    write_csv(files[1], [columns])
     if data.has_labels:
         from pfl.report.figures import partition_figure  # matplotlib takes long to import
 

@@ -21,7 +21,7 @@ def test_the_size_of_blocks_does_not_change_a_table(rows, tmp_path, monkeypatch)
     monkeypatch.setattr(files, "CSV_ROWS", rows)
     columns = {"client": np.arange(5), "loss": np.array([0.1, np.nan, 1e-9, 2.0, 1 / 3])}
     path = tmp_path / "table.csv"
-    files.write_csv(path, columns)
+    files.write_csv(path, [columns])
     files.append_csv(path, columns)
     lines = [f"{i},{x!r}\r\n" for i, x in enumerate(columns["loss"].tolist())]
     assert path.read_bytes().decode() == "client,loss\r\n" + "".join(lines) * 2

@@ -314,7 +314,7 @@ class Trainer(RunTrainer):
                 raise
             raise restore_error(Path(ckpt_path), error) from error
         finally:
-            self.recorder.unlock()
+            self.recorder.place.unlock()
             self._remove_empty_folders()
 
     def _check_unused(self, model: pl.LightningModule) -> None:
@@ -356,15 +356,12 @@ class Trainer(RunTrainer):
         return self._run_dir
 
     def _choose_run_dir(self) -> Path:
+        """Returns the folder of the checkpoint's run, or creates one that no other run has."""
         if self._continued_from is not None:
             folder = Path(self._continued_from).parent
             if folder.resolve().name == "checkpoints":
                 # Relative if the user's path is: Lightning warns if the checkpoint has another one.
                 return Path(os.path.normpath(folder / ".."))
-        return self._create_run_dir()
-
-    def _create_run_dir(self) -> Path:
-        """Creates a new folder that no other run has, even if both start at the same moment."""
         first = self.root / self.name
         with run_folder_errors(first):
             missing = [folder for folder in first.parents if not folder.exists()]
@@ -398,21 +395,22 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
 def _check_callbacks(callbacks: list[Callback]) -> None:
     """Refuses callbacks that save within a round or work on batches of samples."""
     for callback in callbacks:
-        name = type(callback).__name__
+        after_errors = getattr(callback, "save_on_exception", False)
         if isinstance(callback, ModelCheckpoint) and saves_within_rounds(callback):
-            raise ConfigError(
-                "trainer.callbacks: ModelCheckpoint saves whole rounds; set every_n_epochs, not "
-                "every_n_train_steps or train_time_interval"
+            wrong = (
+                "saves whole rounds; set every_n_epochs, not every_n_train_steps or "
+                "train_time_interval"
             )
-        if isinstance(callback, OnExceptionCheckpoint) or getattr(
-            callback, "save_on_exception", False
-        ):
-            raise ConfigError(
-                f"trainer.callbacks: {name} saves after an error, which is within a round; "
-                f"RoundCheckpoint has already saved the last whole round"
+        elif isinstance(callback, OnExceptionCheckpoint) or after_errors:
+            wrong = (
+                "saves after an error, which is within a round; RoundCheckpoint has already saved "
+                "the last whole round"
             )
-        if isinstance(callback, SAMPLE_BATCH_CALLBACKS):
-            raise ConfigError(
-                f"trainer.callbacks: {name} works on batches of samples, but the Trainer's "
-                f"batches are clients; set model.lr and model.batch_size instead"
+        elif isinstance(callback, SAMPLE_BATCH_CALLBACKS):
+            wrong = (
+                "works on batches of samples, but the Trainer's batches are clients; set model.lr "
+                "and model.batch_size instead"
             )
+        else:
+            continue
+        raise ConfigError(f"trainer.callbacks: {type(callback).__name__} {wrong}")

@@ -124,7 +124,13 @@ class Optimality(Callback):
                 error = (identified(w) - common).norm()
                 values[f"train/global/{name}"] = float(error)
             values[f"train/personalized/{name}"] = float(distance / counts[1])
-        return values | self._statistical(targets, algorithm.has_global)
+        if len(targets) == 2:
+            (solution, solutions), (truth, truths) = targets.values()
+            if algorithm.has_global:
+                values["train/global/statistical_error"] = float((solution - truth).norm())
+            error = (solutions - truths).norm(dim=1).mean()
+            values["train/personalized/statistical_error"] = float(error)
+        return values
 
     def _targets(self, algorithm: FederatedAlgorithm, data: Any) -> dict[str, Solution]:
         """Returns the models to compare with, by the name of the error."""
@@ -136,16 +142,6 @@ class Optimality(Callback):
         if (truth := getattr(data, "true_models", None)) is not None:
             targets["total_error"] = (truth.mean(0), truth)
         return targets
-
-    def _statistical(self, targets: dict[str, Solution], has_global: bool) -> dict[str, float]:
-        if len(targets) < 2:
-            return {}
-        (solution, solutions), (truth, truths) = targets.values()
-        values = {}
-        if has_global:
-            values["train/global/statistical_error"] = float((solution - truth).norm())
-        error = (solutions - truths).norm(dim=1).mean()
-        return values | {"train/personalized/statistical_error": float(error)}
 
 
 def full_gradients(algorithm: FederatedAlgorithm, clients: Clients, w: Tensor) -> Tensor:

@@ -147,10 +147,6 @@ class RunRecorder(Callback):
                 category=UserWarning,
             )
 
-    def unlock(self) -> None:
-        """Lets other processes write into the run's folder; the Trainer calls it after a run."""
-        self.place.unlock()
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if self.rows and self.rows[-1]["round"] == pl_module.rounds:
             return  # resumed after the round's evaluation: the checkpoint has the row
@@ -273,9 +269,8 @@ class RunRecorder(Callback):
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
         self.table = ClientTable.of(algorithm, loop, local.get(rounds))
-        epsilons = self.table.epsilons
+        scores, epsilons = self.table.scores, self.table.epsilons
         better, chosen = loop.metrics.higher_is_better, loop.select_by
-        scores = self.table.scores
         main = candidates(map(str, scores), "test", chosen)
         names = getattr(loop.datamodule, "client_names", None)
         self.summary = {

@@ -29,13 +29,12 @@ class RunFigure(Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         recorder = RunRecorder.of(trainer)
-        if not (trainer.is_global_zero and recorder.summary):
-            return
-        from pfl.report.figures import run_figure
+        if trainer.is_global_zero and recorder.summary:
+            from pfl.report.figures import run_figure
 
-        scores = ScoreTable.read(recorder.folder)
-        figure = run_figure(recorder.rows, recorder.columns, scores)
-        files.write_figure(recorder.folder / "report.png", figure)
+            scores = ScoreTable.read(recorder.folder)
+            figure = run_figure(recorder.rows, recorder.columns, scores)
+            files.write_figure(recorder.folder / "report.png", figure)
 
 
 class CollaborationMap(Callback):
@@ -55,8 +54,7 @@ class CollaborationMap(Callback):
         if not trainer.is_global_zero or "collaboration" not in pl_module.tables:
             return
         folder = RunRecorder.of(trainer).folder
-        columns = files.last_round(folder / "collaboration.csv")
-        if not columns:
+        if not (columns := files.last_round(folder / "collaboration.csv")):
             return
         from pfl.report.figures import collaboration_figure
 

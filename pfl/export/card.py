@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from pfl.callbacks.run_result import versions
-from pfl.datamodules import FederatedDataModule
+from pfl.files import read_json
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 
@@ -49,10 +48,15 @@ def card(
     """
     method = _class_of(arguments.model)
     network = _class_of(method["init_args"].pop("network"))
-    summary = _summary(folder, algorithm.rounds)
+    summary = read_json(folder / "summary.json")
+    if summary.get("round") != algorithm.rounds:  # of another checkpoint
+        summary = {}
+    names: dict[str, Any] = {"client": client, "classes": loop.datamodule.class_names}
+    if client is not None and loop.datamodule.client_names is not None:
+        names["client_name"] = loop.datamodule.client_names[client]
     return {
         "model": "global" if client is None else "personalized",
-        **_names(loop.datamodule, client),
+        **{key: value for key, value in names.items() if value is not None},
         "method": method,
         "rounds": algorithm.rounds,
         "network": network,
@@ -133,25 +137,10 @@ def readme(content: dict[str, Any], form: str = "safetensors") -> str:
     )
 
 
-def _names(data: FederatedDataModule, client: int | None) -> dict[str, Any]:
-    """Returns the number and the name of a client, and the names of the classes, where known."""
-    names: dict[str, Any] = {"client": client, "classes": data.class_names}
-    if client is not None and data.client_names is not None:
-        names["client_name"] = data.client_names[client]
-    return {key: value for key, value in names.items() if value is not None}
-
-
 def _class_of(value: Namespace) -> dict[str, Any]:
     """Returns a configured class as plain values: `class_path` and `init_args`."""
     plain = value.as_dict() if isinstance(value, Namespace) else value
     return {"class_path": plain["class_path"], "init_args": plain.get("init_args") or {}}
-
-
-def _summary(folder: Path, rounds: int) -> dict[str, Any]:
-    """Returns the run's summary if it is of this round; else nothing."""
-    path = folder / "summary.json"
-    summary = json.loads(path.read_text()) if path.is_file() else {}
-    return summary if summary.get("round") == rounds else {}
 
 
 def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[str, Any]:
@@ -159,11 +148,11 @@ def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[s
         return {k: v for k, v in summary.items() if "/global/" in k}
     with (folder / "clients.csv").open(newline="") as file:
         row = next(row for row in csv.DictReader(file) if int(row["client"]) == client)
+
+    def number(text: str) -> float | int | None:
+        value = float(text)
+        # JSON does not have NaN.
+        return None if value != value else int(value) if value.is_integer() else value
+
     skipped = ("client", "name", "label_")
-    return {key: _number(text) for key, text in row.items() if not key.startswith(skipped)}
-
-
-def _number(text: str) -> float | int | None:
-    """Returns a number of a CSV file; None for NaN, which JSON does not have."""
-    value = float(text)
-    return None if value != value else int(value) if value.is_integer() else value
+    return {key: number(text) for key, text in row.items() if not key.startswith(skipped)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -78,16 +78,6 @@ class RestoredRun(FederatedCLI):
         return self.config[self.subcommand]
 
 
-@contextmanager
-def restored_run(checkpoint: Path) -> Iterator[RestoredRun]:
-    """Opens a run at a checkpoint; afterwards the process has its threads again."""
-    run = RestoredRun(checkpoint)
-    try:
-        yield run
-    finally:
-        run.model.teardown("predict")
-
-
 def export(
     checkpoint: Path,
     out: Path,
@@ -113,7 +103,10 @@ def export(
     Raises:
         ConfigError: There is no such checkpoint, client or model.
     """
-    with restored_run(checkpoint) as run, run.model.in_full_precision():
+    run = RestoredRun(checkpoint)
+    with ExitStack() as stack:
+        stack.callback(run.model.teardown, "predict")  # the process has its threads again
+        stack.enter_context(run.model.in_full_precision())
         count = run.datamodule.num_clients
         for client in clients or ():
             if not 0 <= client < count:

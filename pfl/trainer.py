@@ -37,6 +37,7 @@ from pfl.callbacks import (
     WandbRecord,
 )
 from pfl.callbacks.round_checkpoint import is_last
+from pfl.datamodules.errors import check_optional, require
 from pfl.distributed.launch import is_lost_contact
 from pfl.distributed.strategy import Plugin, resolve_strategy, without_requeue
 from pfl.errors import ConfigError
@@ -111,18 +112,15 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        parts = Path(name).parts
-        if not (parts and name.isprintable()) or Path(name).is_absolute() or ".." in parts:
-            raise ConfigError(f"trainer.name: {name!r}; it must be a name within the runs folder")
-        if max_epochs is not None and max_epochs < 1 and max_epochs != -1:
-            raise ConfigError(
-                f"trainer.max_epochs: {max_epochs}; it must be a number of rounds of at least 1, "
-                f"or -1 if something else ends the run"
-            )
-        if not log_every_n_steps >= 1:
-            raise ConfigError(
-                f"trainer.log_every_n_steps: {log_every_n_steps}; it must be at least 1"
-            )
+        parts, absolute = Path(name).parts, Path(name).is_absolute()
+        holds = bool(parts) and name.isprintable() and not absolute and ".." not in parts
+        require("trainer.name", name, holds, "a name within the runs folder")
+        holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
+        expected = "a number of rounds of at least 1, or -1 if something else ends the run"
+        require("trainer.max_epochs", max_epochs, holds, expected)
+        require(
+            "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
+        )
         if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
             raise refused_precision(kwargs["precision"])
         self.name = name
@@ -207,11 +205,7 @@ class Trainer(RunTrainer):
                     f"trainer.{name}: {limit}; a batch is some clients of a round, and rounds are "
                     f"trained and evaluated whole; omit the option, or set it to 0 for none"
                 )
-        if self.check_val_every_n_epoch is not None and self.check_val_every_n_epoch < 1:
-            raise ConfigError(
-                f"trainer.check_val_every_n_epoch: {self.check_val_every_n_epoch}; it must be at "
-                f"least 1"
-            )
+        check_optional("trainer.check_val_every_n_epoch", self.check_val_every_n_epoch)
         interval = self.val_check_interval
         if isinstance(interval, int | float) and interval != 1:
             raise ConfigError(

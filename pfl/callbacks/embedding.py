@@ -15,6 +15,7 @@ from torch import Tensor
 from pfl import files
 from pfl.callbacks.recorder import RunRecorder
 from pfl.clients import Clients
+from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
@@ -43,26 +44,18 @@ class EmbeddingFigure(Callback):
 
     Raises:
         ConfigError: There is no such client, or the data have no classes.
-
-    Example:
-        >>> from pfl import Trainer
-        >>> trainer = Trainer(callbacks=[EmbeddingFigure(client=3)], enable_progress_bar=False)
     """
 
     results = ("embedding.png",)  # a resumed run writes it if it is missing
 
     def __init__(self, client: int = 0) -> None:
-        if client < 0:
-            raise ConfigError(f"EmbeddingFigure.client: {client}; it must be at least 0")
-        self.client = client
+        self.client = check_whole("EmbeddingFigure.client", client, 0)
 
     def setup(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, stage: str) -> None:
         loop = pl_module.run.loop
-        if self.client >= loop.num_clients:
-            raise ConfigError(
-                f"EmbeddingFigure.client: {self.client}; it must be below {loop.num_clients}, the "
-                f"number of clients"
-            )
+        holds = self.client < loop.num_clients
+        expected = f"below {loop.num_clients}, the number of clients"
+        require("EmbeddingFigure.client", self.client, holds, expected)
         if not loop.datamodule.has_labels:
             raise ConfigError("EmbeddingFigure: it needs classes, and the targets are numbers")
 

@@ -33,12 +33,13 @@ class LocalBaseline(Callback):
     """Trains every client alone after the run, for comparison.
 
     Initial model, rounds, cohorts, local steps and learning rates are those of the run, but every
-    client continues from its own last model: the result is that of `LocalTrain` with the same
-    loop. It is scored after the best round of the run by validation and after the last one, so that
-    a client's gain compares models of the same round. The baseline takes about as long as the local
+    client continues from its own last model: the result is that of `LocalTrain` with the same loop.
+    It is scored after the best round of the run by validation and after the last one, so that a
+    client's gain compares models of the same round. The baseline takes about as long as the local
     training of the run itself; with a checkpoint of its own, `checkpoints/local.ckpt`, a resumed
-    run continues it. If learning rates depend on a λ that changes (FedCLUP with
-    `local_step: corollary2`), the baseline uses the last λ.
+    run continues it. If learning rates depend on a λ that changes (FedCLUP with `local_step:
+    corollary2`), the baseline uses the last λ. After `fit`, `summary.json` compares with the
+    baseline and `clients.csv` has its scores.
 
     Attributes:
         scores: The scores of every client on its test samples, as `ClientScores.compute` returns
@@ -46,13 +47,8 @@ class LocalBaseline(Callback):
         by_round: The same after both rounds, [M] by name.
 
     Example:
-        After `fit`, `summary.json` compares with the baseline and `clients.csv` has its scores.
-
         >>> from pfl import Trainer
-        >>> baseline = LocalBaseline()
-        >>> trainer = Trainer(callbacks=[baseline], enable_progress_bar=False)
-        >>> trainer.callbacks[0] is baseline
-        True
+        >>> trainer = Trainer(callbacks=[LocalBaseline()], enable_progress_bar=False)
     """
 
     def __init__(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pfl.callbacks.round_checkpoint import is_last
 from pfl.clients import Clients
+from pfl.datamodules.errors import check_whole
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
@@ -51,9 +52,7 @@ class Optimality(Callback):
     """
 
     def __init__(self, every: int = 1) -> None:
-        if every < 1:
-            raise ConfigError(f"Optimality.every: {every}; it must be at least 1")
-        self.every = every
+        self.every = check_whole("Optimality.every", every)
         self._solved_penalty: float | None = None  # λ of the solution
         self._solution: Solution | None = None
 

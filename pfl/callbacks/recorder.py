@@ -26,6 +26,7 @@ from pfl.callbacks.run_result import (
     versions,
 )
 from pfl.callbacks.run_settings import changes, configuration, settings
+from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.report.run_summary import summary_table
@@ -49,24 +50,17 @@ class RunRecorder(Callback):
     those of an uninterrupted run. Only one process at a time may write into a run's folder. At the
     end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
 
-    Args:
-        config: YAML text of the run's configuration; the command line provides the text.
-
     `test` writes `test.json` and `test_clients.csv`, `validate` the same under its own name, and
     `predict` a row for each sample in `predictions.csv`.
+
+    Args:
+        config: YAML text of the run's configuration; the command line provides the text.
 
     Attributes:
         rows: The rows of `metrics.csv`.
         table: The content of `clients.csv`; None before training ends.
         summary: The content of `summary.json`; empty before training ends.
         place: The run's folder as an object that writes its tables.
-
-    Example:
-        >>> from pfl import Trainer
-        >>> recorder = RunRecorder(config="model: FedAvg")
-        >>> trainer = Trainer(callbacks=[recorder], enable_progress_bar=False)
-        >>> trainer.recorder is recorder
-        True
     """
 
     def __init__(self, config: str | None = None) -> None:
@@ -215,11 +209,9 @@ class RunRecorder(Callback):
         if trainer.state.fn == "fit":
             check_parts(checkpoint, {"callbacks": {self.state_key: {}}}, "checkpoint")
         rounds, limit = checkpoint["federated"]["rounds"], trainer.max_epochs
-        if trainer.state.fn == "fit" and limit is not None and 0 <= limit < rounds:
-            raise ConfigError(
-                f"trainer.max_epochs: {limit}; it must be at least {rounds}, the number of "
-                f"rounds in the checkpoint"
-            )
+        holds = trainer.state.fn != "fit" or limit is None or limit < 0 or limit >= rounds
+        expected = f"at least {rounds}, the number of rounds in the checkpoint"
+        require("trainer.max_epochs", limit, holds, expected)
 
     # ---- test and predict ---------------------------------------------------------------------
 

@@ -46,15 +46,9 @@ class RoundCheckpoint(ModelCheckpoint):
         every_seconds: The longest time between two checkpoints, apart from the round that is under
             way; 0 saves after every round.
 
-    Raises:
-        ConfigError: The time is negative, or not a number.
-
     Example:
         >>> from pfl import Trainer
-        >>> callback = RoundCheckpoint(every_seconds=600)
-        >>> trainer = Trainer(callbacks=[callback], enable_progress_bar=False)
-        >>> trainer.checkpoint_callback is callback
-        True
+        >>> trainer = Trainer(callbacks=[RoundCheckpoint(600)], enable_progress_bar=False)
     """
 
     def __init__(self, every_seconds: float = 30.0) -> None:

@@ -47,10 +47,6 @@ class WandbRecord(Callback):
             well: that of the last round with the alias `last`, and those that a `ModelCheckpoint`
             with a `monitor` calls the best with the alias `best`. They have the states of all
             clients, and can be large.
-
-    Example:
-        >>> from pfl import Trainer
-        >>> trainer = Trainer(callbacks=[WandbRecord(model=True)], enable_progress_bar=False)
     """
 
     def __init__(self, model: bool = False) -> None:
@@ -59,12 +55,7 @@ class WandbRecord(Callback):
 
     @staticmethod
     def continue_run(trainer: pl.Trainer, ckpt_path: str) -> None:
-        """Makes the loggers continue the W&B run of a checkpoint, before they begin a run.
-
-        Args:
-            trainer: The Trainer, whose loggers have not been used yet.
-            ckpt_path: The checkpoint, in the folder `checkpoints` of its run.
-        """
+        """Makes unused loggers continue the W&B run of a checkpoint in its run's folder."""
         path = Path(ckpt_path).parent.parent / FILE
         if path.is_file():
             for logger in _loggers(trainer):

@@ -23,13 +23,10 @@ PRUNED = "pruned_in_round"  # the attribute of a trial that was ended early
 
 
 class BestRound(Callback):
-    """Saves `checkpoints/best.ckpt` in each round with the best validation score so far.
+    """Saves `checkpoints/best.ckpt` in each round with the best score so far, as in `best_round`.
 
     `pfl compare --keep` adds this callback. A run without validation data has no such file: its
     last round counts.
-
-    Args:
-        metric: The score, as in `pfl.scores.runs.best_round`.
     """
 
     def __init__(self, metric: str | None = None) -> None:
@@ -52,11 +49,9 @@ class BestRound(Callback):
 class Pruning(Callback):
     """Reports a run's validation score to Optuna in every evaluation, and stops the run if told.
 
-    It also stops the run once a budget is spent, and does not report the round that exceeds it.
-
     `pfl tune` adds this callback to its trials. What the score is, and which score is better, is as
-    in `pfl.scores.runs.best_round`; one whose small values are good is reported with a minus.
-    Test scores are not read.
+    in `pfl.scores.runs.best_round`; one whose small values are good is reported with a minus. Test
+    scores are not read. The round in which the budget is exceeded ends the run unreported.
 
     Args:
         storage: The file of Optuna's journal.
@@ -65,11 +60,6 @@ class Pruning(Callback):
         after: The number of rounds before which no run is stopped; None: no run is stopped.
         metric: The score, as in `best_round`, such as `val/global/accuracy`.
         budget: One of `pfl.scores.runs.BUDGETS` and its limit; None: no budget.
-
-    Example:
-        >>> callback = Pruning(storage="tune.journal", study="FedAvg", trial=0, after=10)
-        >>> callback.after
-        10
     """
 
     def __init__(
@@ -149,13 +139,7 @@ def import_optuna() -> Any:
 
 
 def open_study(path: str, name: str, after: int | None) -> tuple[Study, JournalStorage]:
-    """Opens, or creates, an Optuna study that maximizes its objective, and its storage.
-
-    Args:
-        path: The file of the journal.
-        name: The name of the study.
-        after: The number of rounds before which no run is stopped; None: no run is stopped.
-    """
+    """Opens, or creates, an Optuna study that maximizes its objective, and its storage."""
     optuna, journal = import_optuna(), Path(path)
     journal.parent.mkdir(parents=True, exist_ok=True)
     # Optuna's own lock is a file that outlives a killed process; the system releases this one.

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pfl.errors import ConfigError
+from pfl.datamodules.errors import require
 from pfl.experiments.grid import Grid
 from pfl.experiments.jobs import finished_outcome, read_run, run_all
 from pfl.experiments.results import Results
@@ -50,33 +50,23 @@ class Comparison(Grid):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        baseline = next(iter(self.jobs())).run if self.baseline is None else self.baseline
+        baseline = self.jobs()[0].run if self.baseline is None else self.baseline
         object.__setattr__(self, "baseline", baseline)
-        known = ", ".join(self.runs)
-        if baseline not in self.runs:
-            raise ConfigError(f"baseline: {baseline!r}; it must be one of {known}")
-        if unknown := [run for run in self.tuning if run not in self.runs]:
-            raise ConfigError(f"tuning: there is no run {unknown[0]!r}; known are {known}")
+        known = f"one of {', '.join(self.runs)}"
+        require("baseline", baseline, baseline in self.runs, known)
         for run, spent in self.tuning.items():
-            if not spent.keys() <= {*SPENT}:
-                raise ConfigError(
-                    f"tuning.{run}: {spent}; it must be numbers of {', '.join(SPENT)}"
-                )
+            require("tuning", run, run in self.runs, known)
+            expected = f"numbers of {', '.join(SPENT)}"
+            require(f"tuning.{run}", spent, spent.keys() <= {*SPENT}, expected)
         limits = [*(self.budget or {"rounds": 1.0}).items()]
-        if len(limits) != 1 or limits[0][0] not in BUDGETS or not 0 < limits[0][1] < math.inf:
-            raise ConfigError(
-                f"budget: {self.budget}; it must be one of {', '.join(BUDGETS)} and a positive "
-                f"number"
-            )
-        if self.metric is not None and self.metric.startswith(("val/", "test/")):
-            raise ConfigError(
-                f"metric: {self.metric}; it must be a score without its split, such as f1_score or "
-                f"global/accuracy"
-            )
-        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
-            raise ConfigError(
-                f"bandwidth: {self.bandwidth}; it must be a number of bits a second, such as 1e8"
-            )
+        holds = len(limits) == 1 and limits[0][0] in BUDGETS and 0 < limits[0][1] < math.inf
+        expected = f"one of {', '.join(BUDGETS)} and a positive number"
+        require("budget", self.budget, holds, expected)
+        holds = self.metric is None or not self.metric.startswith(("val/", "test/"))
+        expected = "a score without its split, such as f1_score or global/accuracy"
+        require("metric", self.metric, holds, expected)
+        holds = self.bandwidth is None or 0 < self.bandwidth < math.inf
+        require("bandwidth", self.bandwidth, holds, "a number of bits a second, such as 1e8")
 
     @property
     def limit(self) -> tuple[str, float] | None:

@@ -22,6 +22,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from pfl.configuration import files
 from pfl.configuration.messages import closest, one_line
+from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.files import make_folder
 
@@ -107,28 +109,25 @@ class Grid:
 
     def __post_init__(self) -> None:
         for key in ("common", "runs"):
-            if not getattr(self, key):
-                raise ConfigError(f"{key}: {getattr(self, key)!r}; it must not be empty")
+            require(key, getattr(self, key), bool(getattr(self, key)), "keys and their values")
+        seeds = list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        holds = bool(seeds) and min(seeds) >= 0 and len(set(seeds)) == len(seeds)
+        expected = "their number, at least 1, or a list of different whole numbers"
+        require("seeds", self.seeds, holds, expected)
         runs = {str(run): change or {} for run, change in self.runs.items()}
         axes = [_axis(*item) for item in self.grid.items()]
         points = dict(axes)
         _check_names("grid", [axis for axis, _ in axes])
         for where, names in {"runs": runs, **{f"grid.{k}": v for k, v in axes}}.items():
             _check_names(where, [_folder_name(str(name)) for name in names])
-        named = {
-            run
-            for change in (change for values in points.values() for change in values.values())
-            for run in (*change["runs"], *change["without"])
-        }
-        if unknown := sorted(named - runs.keys()):
-            raise ConfigError(
-                f"grid: there is no run {unknown[0]!r}; known are {', '.join(self.runs)}"
-            )
+        for change in (change for values in points.values() for change in values.values()):
+            for run in (*change["runs"], *change["without"]):
+                require("grid", run, run in runs, f"one of the runs {', '.join(self.runs)}")
         values = {
             "common": _change("common", self.common),
             "runs": {run: _change(f"runs.{run}", change) for run, change in runs.items()},
             "grid": points,
-            "seeds": _seeds(self.seeds),
+            "seeds": seeds,
             "title": self.title or self.name,
             "changes": [nest(change) for change in self.changes],
         }
@@ -274,20 +273,9 @@ def _check_names(where: str, names: Sequence[str]) -> None:
             )
 
 
-def _seeds(given: int | list[int]) -> list[int]:
-    seeds = list(range(given)) if isinstance(given, int) else given
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ConfigError(
-            f"seeds: {given!r}; it must be their number, at least 1, or a list of different whole "
-            f"numbers"
-        )
-    return seeds
-
-
 def _change(where: str, change: Any) -> Config:
     """Returns a change of a configuration without dotted keys."""
-    if not isinstance(change, dict):
-        raise ConfigError(f"{where}: {change!r}; it must be keys and their values")
+    require(where, change, isinstance(change, dict), "keys and their values")
     if "seed_everything" in change:
         raise ConfigError(f"{where}.seed_everything: the seeds of all runs stand under seeds")
     return nest(change)
@@ -309,10 +297,8 @@ def _point(where: str, change: Any) -> Config:
     """Returns a change of the grid without dotted keys, with `runs` and `without`."""
     content = _change(where, change)
     runs, without = change.get("runs") or {}, change.get("without", [])
-    if not isinstance(runs, dict):
-        raise ConfigError(f"{where}.runs: {runs!r}; it must be keys and their values")
-    if not isinstance(without, list):
-        raise ConfigError(f"{where}.without: {without!r}; it must be a list of runs")
+    require(f"{where}.runs", runs, isinstance(runs, dict), "keys and their values")
+    require(f"{where}.without", without, isinstance(without, list), "a list of runs")
     runs = {str(run): _change(f"{where}.runs.{run}", more or {}) for run, more in runs.items()}
     return {**content, "runs": runs, "without": without}
 
@@ -322,14 +308,11 @@ def parse_changes(command: str, options: Sequence[str]) -> list[Config]:
     changes = []
     for option in options:
         key, equals, value = option.partition("=")
-        try:
+        with suppress(yaml.YAMLError):
             changes.append(nest({key: yaml.safe_load(value)}))
-        except yaml.YAMLError:
-            equals = ""
-        if not (key and equals):
-            raise ConfigError(
-                f"{command}: --change: {option}; it must be like trainer.max_epochs=2"
-            )
+            if key and equals:
+                continue
+        raise ConfigError(f"{command}: --change: {option}; it must be like trainer.max_epochs=2")
     return changes
 
 

@@ -42,14 +42,9 @@ DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes publish
 def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = None) -> Config:
     """Runs a job in `root`, unless a run of the same configuration, code and data has ended there.
 
-    The run saves checkpoints, so that one that was killed continues where it was.
-
-    Args:
-        job: The run.
-        root: The folder of all runs.
-        keep: Keeps the last checkpoint, and that of the best round on validation data. By default
-            they are removed once the run has ended.
-        metric: The score that decides which round is the best, as in `best_round`.
+    The run saves checkpoints, so that one that was killed continues where it was. They are removed
+    once the run has ended, unless `keep` asks for the last one, and for that of the best round by
+    `metric` (see `best_round`).
 
     Returns:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
@@ -262,12 +257,7 @@ def run_all(
 ) -> dict[Path, Config]:
     """Runs jobs in `root`, and prints a line when one has ended; returns the outcomes by folder.
 
-    Args:
-        jobs: The runs.
-        root: The folder of all runs.
-        workers: Number of processes, as in `spread`.
-        keep: As in `execute`.
-        metric: A score that all runs must compute.
+    All runs must compute the score `metric`, if there is one.
     """
     check([job for job in jobs if not finished_outcome(job, root, keep)], metric)
     work = functools.partial(execute, root=root, keep=keep, metric=metric)

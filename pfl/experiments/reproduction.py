@@ -87,15 +87,12 @@ class Reproduction(Comparison):
     def from_file(
         cls, name: str | Path, changes: Sequence[Config] = (), *, full: bool = False
     ) -> Reproduction:
-        """Reads a figure.
+        """Reads a figure by its name, or by the path of its file.
 
         Args:
             name: The name of the figure, with or without its folder, or the path of its file.
             changes: Changes of the configuration of every run.
             full: Applies the changes under `full`.
-
-        Raises:
-            ConfigError: There is no such figure, or its file has a mistake.
         """
         path, name, runs_of, content = _resolve(str(name))
         if full:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
+from pfl.datamodules.errors import check_optional, require
 from pfl.errors import ConfigError
 from pfl.experiments.callbacks import PRUNED, check_validated, import_optuna, open_study, trial_of
 from pfl.experiments.comparison import Comparison
@@ -56,19 +57,16 @@ Space = dict[str, list[Any] | Range]  # by dotted key: all values, or a range
 
 def read_space(where: str, content: Any) -> Space:
     """Returns the checked values to try, by dotted key: lists, and ranges or their arguments."""
-    if not isinstance(content, dict):
-        raise ConfigError(f"{where}: {content!r}; it must be keys and the values to try")
+    require(where, content, isinstance(content, dict), "keys and the values to try")
     parser, space = ArgumentParser(exit_on_error=False), Space()
     parser.add_argument("--tried", type=list[bool | int | float | str | None] | Range)
     for key, values in content.items():
         try:
             given = asdict(values) if isinstance(values, Range) else values
             space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
-        except (ArgumentError, TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{where}.{key}: {values!r}; it must be like {{low: 0.001, high: 1.0, log: true}}, "
-                f"or a list of values"
-            ) from error
+        except (ArgumentError, TypeError, ValueError):
+            expected = "like {low: 0.001, high: 1.0, log: true}, or a list of values"
+            require(f"{where}.{key}", values, False, expected)
     return space
 
 
@@ -98,22 +96,14 @@ class Tune:
 
     def __post_init__(self) -> None:
         for key, least in (("trials", 1), ("seed", 0), ("seeds", 1), ("prune_after", 0)):
-            value = getattr(self, key)
-            if value is not None and value < least:
-                raise ConfigError(
-                    f"tune.{key}: {value!r}; it must be a whole number, at least {least}"
-                )
-        if self.seeds > 1 and self.prune_after is not None:
-            raise ConfigError(
-                f"tune.prune_after: {self.prune_after}; trials of {self.seeds} seeds run to their "
-                f"end, use null"
-            )
+            check_optional(f"tune.{key}", getattr(self, key), least)
+        holds = self.prune_after is None or self.seeds == 1
+        expected = f"null, since trials of {self.seeds} seeds run to their end"
+        require("tune.prune_after", self.prune_after, holds, expected)
         object.__setattr__(self, "space", read_space("tune.space", self.space))
-        if self.metric is not None and self.metric.startswith("test/"):
-            raise ConfigError(
-                f"tune.metric: {self.metric!r}; it must be a score on validation data, such as "
-                f"val/global/accuracy"
-            )
+        holds = self.metric is None or not self.metric.startswith("test/")
+        expected = "a score on validation data, such as val/global/accuracy"
+        require("tune.metric", self.metric, holds, expected)
 
 
 @dataclass(frozen=True, kw_only=True)

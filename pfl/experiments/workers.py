@@ -34,19 +34,11 @@ class WorkerLost(RuntimeError):
 def spread(
     work: Callable[[T], R], tasks: Sequence[T], workers: int | None = None
 ) -> Iterator[tuple[T, R]]:
-    """Yields each task with its result when it has ended.
+    """Yields each task with its result when it has ended; a process that dies raises WorkerLost.
 
-    The executors of the standard library do not say which task a killed process worked on, and wait
-    for the other tasks when a signal ends their process.
-
-    Args:
-        work: What is done with a task; it can be pickled.
-        tasks: The tasks.
-        workers: Number of processes; None: as many as fit. With 1, the work takes place in this
-            process.
-
-    Raises:
-        WorkerLost: A process died.
+    There are as many `workers` as fit by default; one is this process. The executors of the
+    standard library do not say which task a killed process worked on, and wait for the other tasks
+    when a signal ends their process.
     """
     if workers is None:
         workers = side_by_side(len(tasks))

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pfl.configuration.app import FederatedCLI
+from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.export.card import card, readme, sizes
 from pfl.export.files import BATCH, factored_network, measure, save, save_onnx
@@ -109,10 +110,8 @@ def export(
         stack.enter_context(run.model.in_full_precision())
         count = run.datamodule.num_clients
         for client in clients or ():
-            if not 0 <= client < count:
-                raise ConfigError(
-                    f"export: --client: {client}; it must be a client from 0 to {count - 1}, or all"
-                )
+            expected = f"a client from 0 to {count - 1}, or all"
+            require("export: --client", client, 0 <= client < count, expected)
         models: list[int | None] = [None] if with_global else []
         models += range(count) if clients is None else clients
         return [_write(run, out, client, form, factored) for client in models]

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pfl import files
-from pfl.errors import printable, require_one_of
+from pfl.datamodules.errors import require
+from pfl.errors import printable
 
 LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%_#${}"}
@@ -132,7 +133,7 @@ class Table:
     def only(self, heads: Sequence[str]) -> Table:
         """Returns the table with some of its columns, in this order."""
         for head in heads:
-            require_one_of("columns", head, *self.heads)
+            require("columns", head, head in self.heads, " or ".join(self.heads))
         places = [self.heads.index(head) for head in heads]
         rows = [[row[place] for place in places] for row in self.rows]
         return replace(self, columns=[self.columns[place] for place in places], rows=rows)

@@ -101,20 +101,15 @@ class ClientMetrics:
         if name is None:
             return
         model, number = parts_of(name)
-        models = [*MODELS[:3], *(f"finetuned/{k}" for k in steps)]
+        models = ["", *MODELS[:3], *(f"finetuned/{k}" for k in steps)]
         models += [f"unseen/{k}" for k in sorted({0, *steps})]
-        if name.startswith("test/") or (model and model not in models):
-            raise ConfigError(
-                f"{key}: {name}; it must be a validation score, such as val/global/loss, of the "
-                f"models {', '.join(models)}"
-            )
+        expected = "a validation score, such as val/global/loss, of the models "
+        expected += ", ".join(models[1:])
+        require(key, name, not name.startswith("test/") and model in models, expected)
         directions = {**HIGHER_IS_BETTER, **self.higher_is_better}
         clear = [score for score, higher in directions.items() if higher is not None]
-        if number not in clear:
-            raise ConfigError(
-                f"{key}: {name}; it must be one of {', '.join(clear)}, or one of loop.metrics of "
-                f"which torchmetrics knows whether large values are good"
-            )
+        expected = f"one of {', '.join(clear)}, or one of loop.metrics with `higher_is_better`"
+        require(key, name, number in clear, expected)
 
     def values(self, predicted: Tensor, targets: Tensor) -> Tensor:
         """Returns the value of each metric on a client's samples, float64 [number of metrics].

@@ -89,17 +89,10 @@ class Run:
     def read(
         cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
     ) -> Run:
-        """Returns the run in a folder, of which `point` and `diverged` may be known.
-
-        Args:
-            label: The name of the method in the comparison.
-            seed: The seed of the run.
-            folder: The folder of the run.
-            unfinished: Allows a run that has not ended, whose `summary` is empty.
-            known: `point` and `diverged`.
+        """Returns the run in a folder, of which `point` and `diverged` are known.
 
         Raises:
-            ConfigError: The folder has no run that has ended, or a file of it is damaged.
+            ConfigError: A file of the run is damaged, or the run has not ended and must have.
         """
         if not (unfinished or known.get("diverged") or (folder / "summary.json").is_file()):
             raise ConfigError(

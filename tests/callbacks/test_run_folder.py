@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from datamodules import DigitsDataModule, SplitOwn, TensorDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer, files
+from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
 from pfl.report.comparison import Comparison
@@ -104,14 +104,14 @@ def test_an_error_in_an_evaluation_leaves_the_scores_of_the_last_one(tmp_path):
 def test_the_first_error_of_a_full_disk_is_raised(tmp_path, monkeypatch):
     class FullDisk(pl.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
-            monkeypatch.setattr(files, "write_csv", full("second"))
-            full("first")()
+            monkeypatch.setattr("pfl.files.files.replaced", full("second"))
+            raise OSError(28, "first")
 
     def full(message):
-        def write(*args, **kwargs):
+        def replaced(path):
             raise OSError(28, message)
 
-        return write
+        return replaced
 
     with pytest.raises(OSError, match="first"):
         fit(trainer_in(tmp_path, callbacks=[RunRecorder(), FullDisk()]))

@@ -79,21 +79,24 @@ class WandbRecord(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         loggers, row = _loggers(trainer), pl_module.row
-        if not loggers or pl_module.evaluation is None or not _means(row):
+        names = scores_among(row, "test")
+        if not loggers or pl_module.evaluation is None or not names:
             return
         import wandb
 
+        # Named after W&B's section for bytes.
+        means = {f"bytes/{name.model}/{name.number}": row[str(name)] for name in names}
         sent = sum(row.get(f"comm/{way}_bytes", 0.0) for way in ("uplink", "downlink"))
-        content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **_means(row)}
+        content: dict[str, Any] = {"round": pl_module.rounds, "comm/bytes": sent, **means}
         for score, values in by_name(pl_module.evaluation.scores).items():
             finite = values[np.isfinite(values)].tolist()
             if score.split == "test" and finite:
                 content[f"clients/{score}"] = wandb.Histogram(finite)
         for logger in loggers:
-            for name in _means(row).keys() - self._by_bytes:
+            for name in means.keys() - self._by_bytes:
                 logger.experiment.define_metric(name, step_metric="comm/bytes")
             logger.experiment.log(content)
-        self._by_bytes |= _means(row).keys()
+        self._by_bytes |= means.keys()
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         recorder = RunRecorder.of(trainer)
@@ -167,12 +170,6 @@ def _send_models(run: wandb.Run, trainer: pl.Trainer, summary: Mapping[str, Any]
             artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=about)
             artifact.add_file(path, "model.ckpt")
             run.log_artifact(artifact, aliases=aliases)
-
-
-def _means(row: Mapping[str, float]) -> dict[str, float]:
-    """Returns the mean test scores of a round, named after W&B's section for bytes."""
-    names = scores_among(row, "test")
-    return {f"bytes/{name.model}/{name.number}": row[str(name)] for name in names}
 
 
 def _by_round(scores: ScoreTable) -> dict[str, np.ndarray]:

@@ -134,11 +134,15 @@ def reproduce(given: argparse.Namespace) -> None:
     """
     from pfl.experiments import Reproduction
     from pfl.experiments.grid import parse_changes
-    from pfl.experiments.reproduction import figure_files, figure_title
+    from pfl.experiments.reproduction import figure_files
 
     if given.list or not given.figure:
         for name in figure_files():
-            print(f"{name:<18} {figure_title(name)}")
+            try:
+                title = str(Reproduction.from_file(name).title)
+            except ConfigError as error:  # the others can still be run
+                title = f"broken: {error}"
+            print(f"{name:<18} {title}")
         return
     changes = parse_changes("reproduce", given.change)
     for name in given.figure:

@@ -30,6 +30,7 @@ from pfl.trainer import Trainer
 
 CONFIG = ("--config", "-c")
 MAX_SEED = 2**32 - 1  # NumPy's
+REFUSALS = (ValueError, TypeError, RuntimeError, ImportError)  # what Lightning's Trainer raises
 # Lists of classes in a help, of which one has all 300 of torch.nn, and lines about more help.
 LISTS = re.compile(r",\s+known\s+subclasses:[^)]*\)")
 MORE_HELP = re.compile(r"(?m)^  --\S+\.help \[?CLASS_PATH_OR_NAME\]?\n(?: {20,}.*\n)+")
@@ -175,19 +176,13 @@ class FederatedCLI(CommandLine):
             return super().instantiate_trainer(**kwargs)
         except ConfigError:
             raise
-        except (
-            ValueError,
-            TypeError,
-            RuntimeError,
-            ImportError,
-            MisconfigurationException,
-        ) as error:
+        except (*REFUSALS, MisconfigurationException) as error:
             text = re.sub(r"\[0(?:, \d+){9,}\]", "more", str(error))  # the numbers of all devices
             given = self.config[self.subcommand].trainer
-            kinds = ("devices", "accelerator")
-            values = ", ".join(f"{kind}: {given.get(kind)}" for kind in kinds)
-            about = f"{values}; " if re.search("gpu|cuda|devices|backend", text) else ""
-            raise ConfigError(f"trainer: {about}{text}") from error
+            if re.search("gpu|cuda|devices|backend", text):
+                kinds = ("devices", "accelerator")
+                text = "; ".join([", ".join(f"{kind}: {given.get(kind)}" for kind in kinds), text])
+            raise ConfigError(f"trainer: {text}") from error
 
     def run_subcommand(self, subcommand: str) -> None:
         """Runs the subcommand; a signal becomes one line that names the round."""
@@ -241,28 +236,25 @@ def _find_configs(args: list[str]) -> list[str]:
     for arg in args:
         words += arg.split("=", 1) if arg.startswith(tuple(f"{key}=" for key in CONFIG)) else [arg]
     for index, (key, name) in enumerate(pairwise(words), 1):
-        if key in CONFIG:
-            words[index] = find_run(name)
-            _check_yaml(words[index])
+        if key not in CONFIG:
+            continue
+        words[index] = path = find_run(name)
+        if not Path(path).is_file():
+            continue
+        try:
+            content = read(Path(path))
+        except ConfigError as error:
+            raise ConfigError(f"config: {error}") from error
+        if not isinstance(content, dict):
+            value = shorten(repr(content), 60)
+            raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
+        if {"common", "base"} & content.keys():
+            raise ConfigError(
+                f"config: {path} describes many runs; use `pfl compare`, or `pfl reproduce` for a "
+                f"figure or table of a paper"
+            )
+        _check_groups(content)
     return words
-
-
-def _check_yaml(path: str) -> None:
-    if not Path(path).is_file():
-        return
-    try:
-        content = read(Path(path))
-    except ConfigError as error:
-        raise ConfigError(f"config: {error}") from error
-    if not isinstance(content, dict):
-        value = shorten(repr(content), 60)
-        raise ConfigError(f"config: {path}: {value}; it must have keys: model, data, ...")
-    if {"common", "base"} & content.keys():
-        raise ConfigError(
-            f"config: {path} describes many runs; use `pfl compare`, or `pfl reproduce` for a "
-            f"figure or table of a paper"
-        )
-    _check_groups(content)
 
 
 def _check_classes(config: Namespace) -> None:

@@ -32,46 +32,40 @@ def _failure(error: Exception) -> str | None:
     ours = [place for place, (code, _) in enumerate(frames) if code.co_filename.startswith(OURS)]
     called = [frame for frame in frames[min(ours, default=len(frames)) :] if _is_users(frame)]
     if not called:
-        called = _wrong_arguments(error) or _half_made(error)
-    if not called:
-        return None
+        # Perhaps the constructor of an object that lacks what its base class would have set.
+        made = getattr(type(getattr(error, "obj", None)), "__init__", None)
+        code = _wrong_arguments(error) or getattr(made, "__code__", None)
+        if code is None or not _is_users((code, 0)):
+            return None
+        called = [(code, code.co_firstlineno)]
     (entry, _), (code, line) = called[0], called[-1]
     function = getattr(entry, "co_qualname", entry.co_name)  # since Python 3.11
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
 
 
-def _wrong_arguments(error: Exception) -> list[tuple[CodeType, int]]:
+def _wrong_arguments(error: Exception) -> CodeType | None:
     """Returns the user's function that was called with other arguments than it takes, if any."""
     match = WRONG_ARGUMENTS.match(str(error))
     if match is None or not isinstance(error, TypeError):
-        return []
+        return None
     for module in list(sys.modules.values()):
         try:
             code = inspect.unwrap(attrgetter(match[1])(module)).__code__
         except Exception:  # whatever a module leads to that answers for any name
             continue
         if isinstance(code, CodeType) and _is_users((code, 0)):
-            return [(code, code.co_firstlineno)]
-    return []
-
-
-def _half_made(error: Exception) -> list[tuple[CodeType, int]]:
-    """Returns the constructor of a user's object that lacks what its base class would have set."""
-    made = getattr(type(getattr(error, "obj", None)), "__init__", None)
-    code = getattr(made, "__code__", None)
-    return [(code, code.co_firstlineno)] if code and _is_users((code, 0)) else []
+            return code
+    return None
 
 
 def _cause(error: BaseException) -> str:
     """Returns the end of a message about a mistake: the error of a user's code that led to it."""
     for inner in _inner(error):
         frames = _frames(inner)
-        own = [frame for frame in frames if _is_users(frame)]
+        own = [f"{code.co_filename}:{line}" for code, line in frames if _is_users((code, line))]
         if own and not _is_users(frames[0]):
-            code, line = own[-1]
-            place = f"{code.co_filename}:{line}"
-            return f" ({type(inner).__name__} at {place}; --traceback shows everything)"
+            return f" ({type(inner).__name__} at {own[-1]}; --traceback shows everything)"
     return ""
 
 

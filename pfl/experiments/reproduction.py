@@ -208,14 +208,6 @@ def comparison_of(name: str | Path, changes: Sequence[Config] = ()) -> Compariso
     return (Reproduction if is_figure else Comparison).from_file(name, changes)
 
 
-def figure_title(name: str) -> str:
-    """Returns the title of a figure, or what is wrong with its file."""
-    try:
-        return str(Reproduction.from_file(name).title)
-    except ConfigError as error:  # the others can still be run
-        return f"broken: {error}"
-
-
 def _resolve(name: str) -> tuple[Path, str, str, Config]:
     """Returns a figure's file, its name, the folder of its runs, and its whole content."""
     figures = figure_files()

@@ -143,19 +143,15 @@ class Comparison:
             if a is not None and b is not None and len(a) == len(b):
                 ours.append(a)
                 theirs.append(b)
-        if not ours:
-            return np.empty(0), np.empty(0)
-        return np.concatenate(ours), np.concatenate(theirs)
+        return np.concatenate([np.empty(0), *ours]), np.concatenate([np.empty(0), *theirs])
 
     @cached_property
     def statistics(self) -> dict[str, tuple[Paired, float]]:
         """Each method's comparison with the baseline, and Holm's corrected p-value."""
         others = [label for label in self.labels if label != self.baseline]
-        results = {
-            label: compare_pairs(*self.pairs(label), self.larger_is_better) for label in others
-        }
-        corrected = holm([result.p for result in results.values()])
-        return {label: (results[label], p) for label, p in zip(others, corrected, strict=True)}
+        results = [compare_pairs(*self.pairs(label), self.larger_is_better) for label in others]
+        corrected = holm([result.p for result in results])
+        return dict(zip(others, zip(results, corrected, strict=True), strict=True))
 
     def gains_of(self, run: Run) -> np.ndarray | None:
         """Returns each client's gain over the local baseline in the round that counts, [M].
@@ -176,8 +172,9 @@ class Comparison:
     def gained_of(self, run: Run) -> float | None:
         """Returns the share of a run's clients that score better than their local baseline."""
         gains = self.gains_of(run)
-        known = None if gains is None else gains[~np.isnan(gains)]
-        return float((known > 0).mean()) if known is not None and len(known) else None
+        if gains is None or np.isnan(gains).all():
+            return None
+        return float((gains[~np.isnan(gains)] > 0).mean())
 
     def seconds_of(self, run: Run) -> float | None:
         """Returns a run's seconds; None with a budget: they are known of whole runs only."""
@@ -227,38 +224,33 @@ class Comparison:
     def _budget_notes(self) -> list[str]:
         """Returns a sentence for each budget that the methods did not share, up to the cut."""
         notes = []
-        whole = "" if self.budget else " in the whole run"
         for what in BUDGETS:
             means = {}
             for label in self.labels:
                 ends = [run.within(self.budget)[-1:] for run in self.of(label)]
                 if all(ends):
                     means[label] = float(np.mean([cost_of(row, what) for (row,) in ends]))
-            if ends_of := _unequal_ends(means):
-                (least, low), (most, high) = ends_of
-                notes.append(
-                    f"Unequal {what}{whole}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."
-                )
+            notes += _unequal(what if self.budget else f"{what} in the whole run", means)
         return notes
 
     def _tuning_notes(self) -> list[str]:
         """Returns a sentence for each budget of tuning that the methods did not share."""
         notes = []
         for what in ("trials", "rounds", "gradients") if self.tuning else ():
-            if ends_of := _unequal_ends(
-                {label: self.tuning_cost(label, what) for label in self.labels}
-            ):
-                (least, low), (most, high) = ends_of
-                notes.append(f"Unequal tuning: {least} had {low:,.0f} {what}, {most} {high:,.0f}.")
+            costs = {label: self.tuning_cost(label, what) for label in self.labels}
+            notes += _unequal(f"{what} of tuning", costs)
         if self.tuning and not notes:
             return ["All methods were tuned with equal numbers of trials, rounds and gradients."]
         return notes
 
 
-def _unequal_ends(values: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Returns the entries with the least and the largest value; nothing if they are about equal."""
+def _unequal(what: str, values: Mapping[str, float]) -> list[str]:
+    """Returns a sentence about the least and the largest value, unless they are about equal."""
     ends = sorted(values.items(), key=lambda item: item[1])
-    return [ends[0], ends[-1]] if ends and ends[-1][1] > (1 + UNEQUAL) * ends[0][1] else []
+    if not ends or ends[-1][1] <= (1 + UNEQUAL) * ends[0][1]:
+        return []
+    (least, low), (most, high) = ends[0], ends[-1]
+    return [f"Unequal {what}: from {low:,.0f} ({least}) to {high:,.0f} ({most})."]
 
 
 def all_labels(comparisons: Sequence[Comparison]) -> list[str]:

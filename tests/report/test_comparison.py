@@ -355,9 +355,9 @@ def test_tuning_is_a_column_and_unequal_tuning_is_pointed_out():
     cells = tables.score_table(comparison)
     assert [cell(cells, label, "tuning trials") for label in "AB"] == ["20", "5"]
     notes = " ".join(comparison.notes())
-    assert "Unequal tuning: B had 5 trials, A 20." in notes and "100" not in notes
+    assert "Unequal trials of tuning: from 5 (B) to 20 (A)." in notes and "100" not in notes
     notes = Comparison(runs, "A", tuning={"A": {"trials": 20}}).notes()
-    assert "Unequal tuning: B had 0 trials, A 20." in notes
+    assert "Unequal trials of tuning: from 0 (B) to 20 (A)." in notes
     assert "tuned with equal" in Comparison(runs, "A", tuning={"A": {}}).notes()[-1]
     assert "tuning trials" not in tables.score_table(Comparison(runs, "A")).heads
 

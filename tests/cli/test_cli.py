@@ -1,7 +1,6 @@
 """The command line: configurations, and the one line that answers a mistake."""
 
 import inspect
-import math
 import sys
 
 import pytest
@@ -79,40 +78,24 @@ def test_a_saved_config_can_be_run_with_another_seed(parsed, tmp_path):
 MISTAKES = {
     "unknown option": ("model.init_args.batchsize", 10, ["batchsize", "FedAvg", "'batch_size'"]),
     "unknown key": ("trainer.max_epoch", 10, ["trainer.max_epoch", "max_epochs'"]),
-    "unknown loop key": (
-        "loop.client_per_round",
-        10,
-        ["loop.client_per_round", "clients_per_round'"],
-    ),
     "unknown top key": ("modell", 10, ["modell", "'model'"]),
     "algorithm": ("model.class_path", "FedAvgg", ["model", "FedAvgg", "'FedAvg'"]),
     "network": (f"{NETWORK}.class_path", "MPL", ["network", "'MPL'", "'MLP'"]),
     "data": ("data.class_path", "DigitDataModule", ["data", "DigitDataM", "'DigitsDataModule'"]),
-    "partition": (f"{PARTITION}.class_path", "Dirichlett", ["partition", "Dirichlett", "'Dirich"]),
-    "protocol": (
-        "data.init_args.protocol",
-        {"class_path": "SplitOwnn"},
-        ["protocol", "SplitOwnn", "'SplitOwn'"],
-    ),
     "callback": (
         "trainer.callbacks",
         [{"class_path": "RunFigures"}],
         ["callbacks", "RunFigures", "'RunFigure'"],
     ),
     "type of a number": ("model.init_args.lr", "fast", ["lr", "fast", "float"]),
-    "type of an int": ("trainer.max_epochs", "many", ["max_epochs", "many", "int"]),
-    "type of a list": (f"{NETWORK}.init_args.hidden", "wide", ["hidden", "wide"]),
     "option of a partition": (f"{PARTITION}.init_args.beta", 1.0, ["beta", "Dirichlet", "alpha"]),
     "lr": ("model.init_args.lr", -1.0, ["model.lr", "-1.0", "positive"]),
-    "endless lr": ("model.init_args.lr", math.inf, ["model.lr", "inf", "finite"]),
     "batch_size": ("model.init_args.batch_size", 0, ["model.batch_size", "0", "at least 1"]),
     "cohort too large": ("loop.clients_per_round", 7, ["loop.clients_per_round", "7", "to 6"]),
     "cohort empty": ("loop.clients_per_round", 0, ["loop.clients_per_round", "0", "from 1"]),
-    "cohort fraction": ("loop.clients_per_round", 1.5, ["loop.clients_per_round", "1.5", "int"]),
     "sampling": ("loop.sampling", "random", ["sampling", "random", "uniform", "bernoulli"]),
     "too many clients": ("data.init_args.num_clients", 5000, ["num_clients", "5000"]),
     "impossible min_size": (f"{PARTITION}.init_args.min_size", 1000, ["min_size", "1000"]),
-    "alpha": (f"{PARTITION}.init_args.alpha", -1.0, ["alpha", "-1.0"]),
     "too many classes": (
         PARTITION,
         {"class_path": "ClassesPerClient", "init_args": {"classes": 11}},
@@ -123,11 +106,6 @@ MISTAKES = {
         NETWORK,
         {"class_path": "SmallCNN", "init_args": {"in_channels": 3}},
         ["network", "SmallCNN", "[1, 8, 8]", "3"],
-    ),
-    "image size": (
-        NETWORK,
-        {"class_path": "LeNet5", "init_args": {"image_size": 8}},
-        ["LeNet5", "image_size", "8"],
     ),
     "loss": (
         "model.init_args.loss",
@@ -142,30 +120,16 @@ MISTAKES = {
     "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val"]),
     "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
     "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
-    "nobody trains": ("loop.unseen", [0, 1, 2, 3, 4, 5], ["loop.unseen", "some must train"]),
-    "unseen strangers": ("loop.unseen", [6], ["loop.unseen", "[6]", "0 to 5"]),
     "everyone fails": ("loop.dropout", 1.0, ["loop.dropout", "1.0", "below 1"]),
     "short list of stragglers": ("loop.stragglers", [[0]], ["loop.stragglers", "1 rounds"]),
     "missing trace": ("loop.trace", "nowhere.json", ["loop.trace", "nowhere.json"]),
     "a name for a dict": ("model", "FedAvgg", ["model", "'FedAvgg'", "'FedAvg'"]),
-    "unknown top dict": ("modell", {"class_path": "FedAvg"}, ["modell", "'model'"]),
     "no init_args": ("model", {"class_path": "FedAvg", "lr": 0.3}, ["model", "lr", "init_args"]),
-    "no init_args within": (
-        NETWORK,
-        {"class_path": "MLP", "in_features": 64},
-        ["model.network", "in_features", "init_args"],
-    ),
-    "no init_args in a list": (
-        "trainer.callbacks",
-        [{"class_path": "RoundCheckpoint", "every_seconds": 1.0}],
-        ["trainer.callbacks", "every_seconds", "init_args"],
-    ),
     "no options at all": (
         "trainer.callbacks",
         {"class_path": "RunFigure", "init_args": {"foo": 1}},
         ["trainer.callbacks: RunFigure", "'foo'"],
     ),
-    "network's number": (f"{NETWORK}.init_args.in_features", -1, ["MLP", "-1"]),
     "evaluation interval": ("trainer.val_check_interval", 2, ["val_check_interval", "2"]),
     "no evaluation": ("trainer.check_val_every_n_epoch", 0, ["check_val_every_n_epoch", "0", "1"]),
 }
@@ -190,13 +154,9 @@ class Other:
 """
 COHORT = "clients_at_once, clients_per_round, dropout, "  # the first keys of loop
 LINES = {
-    "--model FedAvgg": ["model: ", "'FedAvgg'", "'FedAvg'"],
-    "--model.network MPL": ["model.network: ", "'MPL'", "'MLP'"],
     "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
-    "--trainer.callbacks+=RunFigures": ["trainer.callbacks", "'RunFigures'", "'RunFigure'"],
     "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet", "IID"],
     "--data.protocol Dirichlet": ["data.protocol", "'Dirichlet'", "MatchLabels, OfficialSpl"],
-    "--data.partition datamodules.SplitOwn": ["data.partition", "datamodules.SplitOwn", "Partiti"],
     "--data.protocol.test 0.1": ["data.protocol", "abstract", "SharedTest, SplitOwn"],
     "--model own.Nett": ["model", "own", "no attribute 'Nett'"],
     "--model own.Net": ["model", "own.Net", "FederatedAlgorithm"],
@@ -206,20 +166,14 @@ LINES = {
     "--model.network own.Net --model.network.feature 64": ["network", "'feature'", "'features'"],
     "--model.network own.Net --model.network.features x": ["model.network.features: x", "int"],
     "--foo 1": ["foo: ", "data, loop, model,", "trainer"],
-    "--trainer.foo 1": ["trainer.foo: "],
     "--trainer.max_epochss 1": ["trainer.max_epochss", "'max_epochs'"],
     "--loop.foo 1": ["loop.foo", COHORT],
-    "--loop.evaluate val": ["loop.evaluate: val", "list"],
     "--trainer.precision foo": ["trainer.precision: foo", "'bf16-mixed'", "'64-true'", "null"],
-    "--model.batch_size foo": ["model.batch_size: foo", "int", "null"],
     "--seed_everything -1": ["seed_everything: -1", "4294967295"],
-    "--seed_everything 99999999999999999": ["seed_everything: 99999999999999999"],
     "--trainer.accelerator foo": ["trainer: ", "accelerator='foo'", "cpu"],
-    "--trainer.strategy foo": ["trainer: ", "strategy='foo'"],
     "--trainer.devices foo": ["trainer: ", "`devices`", "int > 0"],
     "--trainer.precision transformer-engine": ["trainer: ", "transformer_engine", "pip install"],
     "--trainer.callbacks+=LearningRateFinder": ["trainer.callbacks: LearningRateF", "model.lr"],
-    "--trainer.barebones true": ["trainer: ", "barebones=True"],
     "--model.server_optimizer torch.optim.Adam --model.server_optimizer.init_args.lr -1": [
         "model.server_optimizer: ",
         "-1",

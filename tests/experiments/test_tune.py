@@ -20,6 +20,7 @@ from tests.commands import call, table
 LR = "model.init_args.lr"
 SPACE = {LR: {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as text
 VALIDATED = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
+ONE = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
 SCORE = {"FedAvg": "val/global/accuracy", "LocalTrain": "val/personalized/accuracy"}
 
 
@@ -46,10 +47,7 @@ def write(tmp_path, rounds=2, callbacks=(), protocol=VALIDATED, **changes):
     common["trainer"] = {"max_epochs": rounds, "accelerator": "cpu", "callbacks": [*callbacks]}
     common["model"] = {"init_args": SMALL["model"]["init_args"]}
     epochs = {"model.init_args.local_epochs": [1, 2]}
-    runs = {
-        "FedAvg": {"model": {"class_path": "FedAvg"}},
-        "LocalTrain": {"model": {"class_path": "LocalTrain"}, "space": epochs},
-    }
+    runs = {**ONE, "LocalTrain": {"model": {"class_path": "LocalTrain"}, "space": epochs}}
     content = {"seeds": 2, "common": common, "runs": runs, "tune": {"trials": 3, "space": SPACE}}
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump({**content, **changes}))
@@ -81,7 +79,7 @@ def test_every_method_has_as_many_trials(found):
     rows = table(found / "trials.csv")
     assert [row["method"] for row in rows] == ["FedAvg"] * 3 + ["LocalTrain"] * 3
     assert all(1e-4 <= float(row["model.init_args.lr"]) <= 1 for row in rows)
-    assert len({row["model.init_args.lr"] for row in rows[:3]}) == 3
+    assert len({row[LR] for row in rows}) == 6  # the two methods have draws of their own
     assert {row["model.init_args.local_epochs"] for row in rows[3:]} <= {"1", "2"}
 
 
@@ -100,7 +98,7 @@ def test_the_best_validation_score_selects(found):
 def test_the_mean_over_seeds_selects(tmp_path):
     """Each trial's score is the mean of its seeds' best ones, as their runs have recorded them."""
     settings = {"trials": 2, "seeds": 2, "space": SPACE}
-    path = write(tmp_path, tune=settings, runs={"FedAvg": {"model": {"class_path": "FedAvg"}}})
+    path = write(tmp_path, tune=settings, runs=ONE)
     for row in tune(path, tmp_path / "out"):
         trial = tmp_path / "out" / "FedAvg" / f"trial{row['trial']}"
         tables = [table(trial / seed / "metrics.csv") for seed in ("seed0", "seed1")]
@@ -119,8 +117,7 @@ def test_a_metric_whose_small_values_are_good_selects(tmp_path, metric, name):
     """Given for the trials by its whole name, and for the comparison by its own."""
     settings = {"trials": 3, "space": SPACE} | ({"metric": metric} if "/" in metric else {})
     more = {} if "/" in metric else {"metric": metric}
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
-    path = write(tmp_path, tune=settings, runs=runs, **more)
+    path = write(tmp_path, tune=settings, runs=ONE, **more)
     error = "[{class_path: MulticlassCalibrationError, init_args: {num_classes: 10}}]"
     rows = tune(path, tmp_path / "out", "--change", f"loop.metrics={error}")
     best = [min(scores(tmp_path / "out", row, name)) for row in rows]
@@ -151,18 +148,16 @@ def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
 
 
 def test_more_trials_continue_the_search(tmp_path):
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
-    path = write(tmp_path, runs=runs, tune={"trials": 1, "space": SPACE})
+    path = write(tmp_path, runs=ONE, tune={"trials": 1, "space": SPACE})
     (first,) = tune(path, tmp_path / "out")
-    path = write(tmp_path, runs=runs, tune={"trials": 2, "space": SPACE})
+    path = write(tmp_path, runs=ONE, tune={"trials": 2, "space": SPACE})
     rows = tune(path, tmp_path / "out")
     assert rows[0] == first and len(rows) == 2
 
 
 def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     grid = {"clients": {"few": {"data.init_args.num_clients": 3}, "all": {"model.init_args.lr": 9}}}
-    path = write(tmp_path, rounds=1, runs=runs, grid=grid, tune={"trials": 2, "space": SPACE})
+    path = write(tmp_path, rounds=1, runs=ONE, grid=grid, tune={"trials": 2, "space": SPACE})
     out = tmp_path / "out"
     rows = tune(path, out)
     assert [row["clients"] for row in rows] == ["all", "all", "few", "few"]
@@ -178,13 +173,6 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
     assert file.tuning["FedAvg"]["trials"] == file.tuning["FedAvg"]["rounds"] == 2
 
 
-def test_each_method_has_values_of_its_own(found):
-    """The space of the rate is the same one; the draws of the two methods are not."""
-    rows = table(found / "trials.csv")
-    rates = [row[LR] for row in rows]
-    assert not set(rates[:3]) & set(rates[3:])
-
-
 @pytest.mark.slow
 def test_a_killed_search_continues_where_it_was(found, tmp_path, monkeypatch):
     """Killed in the second round of the second trial; the end is that of an unbroken search."""
@@ -193,8 +181,7 @@ def test_a_killed_search_continues_where_it_was(found, tmp_path, monkeypatch):
         arguments = {"flag": str(tmp_path / flag), "trial": 1, "rounds": 1}
         return [{"class_path": f"{__name__}.FailsOnce", "init_args": arguments}]
 
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
-    path = write(tmp_path, callbacks=callbacks("flag"), runs=runs)
+    path = write(tmp_path, callbacks=callbacks("flag"), runs=ONE)
     fits, fit = [], jobs._fit
     monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args) or fit(*args))
     with pytest.raises(RuntimeError, match="killed"):
@@ -217,9 +204,8 @@ def test_trials_below_the_median_end_early(tmp_path):
     Median of the earlier finished trials' scores in a round, against the best score so far, from
     the second of four rounds on.
     """
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     settings = {"trials": 9, "space": SPACE, "prune_after": 2}
-    path, out = write(tmp_path, rounds=4, runs=runs, tune=settings), tmp_path / "out"
+    path, out = write(tmp_path, rounds=4, runs=ONE, tune=settings), tmp_path / "out"
     rows = tune(path, out)
     finished, ended = [], []
     for row in rows:
@@ -243,10 +229,9 @@ def test_the_work_of_a_process_can_be_sent_to_it(tmp_path):
 
 def test_values_that_diverge_are_not_chosen(tmp_path):
     """With a rate of 1e30 the first step leaves no finite model."""
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
     space = {"model.init_args.lr": [0.01, 1e30]}
     rows = tune(
-        write(tmp_path, runs=runs, tune={"trials": 4, "space": space, "seed": 1}), tmp_path / "out"
+        write(tmp_path, runs=ONE, tune={"trials": 4, "space": space, "seed": 1}), tmp_path / "out"
     )
     states = {float(row["model.init_args.lr"]): row["state"] for row in rows}
     assert states == {0.01: "finished", 1e30: "diverged"}
@@ -266,8 +251,7 @@ def test_a_budget_ends_a_trial_and_chooses_within_it(tmp_path):
 
 def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
     words = ["--change", "trainer.max_epochs=1"]
-    runs = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
-    rows = tune(write(tmp_path, runs=runs), tmp_path / "out", *words)
+    rows = tune(write(tmp_path, runs=ONE), tmp_path / "out", *words)
     assert [row["rounds"] for row in rows] == ["1.0"] * 3
     (job, _) = comparison_of(tmp_path / "out" / "tuned.yaml").jobs()
     assert job.config["trainer"]["max_epochs"] == 1

@@ -42,13 +42,13 @@ def write_run(folder, name="FedAvg", seed=0, clients=3, rounds=2, bonus=0.0, **s
     (folder / "config.yaml").write_text(
         f"seed_everything: {seed}\nmodel:\n  class_path: {name}\n  note: '</pre><script>bad()'\n"
     )
-    content = {
-        "algorithm": name,
-        "seed": seed,
-        "finished": True,
+    content = {"algorithm": name, "seed": seed, "finished": True}
+    content |= {
         "protocol": f"{clients} clients <&>",
+        "partition_hash": f"hash{seed}",
+        "wall_seconds": 2.5,
+        "versions": {"torch": "2.x"},
     }
-    content |= {"partition_hash": f"hash{seed}", "wall_seconds": 2.5, "versions": {"torch": "2.x"}}
     content |= rows[-1] | summary
     (folder / "summary.json").write_text(json.dumps(content))
     return content
@@ -231,14 +231,14 @@ def test_named_clients_have_their_names(tmp_path):
 
 
 DAMAGE = {
-    "summary.json": ["{", "[]", "3", '{"seed": "x"}', '{"versions": 3}', '{"select_by": 1}'],
-    "clients.csv": ["", "client\nx\n", "client,a\n1\n", "client,train_samples\n0,1\n"],
-    "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n", "round,a\n1,2,3\n"],
-    "config.yaml": ["a: [", "- 1", "seed_everything: x\n", "\0", "model: 3"],
-    "outcome.json": ["{", "[1]"],
-    "client_scores.npy": ["", "text", "\x93NUMPY\x01\x00"],
+    "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}'],
+    "clients.csv": ["", "client\nx\n", "client,train_samples\n0,1\n"],
+    "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n"],
+    "config.yaml": ["a: [", "- 1", "\0", "model: 3"],
+    "outcome.json": ["[1]"],
+    "client_scores.npy": ["text", "\x93NUMPY\x01\x00"],
     "local_scores.npy": ["text"],
-    "collaboration.csv": ["round,client\n1,x\n", "round,a\n1,2\n", ""],
+    "collaboration.csv": ["round,client\n1,x\n", ""],
 }
 
 

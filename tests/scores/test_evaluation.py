@@ -130,16 +130,8 @@ def data(protocol, regression=False, clients=7):
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(150, 4, generator=generator)
     y = x[:, 0] * 2 if regression else (x @ torch.randn(4, 3, generator=generator)).argmax(1)
-    return TensorDataModule(
-        x[:100],
-        y[:100],
-        x[100:],
-        y[100:],
-        num_clients=clients,
-        partition=LogNormal(sigma=0.6, min_size=3),
-        protocol=protocol,
-        seed=1,
-    )
+    kwargs = {"num_clients": clients, "partition": LogNormal(sigma=0.6, min_size=3), "seed": 1}
+    return TensorDataModule(x[:100], y[:100], x[100:], y[100:], protocol=protocol, **kwargs)
 
 
 def slow(module, network, split, models):
@@ -165,31 +157,33 @@ def assert_scores(got, expected, sizes):
     np.testing.assert_allclose(got["loss"], expected["loss"], rtol=1e-10)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vmap"])
-@pytest.mark.parametrize("at_once", [None, 3, 1])
+@pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
+@pytest.mark.parametrize(
+    ("engine", "at_once"), [("sequential", None), ("sequential", 1), ("vmap", 3), ("vmap", None)]
+)
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
-def test_global_scores(tmp_path, protocol, at_once, engine):
+def test_scores_are_those_of_a_slow_loop(tmp_path, protocol, engine, at_once, kind):
     torch.manual_seed(0)
-    algorithm = FedAvg(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
+    algorithm = kind(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
     module = data(protocol)
-    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once)
+    # Two clients never train: alone they are judged by the common initial model.
+    trace = [[0, 2, 3], [4, 6, 2]]
+    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once, trace=trace)
+    name, other, models = "global", "personalized", [algorithm.global_model] * 7
+    if kind is LocalTrain:
+        name, other, models = other, name, algorithm.store.read("w", np.arange(7))
+        assert len(models.unique(dim=0)) == 5 + 1
     for split in ("val", "test"):
-        expected = slow(module, algorithm.network, split, [algorithm.global_model] * 7)
-        got = algorithm.evaluation.scores[split, "global"]
-        assert_scores(got, expected, getattr(module.partition, split).sizes)
-        assert algorithm.row[f"{split}/global/accuracy"] == pytest.approx(
-            expected["accuracy"].mean()
-        )
-        weights = (
-            getattr(module.partition, split).sizes / getattr(module.partition, split).sizes.sum()
-        )
-        assert algorithm.row[f"{split}/global/loss_pooled"] == pytest.approx(
-            weights @ expected["loss"]
-        )
-    assert set(algorithm.evaluation.scores) == {("val", "global"), ("test", "global")}
+        expected = slow(module, algorithm.network, split, models)
+        sizes = getattr(module.partition, split).sizes
+        assert_scores(algorithm.evaluation.scores[split, name], expected, sizes)
+        accuracy, loss = (algorithm.row[f"{split}/{name}/{n}"] for n in ("accuracy", "loss_pooled"))
+        assert accuracy == pytest.approx(expected["accuracy"].mean())
+        assert loss == pytest.approx(sizes / sizes.sum() @ expected["loss"])
+    assert set(algorithm.evaluation.scores) == {("val", name), ("test", name)}
     # 4 x 5 + 5 and 5 x 3 + 3 parameters
-    assert algorithm.row["parameters/global"] == 43
-    assert "parameters/personalized" not in algorithm.row
+    assert algorithm.row[f"parameters/{name}"] == 43
+    assert f"parameters/{other}" not in algorithm.row
 
 
 def test_a_shared_test_set_gives_everyone_the_score_of_the_one_model(tmp_path):
@@ -223,26 +217,6 @@ def test_a_shared_test_set_is_scored_once_in_a_pass(tmp_path, monkeypatch):
     seen = counting(monkeypatch, algorithm)
     run(algorithm, module, 2, root=tmp_path, clients_at_once=2)
     assert seen == [50, 50]  # 2 rounds, not 7 clients in 4 chunks
-
-
-@pytest.mark.parametrize("engine", ["sequential", "vmap"])
-@pytest.mark.parametrize("at_once", [None, 3])
-@pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
-def test_personalized_scores(tmp_path, protocol, at_once, engine):
-    torch.manual_seed(0)
-    algorithm = LocalTrain(MLP(4, (5,), 3), lr=0.3, batch_size=8, engine=engine)
-    module = data(protocol)
-    # Two clients never train: they are judged by the common initial model.
-    run(algorithm, module, 2, root=tmp_path, clients_at_once=at_once, trace=[[0, 2, 3], [4, 6, 2]])
-    models = algorithm.store.read("w", np.arange(7))
-    assert len(models.unique(dim=0)) == 5 + 1
-    for split in ("val", "test"):
-        expected = slow(module, algorithm.network, split, models)
-        got = algorithm.evaluation.scores[split, "personalized"]
-        assert_scores(got, expected, getattr(module.partition, split).sizes)
-    assert set(algorithm.evaluation.scores) == {("val", "personalized"), ("test", "personalized")}
-    assert algorithm.row["parameters/personalized"] == 43
-    assert "parameters/global" not in algorithm.row
 
 
 @pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
@@ -382,15 +356,8 @@ def test_accuracy_by_hand(tmp_path):
     """A model that always says class 1 is right on exactly the share of class 1."""
     x = torch.zeros(12, 1)
     y = torch.tensor([0, 1, 1, 2, 1, 0, 1, 1, 2, 1, 1, 1])
-    module = TensorDataModule(
-        x,
-        y,
-        x[:4],
-        y[:4],
-        client_ids=np.arange(12) // 4,
-        num_clients=3,
-        protocol=SharedTest(validation=0),
-    )
+    kwargs = {"client_ids": np.arange(12) // 4, "num_clients": 3}
+    module = TensorDataModule(x, y, x[:4], y[:4], protocol=SharedTest(validation=0), **kwargs)
     algorithm = FedAvg(Constant(), lr=1e-9)
     run(algorithm, module, 2, root=tmp_path)
     assert (algorithm.evaluation.scores["test", "global"]["accuracy"] == 0.5).all()

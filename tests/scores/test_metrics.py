@@ -74,8 +74,7 @@ def calibration(p, y, bins=10):
     return sum(s.mean() * abs(hit[s].mean() - confidence[s].mean()) for s in parts)
 
 
-@pytest.mark.parametrize("kind", [FedAvg, LocalTrain])
-@pytest.mark.parametrize("at_once", [None, 2])
+@pytest.mark.parametrize(("kind", "at_once"), [(FedAvg, 2), (LocalTrain, None)])
 @pytest.mark.parametrize("protocol", PROTOCOLS.values(), ids=PROTOCOLS)
 def test_values_are_those_of_each_clients_own_samples(
     tmp_path, monkeypatch, protocol, at_once, kind

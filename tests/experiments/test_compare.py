@@ -118,7 +118,7 @@ def test_no_run_begins_before_a_mistake_in_the_last_one_is_found(tmp_path, wrong
 
 def test_no_run_begins_without_the_metric_that_counts(tmp_path):
     path = comparison(tmp_path, metric="f1_score")
-    with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: f1_score; .*accuracy, loss"):
+    with pytest.raises(ConfigError, match=r"^FedAvg, seed=1: metric: 'f1_score'; .*accuracy, loss"):
         compare(path, tmp_path / "out")
     assert not (tmp_path / "out" / "FedAvg").exists()
 

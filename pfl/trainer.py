@@ -295,16 +295,16 @@ class Trainer(RunTrainer):
             with warnings.catch_warnings():
                 # Lightning's own use of PyTorch.
                 warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-                # A resumed run goes on in its own folder.
+                # A resumed run continues in its own folder.
                 warnings.filterwarnings("ignore", message="Checkpoint directory .* is not empty")
                 # What methods log is already reduced over processes.
                 message = ".*It is recommended to use .*sync_dist=True"
                 warnings.filterwarnings("ignore", message=message)
                 yield
         except Exception as error:
-            told = isinstance(error, ConfigError | MisconfigurationException | OSError)
+            clear = isinstance(error, ConfigError | MisconfigurationException | OSError)
             unfit = isinstance(error, Malformed) or was_restoring(error)
-            if ckpt_path is None or told or is_lost_contact(error) or not unfit:
+            if ckpt_path is None or clear or is_lost_contact(error) or not unfit:
                 raise
             raise restore_error(Path(ckpt_path), error) from error
         finally:

@@ -32,7 +32,7 @@ NumbersOf = dict[str, np.ndarray]
 class LocalBaseline(Callback):
     """Trains every client alone after the run, for comparison.
 
-    Initial model, rounds, cohorts, local steps and learning rates are those of the run, but every
+    Initial model, rounds, cohorts, local steps and learning rates are as in the run, but every
     client continues from its own last model: the result is that of `LocalTrain` with the same loop.
     It is scored after the best round of the run by validation and after the last one, so that a
     client's gain compares models of the same round. The baseline takes about as long as the local

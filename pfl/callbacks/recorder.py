@@ -42,7 +42,7 @@ class RunRecorder(Callback):
     """Writes `config.yaml`, `metrics.csv`, `clients.csv` and `summary.json` into the run's folder.
 
     Every client's scores in every evaluation are in `client_scores.npy` (see `pfl.scores.table`),
-    and those of the local baseline in `local_scores.npy`.
+    and the local baseline's in `local_scores.npy`.
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run, or after an error, where `finished` in `summary.json` is false.
@@ -117,7 +117,7 @@ class RunRecorder(Callback):
             rank_zero_info(f"Writing to {self.folder}")
 
     def _compare_settings(self, trainer: pl.Trainer, algorithm: FederatedAlgorithm) -> None:
-        """Warns of settings that are not those of the checkpoint, and records from which round."""
+        """Warns of settings that differ from the checkpoint's, and records from which round."""
         now = settings(configuration(trainer, algorithm, self.config))
         changed = changes(self.settings, now) if self._saved_files is not None else {}
         self.settings, rounds = now, len(self.rows)

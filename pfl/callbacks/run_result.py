@@ -98,7 +98,7 @@ def compare(
     result: dict[str, Any] = {}
     for name, values in scores.items():
         known = values[~np.isnan(values)]
-        accurate = "test/local/accuracy" in result and name.number == "loss"  # which says more
+        accurate = "test/local/accuracy" in result and name.number == "loss"  # is enough
         if name.model == "local" and len(known) and not accurate:
             result |= client_mean(name, known, metrics)
     if (gain := gains(scores, metrics, select_by)) is not None:

@@ -1,4 +1,4 @@
-"""The settings of a run as plain values, and how those of a resumed run differ from the earlier."""
+"""The settings of a run as plain values, and which of them a resumed run has changed."""
 
 from __future__ import annotations
 

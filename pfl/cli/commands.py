@@ -159,7 +159,7 @@ def reproduce(given: argparse.Namespace) -> None:
 def partition(given: argparse.Namespace) -> None:
     """Show who has which samples: sizes, labels, distances, overlap, hash.
 
-    All other words are those of `pfl fit`; what does not concern the data has no effect.
+    It takes all options of `pfl fit`; what does not concern the data has no effect.
     """
     from pfl.configuration.app import DataCLI
     from pfl.datamodules.exports import write_pfllib
@@ -198,7 +198,7 @@ def report(given: argparse.Namespace) -> None:
 def export(given: argparse.Namespace) -> None:
     """Write models of a finished or stopped run for other programs, which load them without pfl.
 
-    The files are safetensors, or ONNX, and a card that says where the model comes from.
+    The files are safetensors, or ONNX, and a card about the origin of the model.
     """
     if not (given.client or given.with_global):
         raise ConfigError("export: give --client with ids or all, --global, or both")

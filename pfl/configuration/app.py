@@ -38,7 +38,7 @@ BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargpar
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose help leaves out lists of classes with those of torch.nn."""
+    """A parser whose help leaves out lists of classes that have those of torch.nn."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Returns the help; that of a class is its options alone."""
@@ -142,7 +142,7 @@ class FederatedCLI(CommandLine):
                 )
             return
         if path == "auto" and self.config.subcommand == "fit":
-            return  # the Trainer knows the run's folder
+            return  # the Trainer finds it in the run's folder
         if not Path(path).is_file():
             raise ConfigError(f"ckpt_path: {path or repr(path)} is not a file")
         try:

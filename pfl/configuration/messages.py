@@ -21,8 +21,8 @@ from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
 
-# Lines of jsonargparse that hold no complaint, and complaints that count only if there is no other:
-# another member of the same union says more.
+# Lines of jsonargparse without a complaint, and complaints that count only if there is no other:
+# the complaint about another member of the same union is more exact.
 _NOISE = ("Does not validate against", "Errors:", "Expected a <class 'NoneType'>", "Given value")
 _WEAK = ("Expected a path but", "Expected a <class 'list'>", "Import path")
 _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
@@ -118,7 +118,7 @@ def closest(name: str, known: Sequence[str]) -> str:
 def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> None:
     """Checks every null, which jsonargparse accepts anywhere, against the type of its argument.
 
-    The parsed arguments `config` are those of a command or of a class, at the path `within`.
+    The parsed arguments `config` belong to a command, or to a class at the path `within`.
     """
     try:
         parser.validate(config, skip_unset=False, skip_required=True)
@@ -201,7 +201,7 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 def option_keys() -> dict[str, list[str] | None]:
-    """Returns the keys of `fit`, those of all methods and data modules included, with choices."""
+    """Returns the keys of `fit`, of all methods and of all data modules, with their choices."""
     methods, data = (
         [cls for _, cls in inspect.getmembers(package, inspect.isclass) if issubclass(cls, base)]
         for package, base in (

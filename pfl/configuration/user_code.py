@@ -90,6 +90,6 @@ def _frames(error: BaseException) -> list:
 
 def _is_users(frame: tuple) -> bool:
     path = frame[0].co_filename
-    # Packages may be those of another environment, on which this one builds.
+    # Packages may belong to another environment, on which this one builds.
     installed = {"site-packages", "dist-packages"} & {*Path(path).parts}
     return not (installed or path.startswith((*OURS, LIBRARY, "<")))

@@ -48,7 +48,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
 
     Returns:
         `status` ("finished", or "diverged" if the models were no longer finite), `seconds`,
-        `reused`, which is True for an earlier run, and else `again`, which says in words what has
+        `reused`, which is True for an earlier run, and else `again`, which names in words what has
         changed since an earlier run of the same configuration.
     """
     if known := finished_outcome(job, root, keep):

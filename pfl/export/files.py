@@ -78,7 +78,7 @@ def measure(dense: nn.Module, thin: nn.Module, inputs: Tensor) -> dict[str, Any]
 
 
 def _values(network: nn.Module) -> int:
-    """Returns the number of values of a network, those of sparse parts included."""
+    """Returns the number of values of a network, sparse parts included."""
     sparse = sum(getattr(module, "nonzero", 0) for module in network.modules())
     return sparse + sum(p.numel() for p in network.parameters())
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.report import table as tables
 from pfl.report.curves import Panel, Row, read_panel
@@ -53,9 +54,10 @@ class Table:
             head[1] = self.panel.y[0]
         lines: list[list[tables.Cell]] = []
         for down in downward:
-            place = _point(self.rows, down)
+            place = dict(zip(self.rows, down, strict=True))
             words = self.words(self.rows, down)
-            cells = [self._cell(table, place | _point(self.columns, point)) for point in across]
+            points = [dict(zip(self.columns, point, strict=True)) for point in across]
+            cells = [self._cell(table, place | point) for point in points]
             printed = self.printed.get(words, [None] * len(cells))
             pairs = zip(cells, printed, strict=True)
             lines.append([words, *(c if p is None else f"{c} ({p:g})" for c, p in pairs)])
@@ -83,8 +85,8 @@ class Table:
 
 def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Table:
     """Returns a table of a paper's file, of which the keys are checked."""
-    if not isinstance(content, dict):
-        raise ConfigError(f"{name}: tables: {content!r}; a table needs y, a metric, and rows")
+    expected = "keys and values, y and rows among them"
+    require(f"{name}: tables", content, isinstance(content, dict), expected)
     own = ("rows", "columns", "printed")
     rows, columns = (list(content.get(key, [])) for key in own[:2])
     rest = {key: value for key, value in content.items() if key not in own}
@@ -102,13 +104,7 @@ def read_table(name: str, content: Any, runs: list[str], grid: Mapping[str, Iter
     downward, across = result.places
     known = [result.words(rows, down) for down in downward]
     for row, printed in result.printed.items():
-        if row not in known or len(printed) != len(across):
-            raise ConfigError(
-                f"{name}: tables.printed: {row}: {printed}; it must be a row of the table, "
-                f"{', '.join(known)}, with {len(across)} numbers"
-            )
+        holds = row in known and len(printed) == len(across)
+        expected = f"a row of the table, {', '.join(known)}, with {len(across)} numbers"
+        require(f"{name}: tables.printed", {row: printed}, holds, expected)
     return result
-
-
-def _point(axes: list[str], values: tuple[Any, ...]) -> dict[str, Any]:
-    return dict(zip(axes, values, strict=True))

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.scores.runs import BUDGETS, Run
 
@@ -163,7 +164,7 @@ def _mean(
     """Returns mean x and mean, lowest and highest y of the points that all seeds have."""
     common = [key for key in (series[0] if series else []) if all(key in s for s in series)]
     if not common:
-        return np.empty(0), np.empty(0), np.empty(0), np.empty(0)
+        return (np.empty(0),) * 4
     points = np.array([[s[key] for key in common] for s in series], float)
     x, y = points[..., 0] / x_unit, points[..., 1] / y_unit
     return x.mean(0), y.mean(0), y.min(0), y.max(0)
@@ -171,38 +172,34 @@ def _mean(
 
 def read_panel(figure: str, content: Any, runs: list[str], grid: Mapping[str, Iterable]) -> Panel:
     """Returns a panel of a figure's file, of which the keys are checked."""
+
+    def need(key: str, holds: bool, expected: str) -> None:
+        require(f"{figure}: panels.{key}", content.get(key), holds, expected)
+
+    holds = isinstance(content, dict) and bool(content.get("y"))
+    require(f"{figure}: panels", content, holds, "keys and values, y, a metric, among them")
     names = [f.name for f in fields(Panel) if not f.metadata.get("inner")]
-
-    def refuse(key: str, expected: str) -> ConfigError:
-        return ConfigError(f"{figure}: panels.{key}: {content.get(key)!r}; it must be {expected}")
-
-    if not isinstance(content, dict) or not content.get("y"):
-        raise ConfigError(f"{figure}: panels: {content!r}; a panel needs y, a metric")
-    if unknown := [key for key in content if key not in names]:
-        known = ", ".join(names)
-        raise ConfigError(f"{figure}: panels: there is no key {unknown[0]!r}; known are {known}")
+    for key in content:
+        require(f"{figure}: panels", key, key in names, f"one of the keys {', '.join(names)}")
     axes = {key: list(values) for key, values in grid.items()}
     given = {"runs": runs, **content, "y": _as_list(content["y"])}
-    if not all(isinstance(y, str) for y in given["y"]):
-        raise refuse("y", "a metric, or a list of metrics")
     given["where"] = {key: _as_list(value) for key, value in content.get("where", {}).items()}
     if not isinstance(given["runs"], dict):
         given["runs"] = {run: run for run in _as_list(given["runs"])}
-    if missing := [run for run in given["runs"] if run not in runs]:
-        raise refuse("runs", f"of {', '.join(runs)}; {missing[0]!r} is unknown")
+    need("y", all(isinstance(y, str) for y in given["y"]), "a metric, or a list of metrics")
+    need("runs", given["runs"].keys() <= {*runs}, f"some of {', '.join(runs)}")
     for key, values in given["where"].items():
-        if key not in axes or [value for value in values if value not in axes[key]]:
-            raise refuse("where", f"values of the grid's axes, {axes}")
-    if given.get("log", "") not in ("", "x", "y", "xy"):
-        raise refuse("log", "x, y or xy")
+        holds = key in axes and all(value in axes[key] for value in values)
+        need("where", holds, f"values of the grid's axes, {axes}")
+    need("log", given.get("log", "") in ("", "x", "y", "xy"), "x, y or xy")
     for key in ("x_unit", "y_unit"):
-        if not isinstance(given.get(key, 1.0), int | float):
-            raise refuse(key, "a number, such as 1.0e+6 (YAML reads 1.0e6 as text)")
-    if not all(isinstance(x, int | float) for x in axes.get(content.get("x", ""), [])):
-        raise refuse("x", "an axis of numbers")
+        expected = "a number, such as 1.0e+6 (YAML reads 1.0e6 as text)"
+        need(key, isinstance(given.get(key, 1.0), int | float), expected)
+    values = axes.get(content.get("x", ""), [])
+    need("x", all(isinstance(x, int | float) for x in values), "an axis of numbers")
     at = given.get("at", "last")
-    if not (at in ("last", "best") or (isinstance(at, dict) and len(at) == 1)):
-        raise refuse("at", "last, best or {metric: value}")
+    holds = at in ("last", "best") or (isinstance(at, dict) and len(at) == 1)
+    need("at", holds, "last, best or {metric: value}")
     return Panel(axes=axes, **given)
 
 
@@ -238,13 +235,8 @@ def draw(title: str, panels: list[Panel], table: Sequence[Row]) -> Figure:
     for axes in places[len(panels) :]:
         axes.axis("off")
     figure.suptitle(title)
-    figure.legend(
-        handles.values(),
-        handles.keys(),
-        loc="outside lower center",
-        ncols=min(columns + 2, len(handles)),
-        fontsize="small",
-    )
+    style: Any = {"loc": "outside lower center", "fontsize": "small"}
+    figure.legend(handles.values(), handles, ncols=min(columns + 2, len(handles)), **style)
     return figure
 
 
@@ -271,23 +263,15 @@ def _draw_panel(
         points += [] if line.point in points else [line.point]
     handles = {}
     for line in lines:
-        shown = line.point if len(points) > 1 else {}
-        varying = [k for k in shown if len({str(p[k]) for p in points}) > 1]
-        label = ", ".join([line.label, *(f"{k} {shown[k]}" for k in varying)])
+        varying = [k for k in line.point if len({str(p[k]) for p in points}) > 1]
+        label = ", ".join([line.label, *(f"{k} {line.point[k]}" for k in varying)])
         number = labels.index(line.label)
-        marker = MARKERS[number % len(MARKERS)]
         kind = points.index(line.point) if len(points) > 1 else max(0, number - 3)
-        shows_points = panel.x in panel.axes or len(line.x) == 1
-        handles[label] = plot(
-            axes,
-            line,
-            LINES[kind % len(LINES)],
-            color=COLOURS[number % len(COLOURS)],
-            marker=marker if shows_points else None,
-            markersize=4,
-            linewidth=1.4,
-            label=label,
-        )
+        style: dict[str, Any] = {"linewidth": 1.4, "label": label}
+        style["color"] = COLOURS[number % len(COLOURS)]
+        if panel.x in panel.axes or len(line.x) == 1:  # single points
+            style |= {"marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+        handles[label] = plot(axes, line, LINES[kind % len(LINES)], **style)
     axes.set(
         title=panel.title,
         xlabel=panel.x if panel.xlabel is None else panel.xlabel,

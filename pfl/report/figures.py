@@ -123,8 +123,8 @@ def draw_partition(axes: Axes, counts: np.ndarray, names: Sequence[str] | None =
 def draw_curves(axes: Axes, rows: list[dict[str, Any]], scores: ScoreTable | None = None) -> None:
     """Draws the mean test score by round; the worst tenth of the clients is dotted.
 
-    If there are scores by round, a band holds those of the personalized models (or else those of
-    the global model) without the lowest and the highest tenth of the clients.
+    If there are scores by round, a band holds the personalized models' (or else the global model's)
+    without the lowest and the highest tenth of the clients.
     """
     number, names = score_name(rows), scores_among(columns_of(rows), "test")
     shown = [n for n in names if n.number == number and n.model in ("global", "personalized")]

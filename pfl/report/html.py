@@ -25,7 +25,7 @@ PLOT = {
     "toImageButtonOptions": {"format": "svg"},
     "modeBarButtonsToRemove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
 }
-COUNTED = ("client", "never trains")  # columns of whole numbers, with those of samples and bytes
+COUNTED = ("client", "never trains")  # columns of whole numbers, as samples and bytes are
 COUNTS = ("_samples", "_bytes")
 OPEN = 3  # number of runs up to which all of them are shown at once
 

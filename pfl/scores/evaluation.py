@@ -70,7 +70,7 @@ class Finetuning:
 class ClientScores(torchmetrics.Metric):
     """Loss and accuracy of each of M clients, summed over samples and processes, and metrics.
 
-    For sequences of classes, the sums and counts are those of real targets.
+    For sequences of classes, only real targets are summed and counted.
 
     Example:
         >>> import torch
@@ -167,7 +167,7 @@ def summarize(
     `_pooled`, the mean over all samples. Accuracy is left out for regression.
 
     Metrics have `_clients`, the number of clients for which the metric is defined, instead of
-    `_pooled`. The other numbers are those of these clients, and are left out if there are none.
+    `_pooled`. The other numbers are over these clients, and are left out if there are none.
     """
     result: dict[str, float] = {}
     count = scores["count"]

@@ -161,7 +161,7 @@ def header_size(content: bytes) -> int:
 
 
 def _rows(round_index: int, scores: Scores) -> np.ndarray:
-    """Returns the rows of an evaluation; those of many clients are percentiles."""
+    """Returns the rows of an evaluation, which are percentiles if there are many clients."""
     count = len(next(iter(scores.values())))
     named = {str(name): values for name, values in scores.items()}
     if percentiles := count > MOST_CLIENTS:

@@ -73,14 +73,10 @@ def distances(models, others):
 @pytest.mark.parametrize("clients_at_once", [None, 2])
 def test_a_method_with_one_model(tmp_path, clients_at_once):
     dm = LeastSquares(5, 12, 3, heterogeneity=2.0)
-    numbers, history = measured(
-        FedAvg(LinearRegression(3).double(), **FULL),
-        dm,
-        4,
-        tmp_path,
-        clients_per_round=2,  # everyone is measured, whoever takes part
-        clients_at_once=clients_at_once,
-    )
+    algorithm = FedAvg(LinearRegression(3).double(), **FULL)
+    # Everyone is measured, whoever takes part.
+    loop = {"clients_per_round": 2, "clients_at_once": clients_at_once}
+    numbers, history = measured(algorithm, dm, 4, tmp_path, **loop)
     truth = dm.true_models.numpy()
     solution, solutions = (a.numpy() for a in dm.solve(math.inf))
     for row, w in zip(numbers, history["w"], strict=True):
@@ -233,12 +229,8 @@ def test_models_are_compared_as_far_as_they_are_identified(tmp_path):
 
 def test_agents_have_a_gap_of_the_penalized_objective(tmp_path):
     dm = AgentLogistic(3, 20, 4, "strong")
-    algorithm = FedAvg(
-        PenalizedLogisticRegression(4).double(),
-        batch_size=None,
-        lr=0.5,
-        loss=PenalizedCrossEntropy(),
-    )
+    settings = {"batch_size": None, "lr": 0.5, "loss": PenalizedCrossEntropy()}
+    algorithm = FedAvg(PenalizedLogisticRegression(4).double(), **settings)
     numbers, history = measured(algorithm, dm, 2, tmp_path)
     x, y = dm.train_arrays()
     for row, w in zip(numbers, history["w"], strict=True):
@@ -279,10 +271,9 @@ def test_the_last_round_of_a_run_that_stops_early_is_measured(tmp_path):
     assert [any(map(is_ours, row)) for row in rows.rows] == [False, True, True]
 
 
-@pytest.mark.parametrize("every", [0, -1])
-def test_the_interval_is_at_least_one_round(every):
-    with refused(f"every: {every}", "at least 1"):
-        Optimality(every)
+def test_the_interval_is_at_least_one_round():
+    with refused("every: 0", "at least 1"):
+        Optimality(0)
 
 
 def test_measuring_changes_nothing(tmp_path):
@@ -308,10 +299,5 @@ def test_measuring_changes_nothing(tmp_path):
 
 def test_a_network_of_another_size_is_refused(tmp_path):
     with refused("LinearRegression has 4 parameters", "LeastSquares have 3"):
-        run(
-            FedAvg(LinearRegression(3, bias=True), **FULL),
-            LeastSquares(3, 12, 3),
-            1,
-            root=tmp_path,
-            callbacks=[Optimality()],
-        )
+        algorithm = FedAvg(LinearRegression(3, bias=True), **FULL)
+        run(algorithm, LeastSquares(3, 12, 3), 1, root=tmp_path, callbacks=[Optimality()])

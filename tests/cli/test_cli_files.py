@@ -106,7 +106,7 @@ def checkpoint(run):
     return torch.load(run[0] / "checkpoints" / "last.ckpt", weights_only=True)
 
 
-def test_summary_has_everything_that_the_design_lists(run, data):
+def test_summary_has_the_last_and_the_best_round_and_how_they_came_about(run, data):
     summary, rows = json.loads((run[0] / "summary.json").read_text()), table(run[0] / "metrics.csv")
     for name, value in rows[-1].items():
         assert summary[name] == float(value), name

@@ -185,11 +185,6 @@ def test_callbacks_that_cannot_work_are_refused(tmp_path):
     words = ["trainer: Found more than one", "RunRecorder"]
     status, _, err = call("fit", "--config", config, "--trainer.default_root_dir", tmp_path)
     assert status == 2 and err.count("\n") == 1 and all(word in err for word in words), err
-    early = [{"class_path": "EarlyStopping", "init_args": {"monitor": "val/acc"}}]
-    config = write(tmp_path / "a.yaml", changed(SMALL, "trainer.callbacks", early))
-    status, _, err = call("fit", "--config", config, "--trainer.default_root_dir", tmp_path)
-    assert status == 2 and err.count("\n") == 1, err
-    assert "trainer.callbacks" in err and "`val/acc`" in err and "`val/global/accuracy`" in err
 
 
 TEXTS = {

@@ -286,9 +286,7 @@ def test_an_error_of_the_network_in_a_round(run):
     assert f"error: {path}:{line}: " in err and "forward failed: AttributeError" in err, err
 
 
-@pytest.mark.parametrize("case", ["the network", "client_update"])
-def test_the_traceback_shows_everything(run, case):
-    _, fit = run
-    key, value, _ = CASES[case]
-    with pytest.raises(Exception, match=r"laier|undefined"):
-        fit(key, value, "--traceback")
+def test_the_traceback_shows_everything(run):
+    key, value, _ = CASES["the network"]
+    with pytest.raises(Exception, match="laier"):
+        run[1](key, value, "--traceback")

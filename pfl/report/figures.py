@@ -91,17 +91,13 @@ def embedding_figure(
         shown, panels.items(), strict=True
     ):
         for label in np.unique(targets).astype(int):
-            x, y = places[targets == label].T
+            look = {"color": CLASSES[label % len(CLASSES)], "label": str(label)}
             marker = BY_CLASS[label // len(CLASSES) % len(BY_CLASS)]
-            axes.scatter(
-                x, y, s=26, color=CLASSES[label % len(CLASSES)], marker=marker, label=str(label)
-            )
+            axes.scatter(*places[targets == label].T, s=26, marker=marker, **look)
         wrong = predicted != targets
         axes.scatter(*places[wrong].T, s=40, color="black", marker="x", linewidths=1.2)
-        axes.set_title(
-            f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}",
-            fontsize="medium",
-        )
+        title = f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}"
+        axes.set_title(title, fontsize="medium")
         axes.set(xticks=[], yticks=[])
     figure.suptitle(f"Test samples of client {client} (t-SNE; black crosses: wrong)")
     handles, names = shown[0].get_legend_handles_labels()
@@ -158,11 +154,8 @@ def draw_clients(axes: Axes, columns: dict[str, np.ndarray], number: str) -> Non
     for name in names:
         values, colour = columns[str(name)][order], MODELS[name.model]
         axes.plot(values, markers[name.model], color=colour, label=name.model, alpha=0.8)
-    axes.set(
-        xlabel=f"clients, by {number} of the {names[0].model} model",
-        ylabel=f"test {number}",
-        title="Each client",
-    )
+    xlabel = f"clients, by {number} of the {names[0].model} model"
+    axes.set(xlabel=xlabel, ylabel=f"test {number}", title="Each client")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
 

@@ -48,7 +48,7 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
     for index, run in enumerate(runs):
         of_run = comparison if comparison.score_of(run.label) else Comparison([run], run.label)
         with files.reading(run.folder):
-            parts.append(_part(index, run, of_run, len(runs) <= OPEN, seen))
+            parts.append(_part(index, run, of_run, seen) | {"is_open": len(runs) <= OPEN})
     notes = " ".join(comparison.notes()[2:])
     scores = bool(models_of(comparison.columns, comparison.number))
     return template((Path(__file__).parent / "page.html").read_text()).render(
@@ -91,10 +91,11 @@ def _curves(comparison: Comparison) -> dict[str, Any] | None:
     for run in comparison.runs:
         if (scores := comparison.client_scores(run)) is not None:
             found.setdefault(run.label, []).append(scores)
-    boxes = {label: np.concatenate(parts) for label, parts in found.items()}
+    scored = {label: np.concatenate(parts) for label, parts in found.items()}
+    boxes = figures.boxes(scored, comparison.number)
     return {
         "lines": [_plot(figure) for figure in (mean, worst) if figure is not None],
-        "boxes": [_plot(f) for f in [figures.boxes(boxes, comparison.number)] if f is not None],
+        "boxes": [] if boxes is None else [_plot(boxes)],
         "axes": list(next(iter(mean.data)).meta["x"]),
         "scores": list(figures.columns_by_title(comparison.runs)),
     }
@@ -111,20 +112,15 @@ def client_table(run: Run, comparison: Comparison) -> dict[str, np.ndarray]:
     which is positive where a client is better off than with its local baseline.
     """
     row, number = comparison.chosen[id(run)], comparison.number
-    table = {}
-    for model in [*models_of(comparison.columns, number), "local"]:
-        scores = run.client_scores(row, ScoreName("test", model, number)) if row else None
-        if scores is not None:
-            table[model] = scores
-    if (gains := comparison.gains_of(run)) is not None:
-        table["gain"] = gains
+    models = [*models_of(comparison.columns, number), "local"] if row else []
+    scores = {m: run.client_scores(row or {}, ScoreName("test", m, number)) for m in models}
+    scores["gain"] = comparison.gains_of(run)
+    table = {name: values for name, values in scores.items() if values is not None}
     known = {
-        name: values
+        "never trains" if name == "unseen" else name: values
         for name, values in run.clients.items()
-        if name == "name" or name.startswith("label_") or name.endswith(COUNTS)
+        if name in ("name", "unseen") or name.startswith("label_") or name.endswith(COUNTS)
     }
-    if "unseen" in run.clients:
-        known["never trains"] = run.clients["unseen"]
     count = len(next(iter({**table, **known}.values()), []))
     columns = {"client": np.arange(count), **table, **known}
     if len({len(values) for values in columns.values()}) > 1:
@@ -143,9 +139,7 @@ def _fewer(table: dict[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     return {name: values[chosen] for name, values in table.items()}
 
 
-def _part(
-    index: int, run: Run, comparison: Comparison, is_open: bool, seen: dict[str, int]
-) -> dict[str, Any]:
+def _part(index: int, run: Run, comparison: Comparison, seen: dict[str, int]) -> dict[str, Any]:
     """Returns what the page shows of a run; `seen` has the first run of each partition."""
     from pfl.report import html_figures as figures
 
@@ -173,7 +167,6 @@ def _part(
     facts |= {name: run.summary[name] for name in names if name in run.summary}
     return {
         "title": f"{run.label}, seed {run.seed} ({run.folder})",
-        "is_open": is_open,
         "words": words,
         "same_as": None if first == index else first,  # the run whose partition this run has
         "plots": [_plot(figure) for figure in plots if figure is not None],
@@ -185,16 +178,11 @@ def _part(
 
 def _clients(table: dict[str, np.ndarray]) -> Table | None:
     """Returns the table of the clients; None if nothing is known of them."""
-    shown = {name: values for name, values in table.items() if not name.startswith("label_")}
-    order = ["client", *(["name"] if "name" in shown else [])]
-    order += [name for name in shown if name not in order]
-    columns = [
-        shown[name].astype(int).tolist()
-        if name in COUNTED or name.endswith(COUNTS)
-        else shown[name].tolist()
-        for name in order
-    ]
-    heads = [Column(name.replace("_", " ")) for name in order]
+    names = [name for name in table if not name.startswith("label_")]
+    names.sort(key=lambda name: name not in ("client", "name"))
+    whole = {name for name in names if name in COUNTED or name.endswith(COUNTS)}
+    columns = [table[n].astype(int if n in whole else table[n].dtype).tolist() for n in names]
+    heads = [Column(name.replace("_", " ")) for name in names]
     return Table(heads, list(zip(*columns, strict=True))) if len(table["client"]) else None
 
 

@@ -27,6 +27,12 @@ MOST_CLIENTS = 1000  # that a figure or a table shows
 MOST_LABELS = 6  # that a hover text lists
 COUNTED = ("round", "train/samples", "virtual_seconds", "participants", "parameters/", "comm/")
 SPLITS = {"test": "test", "val": "validation"}
+LAYOUT = {
+    "template": "plotly_white",
+    "margin": {"l": 60, "r": 20, "t": 30, "b": 50},
+    "font": {"family": "system-ui, sans-serif", "size": 13, "color": "#1a1a1a"},
+    "legend": {"orientation": "h", "y": -0.26, "yanchor": "top"},
+}
 
 
 # ---- curves --------------------------------------------------------------------------------------
@@ -111,18 +117,12 @@ def clients(table: dict[str, np.ndarray], number: str) -> go.Figure | None:
         return None
     order = np.argsort(table[drawn[0]], kind="stable")
     texts = [_text(table, client, kinds) for client in order]
-    figure = go.Figure()
+    figure, places = go.Figure(), np.arange(1, len(order) + 1)
+    look = {"mode": "markers", "text": texts, "hovertemplate": "%{text}<extra></extra>"}
     for kind in drawn:
-        symbol, colour = SYMBOL_OF.get(kind, "star"), MODELS[kind.partition("/")[0]]
-        figure.add_scatter(
-            x=np.arange(1, len(order) + 1),
-            y=table[kind][order],
-            name=kind,
-            mode="markers",
-            marker={"symbol": symbol, "color": colour, "size": 9, "opacity": 0.8},
-            text=texts,
-            hovertemplate="%{text}<extra></extra>",
-        )
+        marker: dict[str, Any] = {"symbol": SYMBOL_OF.get(kind, "star"), "size": 9, "opacity": 0.8}
+        marker["color"] = MODELS[kind.partition("/")[0]]
+        figure.add_scatter(x=places, y=table[kind][order], name=kind, marker=marker, **look)
     x = f"clients, by {number} of the {drawn[0]} model"
     return _laid_out(figure, "Each client", 400, xaxis_title=x, yaxis_title=f"test {number}")
 
@@ -134,11 +134,9 @@ def _text(table: dict[str, np.ndarray], client: int, kinds: Sequence[str]) -> st
     sizes = {"training": "train_samples", "validation": "val_samples", "test": "test_samples"}
     known = [f"{table[key][client]:.0f} {word}" for word, key in sizes.items() if key in table]
     lines += [f"samples: {', '.join(known)}"] if known else []
-    labels = [name for name in table if name.startswith("label_")]
-    if labels:
-        of_labels = ((table[name][client], html.escape(name[6:])) for name in labels)
-        counts = sorted(of_labels, reverse=True)
-        have = [f"{label}: {count:.0f}" for count, label in counts if count]
+    labels = ((table[name][client], name[6:]) for name in table if name.startswith("label_"))
+    if counts := sorted(labels, reverse=True):
+        have = [f"{html.escape(label)}: {count:.0f}" for count, label in counts if count]
         more = f", and {len(have) - MOST_LABELS} more" if len(have) > MOST_LABELS else ""
         lines.append(f"labels: {', '.join(have[:MOST_LABELS])}{more}")
     scores = [kind for kind in kinds if not np.isnan(table[kind][client])]
@@ -156,14 +154,10 @@ def boxes(scores: dict[str, np.ndarray], number: str) -> go.Figure | None:
         return None
     figure = go.Figure()
     for index, (label, values) in enumerate(scores.items()):
-        figure.add_box(
-            y=values,
-            name=html.escape(label),
-            boxpoints="all" if len(values) <= MOST_CLIENTS else "outliers",
-            jitter=0.5,
-            marker={"color": COLOURS[index % len(COLOURS)], "size": 4, "opacity": 0.6},
-            showlegend=False,
-        )
+        marker = {"color": COLOURS[index % len(COLOURS)], "size": 4, "opacity": 0.6}
+        look = {"jitter": 0.5, "showlegend": False, "marker": marker}
+        shown = "all" if len(values) <= MOST_CLIENTS else "outliers"
+        figure.add_box(y=values, name=html.escape(label), boxpoints=shown, **look)
     return _laid_out(figure, "Clients of all methods", 430, yaxis_title=f"test {number}")
 
 
@@ -215,13 +209,5 @@ def _heat(z: np.ndarray, x: Any, y: Any, unit: str, text: str) -> go.Figure:
 
 
 def _laid_out(figure: go.Figure, title: str, height: int, **axes: Any) -> go.Figure:
-    axes |= {"legend": {"orientation": "h", "y": -0.26, "yanchor": "top"}}
-    figure.update_layout(
-        title=title,
-        height=height,
-        template="plotly_white",
-        margin={"l": 60, "r": 20, "t": 30, "b": 50},
-        font={"family": "system-ui, sans-serif", "size": 13, "color": "#1a1a1a"},
-        **axes,
-    )
+    figure.update_layout(title=title, height=height, **LAYOUT, **axes)
     return figure.update_xaxes(automargin=True).update_yaxes(automargin=True)

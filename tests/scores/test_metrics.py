@@ -137,37 +137,27 @@ def test_a_metric_selects_the_best_round(tmp_path):
     assert best["round"] == 1 + np.argmin(errors)
 
 
+ONE_OF = "must be one of accuracy, loss, error, or one of loop.metrics"
+MODELS = "global, personalized, knn, finetuned/0, finetuned/5, unseen/0, unseen/5"
+
+
 @pytest.mark.parametrize(
-    "name, words",
+    ("name", "words"),
     [
-        ("f1_score", "must be one of accuracy, loss, error, or one of loop.metrics"),
-        ("unclear", "must be one of accuracy, loss, error, or one of loop.metrics"),
+        ("f1_score", ONE_OF),
+        ("unclear", ONE_OF),
         ("test/global/accuracy", "must be a validation score"),
+        ("finetuned/9/accuracy", MODELS),
+        ("unseen/7/loss", MODELS),
+        ("global/5/loss", MODELS),
+        ("local/loss", MODELS),  # the local baseline has no validation scores
     ],
 )
 def test_a_score_that_cannot_select_is_refused(name, words):
     """torchmetrics does not know whether a large confidence is good."""
     metrics = {"error": MulticlassCalibrationError(CLASSES), "unclear": MeanMetric()}
     with refused("loop.select_by", words):
-        FederatedLoop(data(SplitOwn()), metrics=metrics, select_by=name)
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        (
-            "finetuned/9/accuracy",
-            "global, personalized, knn, finetuned/0, finetuned/5, unseen/0, unseen/5",
-        ),
-        ("unseen/7/loss", "unseen/0, unseen/5"),
-        ("finetuned/loss", "validation score"),
-        ("global/5/loss", "validation score"),
-        ("local/loss", "validation score"),  # the local baseline has no validation scores
-    ],
-)
-def test_a_model_that_is_not_scored_is_refused(name, words):
-    with refused("loop.select_by", words):
-        FederatedLoop(data(SplitOwn()), finetune=[0, 5], select_by=name)
+        FederatedLoop(data(SplitOwn()), metrics=metrics, finetune=[0, 5], select_by=name)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+from pathlib import Path
 
 import lightning.pytorch as pl
 import pytest
@@ -22,16 +23,15 @@ RUNS = {
 
 
 class FailsOnce(pl.Callback):
-    """Ends the run in a round, once: as if the process had been killed."""
+    """Ends a run in a round, once: as if the process had been killed."""
 
-    def __init__(self, flag, rounds):
-        self.flag, self.rounds = flag, rounds
+    def __init__(self, flag, rounds, within=""):
+        self.flag, self.rounds, self.within = Path(flag), rounds, within
 
     def on_train_epoch_start(self, trainer, pl_module):
-        from pathlib import Path
-
-        if pl_module.rounds == self.rounds and not Path(self.flag).exists():
-            Path(self.flag).touch()
+        here = self.within in str(trainer.run_dir) and pl_module.rounds == self.rounds
+        if here and not self.flag.exists():
+            self.flag.touch()
             raise RuntimeError("killed")
 
 
@@ -135,11 +135,10 @@ def test_a_killed_run_continues_where_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args[1:]) or fit(*args))
 
     def run(flag):
-        callback = {"class_path": f"{__name__}.FailsOnce", "init_args": {"rounds": 2}}
-        callback["init_args"]["flag"] = str(tmp_path / "flag")
-        trainer = {"max_epochs": 4, "accelerator": "cpu", "callbacks": [callback]}
-        trainer["callbacks"] += [{"class_path": "RoundCheckpoint", "init_args": {}}]
-        trainer["callbacks"][1]["init_args"]["every_seconds"] = 0.0
+        arguments = {"rounds": 2, "flag": str(tmp_path / "flag")}
+        callbacks = [{"class_path": f"{__name__}.FailsOnce", "init_args": arguments}]
+        callbacks += [{"class_path": "RoundCheckpoint", "init_args": {"every_seconds": 0.0}}]
+        trainer = {"max_epochs": 4, "accelerator": "cpu", "callbacks": callbacks}
         path = comparison(tmp_path, seeds=1, runs={"FedAvg": RUNS["FedAvg"]})
         content = yaml.safe_load(path.read_text())
         content["common"]["trainer"] = trainer

@@ -5,7 +5,6 @@ import inspect
 import pickle
 import statistics
 
-import lightning.pytorch as pl
 import pytest
 import yaml
 
@@ -22,21 +21,6 @@ SPACE = {LR: {"low": "1e-4", "high": 1.0, "log": True}}  # YAML reads 1e-4 as te
 VALIDATED = {"class_path": "SplitOwn", "init_args": {"test": 0.3, "validation": 0.3}}
 ONE = {"FedAvg": {"model": {"class_path": "FedAvg"}}}
 SCORE = {"FedAvg": "val/global/accuracy", "LocalTrain": "val/personalized/accuracy"}
-
-
-class FailsOnce(pl.Callback):
-    """Ends a run in a round, once: as if the process had been killed."""
-
-    def __init__(self, flag, trial, rounds):
-        self.flag, self.trial, self.rounds = flag, trial, rounds
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        from pathlib import Path
-
-        here = f"trial{self.trial}" in str(trainer.run_dir) and pl_module.rounds == self.rounds
-        if here and not Path(self.flag).exists():
-            Path(self.flag).touch()
-            raise RuntimeError("killed")
 
 
 def write(tmp_path, rounds=2, callbacks=(), protocol=VALIDATED, **changes):
@@ -177,11 +161,9 @@ def test_every_point_of_a_grid_is_tuned_by_itself(tmp_path):
 def test_a_killed_search_continues_where_it_was(found, tmp_path, monkeypatch):
     """Killed in the second round of the second trial; the end is that of an unbroken search."""
 
-    def callbacks(flag):
-        arguments = {"flag": str(tmp_path / flag), "trial": 1, "rounds": 1}
-        return [{"class_path": f"{__name__}.FailsOnce", "init_args": arguments}]
-
-    path = write(tmp_path, callbacks=callbacks("flag"), runs=ONE)
+    arguments = {"flag": str(tmp_path / "flag"), "within": "trial1", "rounds": 1}
+    callback = {"class_path": "tests.experiments.test_compare.FailsOnce", "init_args": arguments}
+    path = write(tmp_path, callbacks=[callback], runs=ONE)
     fits, fit = [], jobs._fit
     monkeypatch.setattr(jobs, "_fit", lambda *args: fits.append(args) or fit(*args))
     with pytest.raises(RuntimeError, match="killed"):

@@ -288,7 +288,13 @@ class Trainer(RunTrainer):
         self._continued_from = ckpt_path
         self._stop = False
         self._steps_before = self.global_step
-        self._check_unused(model)
+        new = ckpt_path is None and getattr(model, "rounds", None) == 0
+        if self.state.fn == "fit" and new and self.current_epoch > 0:
+            # The Trainer's count of rounds would shift the method's cohorts and learning rates.
+            raise ConfigError(
+                f"trainer: it has trained {self.current_epoch} rounds of another method; make a "
+                f"new Trainer for {type(model).__name__}"
+            )
         if self.state.fn == "fit" and ckpt_path is not None:
             WandbRecord.continue_run(self, ckpt_path)
         try:
@@ -310,18 +316,6 @@ class Trainer(RunTrainer):
         finally:
             self.recorder.place.unlock()
             self._remove_empty_folders()
-
-    def _check_unused(self, model: pl.LightningModule) -> None:
-        """Refuses a used Trainer for a new method.
-
-        The Trainer's count of rounds would shift the new method's cohorts and learning rates.
-        """
-        new = self._continued_from is None and getattr(model, "rounds", None) == 0
-        if self.state.fn == "fit" and new and self.current_epoch > 0:
-            raise ConfigError(
-                f"trainer: it has trained {self.current_epoch} rounds of another method; make a "
-                f"new Trainer for {type(model).__name__}"
-            )
 
     @property
     def default_root_dir(self) -> str:

@@ -148,8 +148,10 @@ class RunRecorder(Callback):
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
-        if pl_module.evaluation and scores_among(pl_module.row, "test"):
-            self.place.add_scores(pl_module.rounds, by_name(pl_module.evaluation.scores))
+        tested = pl_module.evaluation and scores_among(pl_module.row, "test")
+        if self.place.writes and tested:
+            scores = by_name(pl_module.evaluation.scores)
+            table.append(self.folder / table.CLIENTS, pl_module.rounds, scores)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         self._write_result(trainer, pl_module, finished=True)

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from pfl import files
 from pfl.scores import table
-from pfl.scores.names import ScoreName
 from pfl.scores.runs import Row, columns_of
 
 
@@ -122,11 +121,6 @@ class RunFolder:
                     numbers = np.full(len(next(iter(columns.values()))), rounds)
                     files.append_csv(self.path / f"{name}.csv", {"round": numbers, **columns})
             self._rounds = rounds
-
-    def add_scores(self, rounds: int, scores: Mapping[ScoreName, np.ndarray]) -> None:
-        """Adds the clients' scores of an evaluation."""
-        if self.writes:
-            table.append(self.path / table.CLIENTS, rounds, scores)
 
     def content(self, tables: Sequence[str]) -> dict[str, Tensor]:
         """Returns the content of the tables, for a checkpoint."""

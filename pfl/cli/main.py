@@ -88,7 +88,13 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
         )
     given, others = top.parse_known_args(args)
     if given.completion:
-        print(_completion(given.completion))
+        try:
+            import shtab
+        except ImportError:
+            raise ConfigError("completion: shtab is missing; pip install shtab") from None
+        from pfl.configuration.messages import option_keys
+
+        print(shtab.complete(parser(option_keys()), given.completion))
         return None
     if others and command not in OPEN:
         raise ConfigError(f"{command}: unrecognized arguments: {' '.join(others)}")
@@ -131,14 +137,3 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
 def _refuse(line: str) -> int:
     print(f"error: {printable(line)}", file=sys.stderr)
     return 2
-
-
-def _completion(shell: str) -> str:
-    """Returns a script with which a shell completes commands, options and names of classes."""
-    try:
-        import shtab
-    except ImportError:
-        raise ConfigError("completion: shtab is missing; pip install shtab") from None
-    from pfl.configuration.messages import option_keys
-
-    return shtab.complete(parser(option_keys()), shell)

@@ -138,22 +138,19 @@ class Grid:
 
     def jobs(self) -> list[Job]:
         """Returns all runs, in the order of the file."""
-        points = list(itertools.product(*(values.items() for values in self.grid.values())))
-        seeds = cast(list[int], self.seeds)
-        return [
-            self._job(run, point, seed)
-            for run, point, seed in itertools.product(self.runs, points, seeds)
-            if not any(run in change["without"] for _, change in point)
-        ]
-
-    def _job(self, run: str, point: tuple[tuple[Any, Config], ...], seed: int) -> Job:
-        config = merge(self.common, self.runs[run])
-        for _, change in point:
-            config = merge(config, {k: v for k, v in change.items() if k not in OF_A_CHANGE})
-            config = merge(config, change["runs"].get(run, {}))
-        axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
-        job = Job(run, axes, seed, {**config, "seed_everything": seed})
-        return job.with_changes(self.changes)
+        jobs, points = [], itertools.product(*(values.items() for values in self.grid.values()))
+        for run, point in itertools.product(self.runs, points):
+            if any(run in change["without"] for _, change in point):
+                continue
+            config = merge(self.common, self.runs[run])
+            for _, change in point:
+                config = merge(config, {k: v for k, v in change.items() if k not in OF_A_CHANGE})
+                config = merge(config, change["runs"].get(run, {}))
+            axes = dict(zip(self.grid, (value for value, _ in point), strict=True))
+            for seed in cast(list[int], self.seeds):
+                job = Job(run, axes, seed, {**config, "seed_everything": seed})
+                jobs.append(job.with_changes(self.changes))
+        return jobs
 
     @classmethod
     def from_file(cls: type[G], name: str | Path, changes: Sequence[Config] = ()) -> G:

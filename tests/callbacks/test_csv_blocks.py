@@ -53,7 +53,7 @@ def test_the_table_of_clients_is_the_same_in_blocks(partition, tmp_path, monkeyp
         assert (tmp_path / "again.csv").read_bytes() == whole
 
 
-def test_no_text_is_a_formula(tmp_path):
+def test_a_text_is_never_a_formula_of_a_spreadsheet(tmp_path):
     """A spreadsheet computes a text that begins so; numbers below 0 stay numbers."""
     records = [{"method": "=1+1", "score": -0.5}, {"method": "@A", "score": None}]
     files.write_records(tmp_path / "table.csv", records)

@@ -68,7 +68,7 @@ def history(sent):
     return rows_of(sent[2])
 
 
-def test_everything_is_in_the_folder_of_runs(sent):
+def test_the_files_of_wandb_are_in_the_folder_of_runs(sent):
     folder, wandb_folder, _ = sent
     runs = wandb_folder.parents[1]
     assert {path.name for path in runs.iterdir()} == {"quickstart", "wandb"}

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import yaml
 
 from tests.cli.configurations import SMALL, assert_refused, changed, write
 from tests.commands import call, table
@@ -18,7 +17,7 @@ AUROC = {
 }
 
 
-def test_a_run_reports_them_everywhere(tmp_path):
+def test_metrics_are_in_all_files_and_in_the_printed_table(tmp_path):
     config = changed(SMALL, "loop.metrics", [F1, AUROC])
     config = changed(config, "data.init_args.partition.init_args.alpha", 0.1)
     config = changed(config, "trainer.callbacks", [{"class_path": "LocalBaseline"}])
@@ -49,14 +48,13 @@ def test_a_run_reports_them_everywhere(tmp_path):
     assert table(tmp_path / "again/clients.csv") == clients
 
 
-def test_names_are_keys(tmp_path):
+def test_metrics_can_be_named_by_the_keys_of_a_mapping(tmp_path):
     config = changed(SMALL, "loop.metrics", {"micro": F1, "area": AUROC})
     given = ("--config", write(tmp_path / "c.yaml", config), "--trainer.max_epochs=1")
     status, _, err = call("fit", *given, f"--trainer.default_root_dir={tmp_path}")
     assert (status, err) == (0, "")
-    assert {"test/global/micro", "test/global/area"} <= table(tmp_path / "small/clients.csv")[
-        0
-    ].keys()
+    row = table(tmp_path / "small/clients.csv")[0]
+    assert {"test/global/micro", "test/global/area"} <= row.keys()
 
 
 @pytest.mark.parametrize(
@@ -64,10 +62,7 @@ def test_names_are_keys(tmp_path):
     [
         (["MulticlassF1"], ["loop.metrics", "no class 'MulticlassF1'"]),
         (["MulticlassF1Score"], ["loop.metrics", "num_classes"]),
-        (
-            [yaml.safe_load("{class_path: MulticlassF1Score, init_args: {num_classes: 9}}")],
-            ["[2, 10]"],
-        ),
+        ([{**F1, "init_args": {"num_classes": 9}}], ["[2, 10]"]),
         (["R2Score"], ["loop.metrics: R2Score cannot compare predictions [2, 10]"]),
         (3, ["loop.metrics: 3; it must be one of list[", "dict["]),
     ],

@@ -200,7 +200,7 @@ TEXTS = {
 
 @pytest.mark.parametrize("case", TEXTS)
 @pytest.mark.parametrize("command", ["fit", "compare", "reproduce"])
-def test_a_file_that_says_two_things_is_refused(tmp_path, case, command):
+def test_a_key_twice_and_an_alias_of_itself_are_refused(tmp_path, case, command):
     text, words = TEXTS[case]
     path = tmp_path / "twice.yaml"
     path.write_text(text)

@@ -46,7 +46,7 @@ def test_a_file_of_the_current_folder_comes_first(here):
         ("papers/fedpd/figure2", ["figure2", "pfl reproduce"]),
     ],
 )
-def test_a_name_that_fit_cannot_use(name, parts):
+def test_a_configuration_that_fit_cannot_use_is_refused(name, parts):
     status, _, err = call("fit", "--config", name)
     assert (status, err.count("\n")) == (2, 1), err
     assert err.startswith("error: config: ") and not [part for part in parts if part not in err]

@@ -80,9 +80,8 @@ def test_the_parquet_file_has_a_row_for_each_sample_of_each_client(shown, data):
 def test_a_shared_test_set_has_one_row_for_each_sample(tmp_path):
     write_parquet(DigitsDataModule(3, protocol=SharedTest()), tmp_path / "c.parquet")
     found = parquet.read_table(tmp_path / "c.parquet").to_pydict()
-    shared = [
-        i for i, client in zip(found["index"], found["client"], strict=True) if client is None
-    ]
+    pairs = zip(found["index"], found["client"], strict=True)
+    shared = [index for index, client in pairs if client is None]
     assert shared == list(range(1442, 1797))  # 355 official test samples of 1,797
 
 
@@ -116,7 +115,7 @@ def test_the_folder_for_pfllib_holds_every_client(tmp_path, data):
     assert totals.tolist() == labels.tolist()
 
 
-def test_many_clients_are_told_in_three_rows(here):
+def test_many_clients_are_printed_in_three_rows(here):
     words = ["--data", "DigitsDataModule", "--data.num_clients", 50, "--data.partition", "IID"]
     status, printed, _ = call("partition", *words)
     assert status == 0
@@ -124,7 +123,7 @@ def test_many_clients_are_told_in_three_rows(here):
     assert names == ["least", "mean", "most"]
 
 
-def test_what_is_left_out_is_told(here, tmp_path):
+def test_what_is_left_out_is_printed(here, tmp_path):
     rng = np.random.default_rng(0)
     arrays = {"inputs": rng.random((30, 2)), "targets": np.arange(30) / 30}
     np.savez(tmp_path / "my.npz", **arrays, client_ids=np.repeat([1, 2, 3], [15, 10, 5]))

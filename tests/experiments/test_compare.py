@@ -100,7 +100,7 @@ def test_finished_runs_are_not_repeated(finished, tmp_path, capsys):
     assert capsys.readouterr().out.count("as before") == 4
 
 
-def test_other_code_runs_again_and_says_so(finished, tmp_path, capsys, monkeypatch):
+def test_other_code_runs_again_with_a_remark(finished, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(jobs, "code_version", lambda config="": "other")
     compare(comparison(tmp_path, seeds=1), copy(finished, tmp_path))
     assert capsys.readouterr().out.count("the code changed") == 2

@@ -167,11 +167,8 @@ def test_kept_checkpoints_can_be_exported(tmp_path):
 
 @pytest.mark.usefixtures("quick_figures")
 def test_reports_have_the_names_of_the_file(tmp_path):
-    runs = {
-        "slow": {"model": {"class_path": "FedAvg"}},
-        "fast": {"model": {"class_path": "FedAvg"}},
-    }
-    runs["fast"]["model"]["init_args"] = {"lr": 0.5}
+    fast = {"model": {"class_path": "FedAvg", "init_args": {"lr": 0.5}}}
+    runs = {"slow": RUNS["FedAvg"], "fast": fast}
     path, out = comparison(tmp_path, seeds=1, runs=runs), tmp_path / "out"
     assert call("compare", path, "--out", out, "--jobs", "1")[0] == 0
     assert call("report", out)[0] == 0

@@ -126,7 +126,7 @@ def test_changes_come_after_all_others():
 
 @pytest.mark.parametrize("change", ["trainer.max_epochs", "=3", "data={class_path"])
 @pytest.mark.parametrize("command", ["reproduce", "compare"])
-def test_a_change_that_is_none_gets_one_line(command, change):
+def test_a_change_without_key_and_value_gets_one_line(command, change):
     figure = {"reproduce": "fedpd-figure2", "compare": "papers/fedpd/figure2"}[command]
     status, _, err = call(command, figure, "--change", change)
     assert status == 2 and err.count("\n") == 1 and f"--change: {change};" in err

@@ -125,7 +125,7 @@ def test_models_score_without_the_framework_as_in_the_run(exported, tmp_path):
         np.testing.assert_allclose(scores[str(folder)], expected, rtol=2e-6)
 
 
-def test_the_card_says_where_the_model_comes_from(exported):
+def test_the_card_has_the_origin_of_the_model(exported):
     run, out = exported["both"]
     card = json.loads((out / "client3" / "card.json").read_text())
     summary = json.loads((run / "summary.json").read_text())
@@ -233,7 +233,8 @@ def test_mistakes_are_one_line(run, words, message, exported, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_a_checkpoint_without_its_configuration_is_refused(exported, tmp_path, capsys):
+def test_a_checkpoint_without_the_configuration_of_its_run_is_refused(exported, tmp_path, capsys):
+    """First there is no configuration, then that of a run with another partition."""
     run, _ = exported["head"]
     path = tmp_path / "checkpoints" / "last.ckpt"
     path.parent.mkdir()
@@ -241,16 +242,8 @@ def test_a_checkpoint_without_its_configuration_is_refused(exported, tmp_path, c
     words = ["--ckpt_path", str(path), "--client", "0", "--out", str(tmp_path / "out")]
     assert main(["export", *words]) == 2
     assert f"{tmp_path / 'config.yaml'} is missing" in capsys.readouterr().err
-
-
-def test_a_checkpoint_of_another_partition_is_refused(exported, tmp_path, capsys):
-    run, _ = exported["head"]
-    (tmp_path / "checkpoints").mkdir()
-    path = tmp_path / "checkpoints" / "last.ckpt"
-    path.write_bytes((run / "checkpoints" / "last.ckpt").read_bytes())
     config = yaml.safe_load((run / "config.yaml").read_text())
     write(tmp_path / "config.yaml", changed(config, "seed_everything", 7))
-    words = ["--ckpt_path", str(path), "--client", "0", "--out", str(tmp_path / "out")]
     assert main(["export", *words]) == 2
     assert "the checkpoint's partition is" in capsys.readouterr().err
 

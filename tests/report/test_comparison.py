@@ -309,7 +309,7 @@ def test_kinds_come_in_the_order_of_the_table():
     assert heads[2:5] == ["finetuned/5", "finetuned/10", "unseen/0"]
 
 
-def test_formats():
+def test_a_table_in_markdown_text_and_latex():
     cells = Table(["method", "a_b"], [["FedAvg", "50% ± 1"]])
     assert markdown(cells) == "| method | a_b |\n|---|---|\n| FedAvg | 50% ± 1 |\n"
     assert text(cells).splitlines()[2] == "FedAvg  50% ± 1"
@@ -457,7 +457,7 @@ def test_latex_for_a_paper():
         latex(table, columns=["other"])
 
 
-def test_no_title_leaves_its_place_in_latex():
+def test_a_title_is_escaped_in_latex():
     comparison = Comparison([run("A", 0, [0.5])], "A", title="% a\n\\input{b}")
     caption = next(
         line for line in latex(tables.score_table(comparison)).splitlines() if "caption" in line

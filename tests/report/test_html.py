@@ -210,7 +210,7 @@ def page_of_texts(root, word):
 
 
 @pytest.mark.parametrize("evil", ['"><script>alert(1)</script>', "'--></title></pre><img src=x>"])
-def test_no_text_of_a_run_can_leave_its_place(tmp_path, evil):
+def test_texts_of_a_run_are_escaped_in_the_page(tmp_path, evil):
     """Texts change neither the elements of the page nor their attributes."""
     page, plain = (page_of_texts(tmp_path / word[0], word) for word in (evil, "plain"))
     assert page.elements == plain.elements
@@ -271,7 +271,7 @@ def test_the_configuration_and_versions_are_there(folder):
     assert any("class_path: FedSLR" in words for words in page.words)
 
 
-def test_a_private_run_says_what_is_private(tmp_path):
+def test_the_page_of_a_private_run_has_its_epsilon(tmp_path):
     summary = {"privacy": "delta 0.01, not against the server", "privacy/epsilon": 2.34567}
     write_run(tmp_path / "a", **summary)
     write_run(tmp_path / "b", seed=1)

@@ -85,7 +85,7 @@ def test_a_model_that_diverged_is_seen():
     assert row["accuracy"] == pytest.approx(0.3)
 
 
-def test_nobody_has_samples():
+def test_without_samples_there_are_no_numbers():
     assert summarize(scores([NAN, NAN], [NAN, NAN], [0, 0])) == {}
 
 
@@ -272,7 +272,7 @@ def test_large_numbers_of_parameters_are_exact(tmp_path):
     assert algorithm.row["parameters/personalized"] == 2**24 + 1
 
 
-def test_a_model_of_zeros_takes_no_numbers(tmp_path):
+def test_a_model_of_zeros_has_no_parameters(tmp_path):
     """A penalty above all weights and gradients leaves nothing of the sparse model: 0, not a gap.
 
     With w_0 = 0 and one local step the mean of w_i and the multipliers' are at most a few, and the

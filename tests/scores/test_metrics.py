@@ -265,7 +265,7 @@ def test_a_mean_of_areas_over_classes_needs_all_classes():
     assert values(MulticlassAUROC(3, average="weighted"), p, y) == 1
 
 
-def test_a_client_is_not_seen_by_the_next():
+def test_the_metrics_of_two_clients_do_not_mix():
     metrics = ClientMetrics.read([MulticlassF1Score(2, average="micro")])
     p = torch.tensor([[0.9, 0.1], [0.2, 0.8]])
     assert [metrics.values(p, torch.tensor(y)).item() for y in ([1, 0], [0, 1])] == [0, 1]
@@ -283,7 +283,7 @@ def test_a_client_is_not_seen_by_the_next():
         (["F1Score"], "a metric of torchmetrics"),
     ],
 )
-def test_impossible_names(given, words):
+def test_impossible_names_of_metrics_are_refused(given, words):
     with refused("loop.metrics", words):
         ClientMetrics.read(given)
 

@@ -148,8 +148,8 @@ class RunRecorder(Callback):
         self.seconds = time.monotonic() - self._start
         self.place.add_row(self.rows)
         self.place.add_tables(pl_module.rounds, pl_module.recorded)
-        tested = pl_module.evaluation and scores_among(pl_module.row, "test")
-        if self.place.writes and tested:
+        tested = scores_among(pl_module.row, "test")
+        if self.place.writes and pl_module.evaluation and tested:
             scores = by_name(pl_module.evaluation.scores)
             table.append(self.folder / table.CLIENTS, pl_module.rounds, scores)
 

@@ -109,6 +109,7 @@ class Pretrained(nn.Module):
             raise ValueError("Pretrained.padding_id: null; the configuration has none, give it")
         config.pad_token_id = padding_id
         self.padding_id, self.task, self.pooling = padding_id, task, pooling
+        self.folder, self.outputs = str(path), num_classes
         self.vocabulary = config.vocab_size
         kind: Any = hf.AutoModelForCausalLM if task == "causal" else hf.AutoModel
         if task != "causal" and pooling == "own":

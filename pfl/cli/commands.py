@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from pfl.errors import ConfigError
 
 BUDGETS = ("rounds", "bytes", "gradients", "virtual_seconds")
-FORMATS = ("safetensors", "onnx")
+FORMATS = ("safetensors", "onnx", "peft")
 SHARE = re.compile(r"([1-9]\d*)/([1-9]\d*)$")
 
 

@@ -24,12 +24,13 @@ session = InferenceSession("model.onnx")
 FACTORED = """
 network = load_factored({network}{dtype}, load_file("factored.safetensors")).eval()
 """
+NOT_MERGED = ("adapter", "Bottleneck", "prompt", "SoftPrompt")  # which are no changes of weights
 LOADING = """\
 from safetensors.torch import load_file
 {imports}
 
 network = {network}{dtype}.eval()
-network.load_state_dict(load_file("model.safetensors"))
+{adapt}network.load_state_dict(load_file("model.safetensors"))
 """
 
 
@@ -80,12 +81,18 @@ def loading_code(content: dict[str, Any]) -> str:
     """Returns the lines of Python that load the model of a card."""
     modules: dict[str, set[str]] = {}
     network = _call(content["network"], modules)
+    adapt = ""
     if "factored" in content:
         modules.setdefault("pfl.models.factored", set()).add("load_factored")
+    trainable = content["method"]["init_args"].get("trainable")
+    word = (trainable or {}).get("class_path", "") if not isinstance(trainable, str) else trainable
+    if word.rpartition(".")[2] in NOT_MERGED:
+        modules.setdefault("pfl.models.adapters", set()).add("train_only")
+        adapt = f"train_only(network, {_call(trainable, modules)})\n"
     imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
     dtype = ".double()" if content["dtype"] == "float64" else ""
     code = LOADING + (FACTORED if "factored" in content else "")
-    return code.format(imports=imports, network=network, dtype=dtype)
+    return code.format(imports=imports, network=network, dtype=dtype, adapt=adapt)
 
 
 def sizes(content: dict[str, Any]) -> str:
@@ -109,8 +116,8 @@ def _call(value: Any, modules: dict[str, set[str]]) -> str:
     return repr(value)
 
 
-def readme(content: dict[str, Any], form: str = "safetensors") -> str:
-    """Returns a card as Markdown, with the lines that load a file of this format."""
+def readme(content: dict[str, Any], code: str) -> str:
+    """Returns a card as Markdown, with the lines that load the model."""
     whose = f"client {content['client']}'s" if "client" in content else "the global"
     method, data = (content[key]["class_path"].rpartition(".")[2] for key in ("method", "data"))
     rows = {
@@ -129,7 +136,6 @@ def readme(content: dict[str, Any], form: str = "safetensors") -> str:
     cells = {key: " ".join(escape(str(value), quote=False).split()) for key, value in rows.items()}
     table = "\n".join(f"| {key} | {value.replace('|', '&#124;')} |" for key, value in cells.items())
     factored = f"## Factored\n\n{sizes(content['factored'])}\n\n" if "factored" in content else ""
-    code = ONNX if form == "onnx" else loading_code(content)
     return (
         f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
         f"{factored}## Load it\n\n```python\n{code}```\n\n"

@@ -14,12 +14,14 @@ from torch import Tensor
 from pfl.configuration.app import FederatedCLI
 from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
-from pfl.export.card import card, readme, sizes
+from pfl.export import peft
+from pfl.export.card import ONNX, card, loading_code, readme, sizes
 from pfl.export.files import BATCH, factored_network, measure, save, save_onnx
 from pfl.files import make_folder, write, write_json
-from pfl.method.exported import client_network, global_network
+from pfl.method.exported import client_network, global_network, plain_network
+from pfl.models.pretrained import Pretrained
 
-Format = Literal["safetensors", "onnx"]
+Format = Literal["safetensors", "onnx", "peft"]
 FORMATS = get_args(Format)
 # What a run needs in training only: nothing of it may start, and the export needs no GPU.
 QUIET = {
@@ -91,7 +93,8 @@ def export(
     """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
 
     A folder has `model.safetensors`, the plain network's state dict, or the graph `model.onnx`,
-    `card.json` and `README.md`; with `factored` also `factored.safetensors` or `.onnx`.
+    `card.json` and `README.md`; with `factored` also `factored.safetensors` or `.onnx`. LoRA and
+    dense updates are merged into the weights; the format "peft" has the factors alone.
 
     Args:
         checkpoint: A checkpoint in the folder of its run.
@@ -120,9 +123,14 @@ def export(
 def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factored: bool) -> Path:
     """Writes the model of a client, or the global one, and returns its folder."""
     network = global_network(run.model) if client is None else client_network(run.model, client)
-    networks = {"model": network}
     inputs = run.inputs(BATCH)
     content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
+    if form == "peft":
+        peft.require_adapter(network)
+        content["body"] = run.model.body_digest
+    else:
+        network = plain_network(network)
+    networks = {"model": network}
     if factored:
         networks["factored"] = factored_network(run.model, network, client)
         content["factored"] = measure(network, networks["factored"], inputs)
@@ -131,10 +139,15 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
     for name, one in networks.items():
         if form == "onnx":
             save_onnx(one, folder / f"{name}.onnx", inputs)
+        elif form == "peft" and isinstance(one, Pretrained):
+            peft.save_adapter(one, folder)
         else:
             save(one, folder / f"{name}.safetensors")
     write_json(folder / "card.json", content)
-    write(folder / "README.md", readme(content, form))
+    code = ONNX if form == "onnx" else loading_code(content)
+    if isinstance(network, Pretrained) and form == "peft":
+        code = peft.loading_code(network)
+    write(folder / "README.md", readme(content, code))
     print(folder)
     if factored:
         print(sizes(content["factored"]))

@@ -10,6 +10,7 @@ from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.statistics import of_model
+from pfl.models.adapters import adapted_layers, merged
 from pfl.parameters import private_copy
 
 
@@ -59,6 +60,14 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
             w = algorithm.global_model[None]
     buffers = of_model("global" if is_global else "personalized", algorithm, clients).buffers
     return _network(algorithm, w[0], None if buffers is None else buffers[0])
+
+
+def plain_network(network: nn.Module) -> nn.Module:
+    """Returns a network whose adapters are part of its weights, where they change these."""
+    try:
+        return merged(network) if adapted_layers(network) else network
+    except ValueError:
+        return network
 
 
 def client_rows(algorithm: FederatedAlgorithm, client: int) -> Clients:

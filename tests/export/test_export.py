@@ -21,6 +21,7 @@ from tests.commands import call, finish, table
 pytestmark = pytest.mark.cli
 
 MLP = {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [8]}}
+WIDE = {"class_path": "MLP", "init_args": {"in_features": 64, "hidden": [16]}}
 SIZES = {"num_classes": 10, "image_size": 8, "in_channels": 1, "width": 4}
 BATCH_NORM = {"class_path": "CelebACNN", "init_args": SIZES}
 GROUP_NORM = {"class_path": "models.replace_batch_norm", "init_args": {"network": BATCH_NORM}}
@@ -34,6 +35,8 @@ RUNS = {
     "attention": ("FedAMP", {}, MLP, ["--client", "2", "5"]),
     "statistics": ("Ditto", {"buffers": "local"}, BATCH_NORM, ["--client", "0", "1"]),
     "adapted": ("PerFedAvg", {}, MLP, ["--client", "4"]),
+    "factors": ("Ditto", {"trainable": "lora"}, WIDE, ["--client", "1", "--global"]),
+    "bottleneck": ("FedAvg", {"trainable": "adapter"}, MLP, ["--global"]),
 }
 # Runs the lines of each README, as its reader would, and scores the network.
 SCORE = """
@@ -215,6 +218,7 @@ def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
         ("head", ["--client", "6"], "--client: 6; it must be a client from 0 to 5, or all"),
         ("head", ["--client", "0", "--factored"], "--factored: FedRep has no low-rank model"),
         ("head", ["--client", "0", "--format", "pt"], "invalid choice: 'pt'"),
+        ("factors", ["--global", "--format", "peft"], "peft; it needs a Pretrained network"),
         ("head", ["--client", "x"], "--client: x; it must be the number of a client, or all"),
         ("head", ["--global"], "--global: FedRep has no global model; give --client"),
         ("global", ["--client", "0"], "FedAvg has one model for all clients; give --global"),

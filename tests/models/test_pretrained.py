@@ -121,3 +121,48 @@ def test_mistakes_have_one_line(folders, arguments, message):
         Pretrained(folders["gpt"], task="causal")
     with pytest.raises(ValueError, match=r"SoftPrompt: it needs Pretrained\.pooling: mean"):
         SoftPrompt(2).apply(Pretrained(folders["bert"]))
+
+
+# ---- adapters that peft opens -------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+@pytest.mark.parametrize("kind", ["own", "mean", "causal", "pair"])
+def test_peft_opens_an_exported_adapter_and_gives_the_same_logits(folders, kind, tmp_path):
+    """As a reader of README.md does it, in evaluation mode, for drawn factors and heads."""
+    pytest.importorskip("peft")
+    from pfl.errors import ConfigError
+    from pfl.export.peft import loading_code, save_adapter
+
+    settings = {"task": "causal", "padding_id": 0} if kind == "causal" else {"num_classes": 3}
+    settings |= {"pooling": "mean"} if kind == "mean" else {}
+    network = Pretrained(folders["gpt" if kind == "causal" else "bert"], **settings).eval()
+    layers = ["c_attn", "c_proj"] if kind == "causal" else ["query", "value"]
+    plain = network(TOKENS).detach()
+    with pytest.raises(ConfigError, match=r"it needs a Pretrained network"):
+        save_adapter(network, tmp_path)
+    LoRA(2, 3.0, layers, pair=0.3 if kind == "pair" else None).apply(network)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter.data = torch.randn_like(parameter)
+    save_adapter(network, tmp_path)
+    # transformers tells of the classifier that is drawn anew, and peft replaces it.
+    scope = {}
+    exec(
+        loading_code(network)
+        .replace('"."', repr(str(tmp_path)))
+        .replace('"head.s', f'"{tmp_path}/head.s'),
+        scope,
+    )
+    result = scope["network"](TOKENS, attention_mask=(TOKENS != 0).long())
+    if kind == "causal":
+        actual = result.logits.mT[:, :, :5]
+        expected = network(TOKENS)[:, :, :5]
+    elif kind == "mean":
+        weights = (TOKENS != 0)[..., None].float()
+        actual = scope["head"]((result.last_hidden_state * weights).sum(1) / weights.sum(1))
+        expected = network(TOKENS)
+    else:
+        actual, expected = result.logits, network(TOKENS)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    assert (expected - plain[..., : expected.shape[-1]]).abs().max() > 0.1

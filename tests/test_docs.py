@@ -287,7 +287,7 @@ def rows_of_methods() -> list[list[str]]:
     lines = (ROOT / "docs" / "methods.md").read_text().splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "|" in line]
     heads = [number for number, row in enumerate(rows) if row[0] == "method"]
-    assert len(heads) == 2
+    assert len(heads) == 3
     for begin, end in zip(heads, [*heads[1:], len(rows)], strict=True):
         assert {len(row) for row in rows[begin:end]} == {len(rows[begin])}
     return [row for row in rows if row[0].startswith("`")]

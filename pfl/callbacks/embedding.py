@@ -44,6 +44,10 @@ class EmbeddingFigure(Callback):
 
     Raises:
         ConfigError: There is no such client, or the data have no classes.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[EmbeddingFigure(client=3)], enable_progress_bar=False)
     """
 
     results = ("embedding.png",)  # a resumed run writes it if it is missing

@@ -17,6 +17,14 @@ class RoundProgress(ProgressBar):
     """Shows one line: rounds, time of a round, train loss, global and personalized accuracy.
 
     The bar is shown only on a terminal, neither in redirected output nor under CI.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> bar = RoundProgress()
+        >>> bar.disable()
+        >>> trainer = Trainer(callbacks=[bar])
+        >>> trainer.progress_bar_callback is bar
+        True
     """
 
     def __init__(self) -> None:

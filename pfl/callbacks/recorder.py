@@ -61,6 +61,13 @@ class RunRecorder(Callback):
         table: The content of `clients.csv`; None before training ends.
         summary: The content of `summary.json`; empty before training ends.
         place: The run's folder as an object that writes its tables.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> recorder = RunRecorder(config="model: FedAvg")
+        >>> trainer = Trainer(callbacks=[recorder], enable_progress_bar=False)
+        >>> trainer.recorder is recorder
+        True
     """
 
     def __init__(self, config: str | None = None) -> None:

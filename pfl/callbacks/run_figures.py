@@ -14,7 +14,12 @@ from pfl.scores.table import ScoreTable
 
 
 class RunFigure(Callback):
-    """Writes `report.png` into the run's folder: labels, curves, clients."""
+    """Writes `report.png` into the run's folder: labels, curves, clients.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[RunFigure()], enable_progress_bar=False)
+    """
 
     results = ("report.png",)  # a resumed run writes it if it is missing
 
@@ -37,6 +42,12 @@ class CollaborationMap(Callback):
 
     The figure is `collaboration.png` in the run's folder, and is sent to W&B. `pfl.Trainer` adds
     this callback to every run.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(enable_progress_bar=False)
+        >>> any(isinstance(callback, CollaborationMap) for callback in trainer.callbacks)
+        True
     """
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:

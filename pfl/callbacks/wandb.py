@@ -47,6 +47,10 @@ class WandbRecord(Callback):
             well: that of the last round with the alias `last`, and those that a `ModelCheckpoint`
             with a `monitor` calls the best with the alias `best`. They have the states of all
             clients, and can be large.
+
+    Example:
+        >>> from pfl import Trainer
+        >>> trainer = Trainer(callbacks=[WandbRecord(model=True)], enable_progress_bar=False)
     """
 
     def __init__(self, model: bool = False) -> None:

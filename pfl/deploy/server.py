@@ -294,13 +294,13 @@ class RemoteRound(Round):
         for client, work in zip(ids, loop.participation.work(self.index, ids), strict=True):
             one, log = Clients(np.array([client]), self.index, data, work=float(work)), Log()
             with logging_to(log):
-                down = super()._receive(one)
+                down = super().receive(one)
             self._given[int(client)] = one, down, log
             requests[int(client)] = parties.task(one)
         nobody = Clients(ids[:0], self.index, data)
         with logging_to(Log()), method.in_full_precision():
             method.states.load(nobody)
-            super()._receive(nobody)
+            super().receive(nobody)
             like = train_clients(method, nobody)
         sizes = [m.values.shape[1:].numel() * m.values.element_size() for m in like.values()]
         for client, answer in parties.ask("train", requests, 2 * sum(sizes) + ROOM).items():
@@ -318,9 +318,9 @@ class RemoteRound(Round):
             self.totals.add_lost(1, down, 0, Log())
         super().train(clients.rows(np.delete(np.arange(len(clients)), lost)))
 
-    def _receive(self, clients: Clients) -> int | Tensor:
+    def receive(self, clients: Clients) -> int | Tensor:
         if not len(clients):
-            return super()._receive(clients)
+            return super().receive(clients)
         one, down, log = self._given[int(clients.ids[0])]
         clients.received, clients.personal_messages = one.received, one.personal_messages
         self._extend_log(log)
@@ -341,8 +341,8 @@ class RemoteRound(Round):
         assert mine is not None
         mine.extend(log)
 
-    def _train_part(self, clients: Clients, arrives: bool) -> None:
-        super()._train_part(clients, arrives)
+    def train_part(self, clients: Clients, arrives: bool) -> None:
+        super().train_part(clients, arrives)
         if arrives:
             self.parties.counted.update(dict.fromkeys(clients.ids.tolist(), self.index))
 

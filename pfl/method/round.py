@@ -89,7 +89,7 @@ class Round:
             method.begin_round(self.index)
         self._download = common_download(method)
 
-    def _receive(self, clients: Clients) -> int | Tensor:
+    def receive(self, clients: Clients) -> int | Tensor:
         """Gives the clients what they receive in this round; returns each client's bytes."""
         method = self.method
         with on_side("server", "download_for"):
@@ -115,9 +115,9 @@ class Round:
         for part, arrives in parts:
             # A first chunk without clients runs as well: it gives the shapes of the sums.
             if len(part) or (arrives and not self.totals.counts[:2].any()):
-                self._train_part(part, arrives)
+                self.train_part(part, arrives)
 
-    def _train_part(self, clients: Clients, arrives: bool) -> None:
+    def train_part(self, clients: Clients, arrives: bool) -> None:
         """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
         method, totals = self.method, self.totals
         size = method.oracle.engine.group_size(len(clients), method.threads.count)
@@ -142,7 +142,7 @@ class Round:
         with logging_to(log), method.in_full_precision():
             if not clients.state:
                 method.states.load(clients)
-            down = self._receive(clients)
+            down = self.receive(clients)
             messages = self.train_clients(method, clients)
             if measured and totals.references is None:
                 totals.references = self._references(messages)
@@ -206,7 +206,7 @@ class Round:
         rows = np.unique(np.linspace(0, len(clients) - 1, 3).astype(int))
         group = clients.rows(rows)  # the largest, the smallest, and one between them
         with logging_to(Log()), self.method.in_full_precision():
-            check_group(self.method, group, self._receive)
+            check_group(self.method, group, self.receive)
         return True
 
     # ---- up -----------------------------------------------------------------------------------

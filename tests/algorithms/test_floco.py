@@ -248,7 +248,7 @@ def test_the_projection_is_the_nearest_point():
         bounds=[(0, 1)] * 3,
         constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
     ).x
-    np.testing.assert_allclose(spread_on_simplex(both)[0], nearest, atol=1e-6)
+    np.testing.assert_allclose(spread_on_simplex(both)[0], nearest, atol=1e-4)  # of the solver
 
 
 @pytest.mark.parametrize(

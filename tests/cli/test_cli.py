@@ -151,7 +151,7 @@ class Net(nn.Module):
 class Other:
     pass
 """
-COHORT = "clients_at_once, clients_per_round, dropout, "  # the first keys of loop
+COHORT = "clients_at_once, clients_per_round, clock, dropout, "  # the first keys of loop
 LINES = {
     "--model.optimizer Adamm": ["model.optimizer", "'Adamm'", "full import path"],
     "--data.partition SplitOwn": ["data.partition", "'SplitOwn'", "Dirichlet", "IID"],

@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
     },
     "runs": {
         "FedAvg": {"model.class_path": "FedAvg"},
-        "too fast": {"model": {"class_path": "FedAvg", "init_args": {"lr": 1e38}}},
+        "too fast": {"model": {"class_path": "FedAvg", "init_args": {"lr": 9e37}}},
         "alone": {"model.class_path": "LocalTrain"},
     },
     "grid": {"model.init_args.local_steps": [1, 2]},

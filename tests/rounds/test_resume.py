@@ -396,7 +396,7 @@ def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
     # The folder's configuration is that of the whole run.
     assert yaml.safe_load((folder / "config.yaml").read_text())["trainer"]["max_epochs"] == 2
     # Another learning rate is told, and the earlier configuration stays.
-    with pytest.warns(UserWarning, match="From round 3 on .*: model.lr was 0.1 and is 0.02$"):
+    with pytest.warns(UserWarning, match="From round 3 on .*: model.lr was 0.05 and is 0.02$"):
         call(tmp_path / "parts", 3, f"--ckpt_path={last}", "--model.lr=0.02")
     for name, lr in (("config", 0.02), ("config-until-round-2", 0.1)):
         assert (

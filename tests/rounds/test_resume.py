@@ -398,7 +398,7 @@ def test_resume_on_the_command_line(tmp_path, monkeypatch, capsys):
     # Another learning rate is told, and the earlier configuration stays.
     with pytest.warns(UserWarning, match="From round 3 on .*: model.lr was 0.05 and is 0.02$"):
         call(tmp_path / "parts", 3, f"--ckpt_path={last}", "--model.lr=0.02")
-    for name, lr in (("config", 0.02), ("config-until-round-2", 0.1)):
+    for name, lr in (("config", 0.02), ("config-until-round-2", 0.05)):
         assert (
             yaml.safe_load((folder / f"{name}.yaml").read_text())["model"]["init_args"]["lr"] == lr
         )

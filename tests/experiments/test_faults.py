@@ -185,7 +185,11 @@ from pfl.cli import commands
 from pfl.experiments.workers import WorkerLost, spread
 from tests.experiments.test_faults import sleep
 
-commands.report = lambda _: list(spread(sleep, {tasks}, 2))
+def report(_):
+    list(spread(sleep, {tasks}, 2))
+
+
+commands.report = report
 if __name__ == "__main__":
     sys.exit(main(["report", "x"]))
 """

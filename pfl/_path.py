@@ -60,7 +60,7 @@ def _has_door(path: str, name: str) -> bool:
         text = Path(path, f"{name}.py").read_text(errors="replace")
     except OSError:
         return False
-    return "from pfl._path import open_door" in text
+    return "open_door(__name__)" in text
 
 
 class _Finder:

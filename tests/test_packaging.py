@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from pfl._path import users_module
 from tests.commands import ROOT
 
 PACKAGES = ["datamodules", "models", "pfl"]
@@ -115,6 +116,18 @@ def test_the_wheel_lists_the_figures_that_it_ships(installed, tmp_path):
     papers = (ROOT / "configs" / "papers").glob("*/*.yaml")
     lines = pfl("reproduce", "--list", installed=installed, cwd=tmp_path).splitlines()
     assert {line.split()[0] for line in lines} == {f"{p.parent.name}-{p.stem}" for p in papers}
+
+
+@pytest.mark.parametrize("name", ["models", "datamodules"])
+def test_the_door_of_an_installation_is_not_a_module_of_the_user(tmp_path, monkeypatch, name):
+    """An editable install copies our first file beside the packages; a user's file is another."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    door = tmp_path / f"{name}.py"
+    door.write_text((ROOT / name / "__init__.py").read_text())
+    assert users_module(name) is None
+    door.write_text("mine = 1")
+    found = users_module(name)
+    assert found is not None and found.origin == str(door)
 
 
 def test_the_metadata_name_distribution_license_and_python(metadata):

@@ -28,9 +28,9 @@ class FedExLoRA(MovedWeights):
 
     Note:
         A client receives the whole D, so that it need not have been there in earlier rounds; in the
-        paper, where all clients take part, it is the round's change. Difference from the authors'
-        code: it adds the transpose of the change (benchmarks/agreement), and its mean is unweighted
-        (`weighting: uniform`).
+        paper, where all clients take part, it is the round's change. Differences from the authors'
+        code: it adds the transpose of the change, and its mean is unweighted, as with uniform
+        `weighting`.
 
     Example:
         >>> from models import MLP, LoRA

@@ -225,7 +225,10 @@ def export(given: argparse.Namespace) -> None:
 
 
 def deploy(given: argparse.Namespace) -> None:
-    """Writes a Flower app."""
+    """Write a Flower app whose clients are real parties, each with its own samples.
+
+    All other words are those of `pfl fit`.
+    """
     from pfl.deploy.app import write_app
 
     parties = write_app(given.others, given.out)
@@ -233,7 +236,10 @@ def deploy(given: argparse.Namespace) -> None:
 
 
 def node(given: argparse.Namespace) -> None:
-    """Serves as a party, until a signal ends it."""
+    """Serve as a party, beside `flower-supernode`, until a signal ends it.
+
+    The party trains on its own samples, and keeps its states.
+    """
     from pfl.deploy.app import read_node
 
     worker, address = read_node(given.config, given.client)
@@ -311,24 +317,14 @@ def add_parsers(commands: Any) -> None:
     plan = "shows the runs, their sizes and our choices"
     one.add_argument("--dry-run", action="store_true", help=plan)
 
-    parser = commands.add_parser("deploy", help="write a Flower app that runs with real parties")
-    parser.set_defaults(run=deploy)
-    parser.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
-    parser.description = (
-        "Write a Flower app whose clients are real parties, each with its own samples. All other "
-        "words are those of `pfl fit`."
-    )
-    parser.allow_abbrev = False
-    parser.add_argument("--out", type=Path, required=True, help="the folder of the app")
+    one = command(deploy, "write a Flower app that runs with real parties")
+    one.usage = "pfl deploy --config FILE [--model.KEY VALUE ...] --out FOLDER"
+    one.allow_abbrev = False
+    one.add_argument("--out", type=Path, required=True, help="the folder of the app")
 
-    parser = commands.add_parser("node", help="serve as a party of a Flower app")
-    parser.set_defaults(run=node)
-    parser.description = (
-        "Serve as a party, beside `flower-supernode`: train on the party's own samples, and keep "
-        "its states, until a signal ends it."
-    )
-    parser.add_argument("--config", type=Path, required=True, help="the party's file")
-    parser.add_argument("--client", type=int, help="the party's number; default: the file's")
+    one = command(node, "serve as a party of a Flower app")
+    one.add_argument("--config", type=Path, required=True, help="the party's file")
+    one.add_argument("--client", type=int, help="the party's number; default: the file's")
 
 
 COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce", "deploy", "node")

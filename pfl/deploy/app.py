@@ -83,11 +83,9 @@ def write_app(words: list[str], out: Path) -> int:
         for name, value in place.items():
             text = text.replace(f"@{name}@", value)
         contents[path.name.removesuffix(".txt")] = text
-    with files.run_folder_errors(out, "deploy: --out"):
-        out.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out, "deploy: --out")
     for name, text in contents.items():
-        with files.replaced(out / name) as file:
-            file.write(text.encode())
+        files.write(out / name, text)
     (out / ".flwr").mkdir(exist_ok=True)
     shutil.move(out / "config.toml", out / ".flwr" / "config.toml")
     return parties

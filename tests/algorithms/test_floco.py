@@ -243,12 +243,12 @@ def test_the_projection_is_the_nearest_point():
     both = np.stack([point, point])  # equal points: every z has the same energy, the first counts
     z = 1e-4
     nearest = minimize(
-        lambda a: ((a - point / z) ** 2).sum(),
+        lambda a: z * ((a - point / z) ** 2).sum(),  # of a size that the solver's limits fit
         np.full(3, 1 / 3),
         bounds=[(0, 1)] * 3,
         constraints={"type": "eq", "fun": lambda a: a.sum() - 1},
     ).x
-    np.testing.assert_allclose(spread_on_simplex(both)[0], nearest, atol=1e-4)  # of the solver
+    np.testing.assert_allclose(spread_on_simplex(both)[0], nearest, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,15 @@ from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import StateFiles, Worker
 from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party
-from tests.algorithms.methods import METHODS, normalized_network, small_network, small_world
+from tests.algorithms.methods import (
+    METHODS,
+    differing,
+    everything,
+    normalized_network,
+    small_network,
+    small_world,
+    tables,
+)
 
 
 def make(name: str, settings: dict[str, Any], normalized: bool) -> FederatedAlgorithm:
@@ -139,13 +147,45 @@ def train_apart(
     run: dict[str, Any],
     trainer: Trainer,
     evaluate: tuple[str, ...],
-    **kwargs: Any,
+    ckpt_path: Path | None = None,
+    **parties: Any,
 ) -> tuple[FederatedAlgorithm, Server]:
     """Trains as a server whose clients are behind a channel; the method and the server."""
     method = make(run["name"], run["settings"], run["normalized"])
     count = small_world().num_clients
     loop = FederatedLoop(RemoteData(count), evaluate=evaluate, **run["loop"])  # type: ignore[arg-type]
-    server = Server(Parties(channel, run, count, **kwargs))
+    server = Server(Parties(channel, run, count, **parties))
     server.join(trainer, method, loop)
-    trainer.fit(method, datamodule=loop)
+    trainer.fit(method, datamodule=loop, ckpt_path=ckpt_path)
     return method, server
+
+
+def differing_apart(
+    expected: FederatedAlgorithm, actual: FederatedAlgorithm, states: list[dict[str, np.ndarray]]
+) -> set[str]:
+    """Names of what is not the same in a simulation and in a run of parties.
+
+    Args:
+        expected: The method of the simulation.
+        actual: The method of the server.
+        states: What each client keeps, [1, width] by name; a state that is missing is the first.
+    """
+    rows, known = everything(expected), everything(actual)
+    for name in expected.store.names:
+        # The simulation's store says who has a row; clients that are apart have their own.
+        known[f"seen {name}"] = rows[f"seen {name}"]
+        first = expected.store.initial(name)[None].numpy()
+        of_all = np.concatenate([state.get(name, first) for state in states])
+        known[f"client {name}"] = torch.from_numpy(of_all)
+    only_apart = {"row dropped", "row comm/uplink_wire_bytes", "row comm/downlink_wire_bytes"}
+    assert only_apart <= known.keys()
+    different = differing(known, rows) - (only_apart - rows.keys())
+    if tables(actual) != tables(expected):
+        different.add("tables")
+    assert expected.evaluation is not None and actual.evaluation is not None
+    for key, numbers in expected.evaluation.scores.items():
+        for number, column in numbers.items():
+            told = actual.evaluation.scores[key][number]
+            if not np.array_equal(told, column, equal_nan=True):
+                different.add(f"score {key} {number}")
+    return different

@@ -1,0 +1,178 @@
+"""Faults of parties and server, against the simulation."""
+
+import json
+
+import numpy as np
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from pfl.callbacks import LocalBaseline
+from pfl.deploy.wire import pack, unpack
+from pfl.deploy.worker import difference
+from tests.deploy.conftest import Ended
+from tests.refusal import refused
+
+KINDS = ["FedAvg", "SCAFFOLD, option I", "FedPer", "FedAMP", "FedPAC", "FedSLR", "Ditto"]
+# Client 1's message of the second round is lost. The samples it trained on are not known.
+UNKNOWN = {"samples_seen", "row train/samples"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("fault", ["before", "within", "after"])
+def test_a_party_that_ends_is_one_that_drops_out(simulate, federation, name, fault):
+    expected = simulate(name, dropout=[[], [1], [], []])
+    parties = federation(name, faults={(1, "train", 1): fault})
+    with pytest.warns(UserWarning, match=r"party 1 is left out \(train\): the worker has ended"):
+        parties.train()
+    assert parties.differing(expected) <= UNKNOWN
+
+
+@pytest.mark.parametrize("name", ["SCAFFOLD, option I", "Ditto"])
+def test_a_party_that_ends_after_its_upload_has_its_states(simulate, federation, name):
+    """Its new states are pending in a file until the server says that the message counted."""
+    parties = federation(name, faults={(1, "train", 1): "later", (2, "train", 3): "later"})
+    assert parties.train().differing(simulate(name)) == set()
+
+
+def test_a_party_that_comes_later_is_in_the_trace_from_then_on(simulate, federation):
+    expected = simulate("SCAFFOLD, option I", trace=[[0, 1, 2], [0, 1, 2], *2 * [[0, 1, 2, 3]]])
+    parties = federation("SCAFFOLD, option I", absent={3: [0, 1]}).train(enough=3)
+    assert parties.differing(expected) <= {"row dropped"}
+
+
+def test_a_party_without_an_answer_in_time_is_left_out(simulate, federation):
+    expected = simulate("FedAvg", dropout=[[], [1], [], []])
+    parties = federation("FedAvg", faults={(1, "train", 1): "late"})
+    with pytest.warns(UserWarning, match="party 1 is left out .*: no answer within 600 s"):
+        parties.train()
+    assert parties.differing(expected) <= UNKNOWN
+
+
+def changed(change):
+    """A fault: another answer."""
+
+    def fault(answer):
+        value = unpack(answer)
+        return change(value) or pack(value)
+
+    return fault
+
+
+def set_values(values):
+    def change(answer):
+        answer["messages"]["w"][0] = values(answer["messages"]["w"][0])
+
+    return changed(change)
+
+
+@pytest.mark.parametrize(
+    "fault, words",
+    [
+        (set_values(lambda w: w * np.nan), "the message 'w' is not finite"),
+        (
+            set_values(lambda w: w[:, 1:]),
+            r"the message 'w' is .* \[1, 25\]; it must be .* \[1, 26\]",
+        ),
+        (set_values(lambda w: w.astype(np.float32)), "float32 .*; it must be .*float64"),
+        (set_values(lambda w: "w"), "0 is not a ndarray"),
+        (changed(lambda answer: answer["messages"].clear()), "the answer lacks 'w'"),
+        (changed(lambda answer: answer["losses"].update(train=[])), "the answer lacks 0"),
+        (changed(lambda _: bytes(100)), "not a message of pfl"),
+        (changed(lambda _: pack(np.ones(1 << 24))), "the message has .* at most"),
+        (changed(lambda _: pack(5)), "the answer is not one of pfl"),
+    ],
+)
+def test_a_party_with_an_unfit_answer_is_named_and_left_out(simulate, federation, fault, words):
+    expected = simulate("FedAvg", dropout=[[], [1], [], []])
+    parties = federation("FedAvg", faults={(1, "train", 1): fault})
+    with pytest.warns(UserWarning, match=f"party 1 is left out .*: .*{words}"):
+        parties.train()
+    assert parties.differing(expected) <= UNKNOWN
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("name", ["SCAFFOLD, option I", "FedPAC"])
+def test_a_server_continues_from_its_checkpoint(simulate, federation, name, every):
+    """It ends in the fourth round; the parties' states are then ahead of the checkpoint's."""
+    parties = federation(name, faults={(2, "train", 3): "server"})
+    with pytest.raises(Ended):
+        parties.train(ModelCheckpoint(every_n_epochs=every, filename="last"))
+    (last,) = parties.folder.glob("run/checkpoints/last.ckpt")
+    parties.train(ModelCheckpoint(), ckpt_path=last)
+    assert parties.differing(simulate(name)) == set()
+
+
+def test_a_method_that_needs_all_clients_ends_where_one_is_away(federation):
+    parties = federation("FedPD, Oracle I", faults={(1, "train", 1): "before"})
+    with (
+        pytest.warns(UserWarning, match="party 1 is left out"),
+        refused("party 1 is away in round 2, and FedPD needs all clients in every round"),
+    ):
+        parties.train()
+
+
+# ---- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key, value", [("name", "FedPer"), ("rounds", 9), ("more", 1)])
+def test_parties_that_do_not_agree_are_refused_at_both_ends(federation, capfd, key, value):
+    parties = federation("FedAvg")
+    parties.channel.workers[2].agreed[key] = value
+    with (
+        pytest.warns(UserWarning, match="a party is refused"),
+        refused(f"3 of 4 parties are there; a party is refused: {key}: {value} at the party and"),
+    ):
+        parties.train()
+    assert f"party 2: refused: {key}: {value} at the party and" in capfd.readouterr().err
+
+
+def test_no_difference_between_equals():
+    assert difference({"a": 1}, {"a": 1}) is None
+
+
+def test_one_client_cannot_be_there_twice(federation):
+    parties = federation("FedAvg")
+    parties.channel.workers[2].client = 1
+    with (
+        pytest.warns(UserWarning, match="client 1 is there twice"),
+        refused("3 of 4 parties are there; a party is refused: client 1 is there twice"),
+    ):
+        parties.train()
+
+
+def test_a_party_without_the_counted_states_is_left_out(federation):
+    parties = federation("SCAFFOLD, option I")
+
+    def lose(answer):
+        for path in parties.folder.glob("party-1/*/client-1/*.npz"):
+            path.unlink()
+        return answer
+
+    parties.channel.faults[0, "train", 1] = lose
+    with pytest.warns(UserWarning, match="party 1 is left out .* has no states of round 1"):
+        parties.train()
+
+
+def test_sizes_stay_at_the_party_where_the_weights_are_uniform(federation):
+    parties = federation("FedAvg")
+    for worker in parties.channel.workers.values():
+        worker.sizes, worker.facts = False, worker.facts | {"sizes": [1, 0, 1]}
+    with refused("model.weighting: samples; party 0 does not tell its number of samples"):
+        parties.train()
+
+
+def test_nothing_but_declared_arrays_travels(federation):
+    """Down: the method's messages. What a client keeps, and its samples, are in no message."""
+    parties = federation("SCAFFOLD, option I").train()
+    for _, request in parties.channel.told:
+        if request["do"] in ("train", "evaluate"):
+            assert {*request["task"]["received"]} == {"w", "c"}
+            plain = {**request, "task": {**request["task"], "received": {}}}
+            assert json.dumps(plain)
+
+
+def test_what_needs_samples_is_refused_at_the_server(federation):
+    with refused("trainer.callbacks: LocalBaseline needs the clients' samples"):
+        federation("FedAvg").train(LocalBaseline())
+    with refused("loop.unseen: it is for simulations"):
+        federation("FedAvg", unseen=[1]).train()

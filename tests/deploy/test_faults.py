@@ -12,7 +12,8 @@ from pfl.deploy.worker import difference
 from tests.deploy.conftest import Ended
 from tests.refusal import refused
 
-KINDS = ["FedAvg", "SCAFFOLD, option I", "FedPer", "FedAMP", "FedPAC", "FedSLR", "Ditto"]
+SLOW = ["FedAvg", "FedPer", "FedAMP", "FedPAC", "FedSLR", "Ditto"]
+KINDS = ["SCAFFOLD, option I", *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 # Client 1's message of the second round is lost. The samples it trained on are not known.
 UNKNOWN = {"samples_seen", "row train/samples"}
 
@@ -95,15 +96,19 @@ def test_a_party_with_an_unfit_answer_is_named_and_left_out(simulate, federation
 def test_a_server_continues_from_its_checkpoint(simulate, federation, name, every):
     """It ends in the fourth round; the parties' states are then ahead of the checkpoint's."""
     parties = federation(name, faults={(2, "train", 3): "server"})
+
+    def checkpoints():
+        return ModelCheckpoint(every_n_epochs=every, filename="last", enable_version_counter=False)
+
     with pytest.raises(Ended):
-        parties.train(ModelCheckpoint(every_n_epochs=every, filename="last"))
+        parties.train(checkpoints())
     (last,) = parties.folder.glob("run/checkpoints/last.ckpt")
-    parties.train(ModelCheckpoint(), ckpt_path=last)
+    parties.train(checkpoints(), ckpt_path=last)
     assert parties.differing(simulate(name)) == set()
 
 
 def test_a_method_that_needs_all_clients_ends_where_one_is_away(federation):
-    parties = federation("FedPD, Oracle I", faults={(1, "train", 1): "before"})
+    parties = federation("FedPD", faults={(1, "train", 1): "before"})
     with (
         pytest.warns(UserWarning, match="party 1 is left out"),
         refused("party 1 is away in round 2, and FedPD needs all clients in every round"),

@@ -137,11 +137,6 @@ class RemoteData(FederatedDataModule):
         """The largest number of classes that a party has told."""
         return self.classes
 
-    @property
-    def has_labels(self) -> bool:
-        """False: the numbers of samples of each class do not travel."""
-        return False
-
     def left_out(self) -> dict[str, int]:
         """Returns nothing: what the parties leave out is theirs."""
         return {}

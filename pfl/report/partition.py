@@ -48,7 +48,7 @@ def client_columns(
         columns["name"] = np.array(names, str)[clients]
     for split, arrays in data.partition.splits.items():
         columns[f"{split}_samples"] = np.asarray(arrays.sizes)[clients]
-    if data.has_labels:
+    if data.has_labels and data.partition.targets is not None:  # None: they are elsewhere
         counts = data.label_counts(clients=clients)
         classes = getattr(data, "class_names", None) or range(counts.shape[1])
         columns |= {f"label_{name}": counts[:, k] for k, name in enumerate(classes)}

@@ -55,7 +55,7 @@ def test_an_app_and_its_party_agree(tmp_path):
     assert (hello["client"], hello["classes"], hello["input"]) == (2, 10, ["float32", [1, 8, 8]])
     agreed["model.init_args.lr"] = 0.2
     answer = unpack(worker.answer(pack({"do": "hello", "agreed": agreed})))
-    line = "model.init_args.lr: 0.1 at the party and 0.2 at the server; both must have the same"
+    line = "model.init_args.lr: 0.05 at the party and 0.2 at the server; both must have the same"
     assert answer == {"refused": line}
 
     shutil.copy(app / "party.yaml", app / "other.yaml")

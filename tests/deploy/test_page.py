@@ -21,7 +21,7 @@ WORDS = ["--data.num_clients", 3, "--loop.clients_per_round", "null", "--trainer
 def test_the_page_makes_a_federation_on_one_machine(tmp_path):
     bin_folder = Path(sys.executable).parent
     if not (bin_folder / "flower-superlink").exists():
-        pytest.skip("flwr is not installed: pip install lightning-pfl[deploy]")
+        pytest.skip("flwr is not installed: pip install '.[deploy]'")
     (block,) = re.findall(r"```sh\n(pfl deploy.*?)```", (ROOT / "docs/deploy.md").read_text(), re.S)
     path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
     env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}

@@ -19,7 +19,7 @@ class FLoRA(MovedWeights):
     """New factors in every round, whose products are stacked and added to the frozen weight.
 
     A_i drawn anew and B_i = 0; (A_i, B_i) <- local steps with W + D + s B_i A_i as weight, D still;
-    D <- D + s [B_1 B_2 ...] [p_1 A_1; p_2 A_2; ...] = D + s sum_S p_i B_i A_i.
+    D <- D + s sum_S p_i B_i A_i, one product of all B_i side by side and all p_i A_i in a stack.
     The clients' ranks may differ. p_i is the client's share of the cohort's samples, and s is
     alpha / r with the rank r of `trainable`, for all clients. Heads are averaged.
 

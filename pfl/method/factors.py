@@ -60,8 +60,7 @@ def trained_factors(network: nn.Module, space: ParameterSpace) -> list[Factors]:
 def sum_of_products(factors: Sequence[Factors], v: Tensor, weights: Tensor) -> Tensor:
     """Returns sum_i p_i scale B_i A_i of models v [C, P] with weights p [C], all layers in one row.
 
-    The factors of the clients are stacked, [B_1 B_2 ...] and [p_1 A_1; p_2 A_2; ...], and
-    multiplied once.
+    All B_i stand side by side, all p_i A_i in a stack, and the two are multiplied once.
     """
     sums = []
     for pair in factors:

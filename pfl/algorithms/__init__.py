@@ -9,9 +9,11 @@ from pfl.algorithms.fedala import FedALA as FedALA
 from pfl.algorithms.fedamp import FedAMP as FedAMP
 from pfl.algorithms.fedamp import HeurFedAMP as HeurFedAMP
 from pfl.algorithms.fedas import FedAS as FedAS
+from pfl.algorithms.fedasync import FedAsync as FedAsync
 from pfl.algorithms.fedavg import FedAvg as FedAvg
 from pfl.algorithms.fedbabu import FedBABU as FedBABU
 from pfl.algorithms.fedbn import FedBN as FedBN
+from pfl.algorithms.fedbuff import FedBuff as FedBuff
 from pfl.algorithms.fedclup import FedCLUP as FedCLUP
 from pfl.algorithms.feddbe import FedDBE as FedDBE
 from pfl.algorithms.feddpa import FedDPA as FedDPA

@@ -8,6 +8,7 @@ from pfl.engines.local_step import LocalOptimizer, Step
 from pfl.engines.objective import Objective, Outputs, Samples
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.buffered import Buffered
 from pfl.method.checks import refuse_factors
 from pfl.method.exact_mean import FactorMethod, MovedWeights
 from pfl.method.factors import ClientRanks, factor_mask
@@ -30,6 +31,7 @@ from pfl.randomness import generator
 
 __all__ = [
     "Batch",
+    "Buffered",
     "ClientRanks",
     "Clients",
     "ConfigError",

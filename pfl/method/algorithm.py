@@ -146,6 +146,8 @@ class FederatedAlgorithm(LocalTraining):
     In every round `client_update` then gets a single client, which owns the samples of all clients
     that train; the cohort does not matter, unless it is empty, and nobody fails or is slow.
     """
+    buffer_size: int | None = None
+    """The messages after which the server moves, in virtual time; None: those of a cohort."""
     sends_first: ClassVar[bool] = False
     """Whether clients send something before they receive anything: `first_upload` is written."""
     tables: ClassVar[tuple[str, ...]] = ()

@@ -150,7 +150,8 @@ def plan_chunks(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients)
     The number is the same for all processes, or they would not agree on who trains whom.
     """
     size = min(gather(loop.clients_at_once or _clients_that_fit(method, loop, probe)))
-    loop.plan(chunk_size=size, stateful=bool(method.states.all_names), cost=method.cost)
+    stateful = bool(method.states.all_names)
+    loop.plan(size, stateful=stateful, cost=method.cost, buffer=method.buffer_size)
 
 
 def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> int:

@@ -191,7 +191,12 @@ class FederatedLoop(LightningDataModule):
         self.participation.check(rounds)
 
     def plan(
-        self, chunk_size: int, *, stateful: bool, cost: Callable[[np.ndarray], np.ndarray]
+        self,
+        chunk_size: int,
+        *,
+        stateful: bool,
+        cost: Callable[[np.ndarray], np.ndarray],
+        buffer: int | None = None,
     ) -> None:
         """Sets how cohorts are cut into chunks.
 
@@ -199,9 +204,10 @@ class FederatedLoop(LightningDataModule):
             chunk_size: How many clients train together.
             stateful: Whether a client stays on the process that has its rows.
             cost: Gives the relative costs of a round for clients of some sizes.
+            buffer: How many messages end a round of a server that waits for no cohort.
         """
         self.chunk_size, self.stateful, self.cost = chunk_size, stateful, cost
-        self.participation.pace(cost)
+        self.participation.pace(cost, buffer)
 
     def on_exception(self, exception: BaseException) -> None:
         """Restores the process after an error, since Lightning then tears nothing down."""

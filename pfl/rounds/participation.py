@@ -22,6 +22,7 @@ from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
 from pfl.randomness import key
+from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
@@ -117,6 +118,7 @@ class Participation:
         self.clock = clock
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
         self._ends: list[float] = []  # of the rounds so far, in virtual seconds
+        self.timetable: Timetable | None = None
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
         self.datamodule, self.seed = datamodule, seed
         self.clients_per_round, self.sampling = clients_per_round, sampling
@@ -168,6 +170,11 @@ class Participation:
         """Number of clients in a round: the exact number, or the expected one (Bernoulli)."""
         if self.trace is not None:
             return max(map(len, self.trace), default=0)
+        return self.at_once if self.timetable is None else self.timetable.buffer
+
+    @property
+    def at_once(self) -> int:
+        """Number of clients that train at the same time."""
         return len(self.population) if self.clients_per_round is None else self.clients_per_round
 
     @property
@@ -179,6 +186,8 @@ class Participation:
         """Returns the ids of the clients that train in a round, ascending int64."""
         if self.trace is not None:
             return np.sort(np.asarray(self.trace[round_index], np.int64))
+        if self.timetable is not None:
+            return self.timetable.of(round_index).ids
         population, size = self.population, self.cohort_size
         total = len(population)
         if size == total:
@@ -226,13 +235,49 @@ class Participation:
 
     # ---- virtual time -------------------------------------------------------------------------
 
-    def pace(self, cost: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Sets what a round costs clients of some sizes, in sample gradients."""
-        self.cost, self._ends = cost, []
+    def pace(self, cost: Callable[[np.ndarray], np.ndarray], buffer: int | None = None) -> None:
+        """Sets what a round costs clients of some sizes, and how many messages end it.
+
+        Args:
+            cost: Returns the sample gradients of clients with numbers of samples, both [n].
+            buffer: A number of messages that may come as they do; None: those of a cohort.
+        """
+        self.cost, self._ends, self.timetable = cost, [], None
+        if buffer is not None and self.clock is not None and self.trace is None:
+            ids = self.population
+            gradients = np.asarray(cost(self.datamodule.client_sizes[ids]), np.float64)
+            seconds = self.clock.seconds(ids, gradients, self.seed)
+            self.timetable = Timetable(ids, seconds, self.at_once, buffer, self.seed)
+
+    def arrivals(self, round_index: int) -> Arrivals | None:
+        """Returns the messages of a round that come as they do; None: they are a cohort's."""
+        return None if self.timetable is None else self.timetable.of(round_index)
+
+    def check_buffer(self, buffer: int, method: str) -> None:
+        """Refuses what has no meaning for messages that come as they do."""
+        if self.clock is None or self.trace is not None:
+            return
+        total = len(self.population)
+        if buffer > total:
+            raise ConfigError(
+                f"model.buffer_size: {buffer}; it must be at most {total}, the number of clients "
+                f"that train"
+            )
+        if self.sampling != "uniform":
+            raise ConfigError(
+                f"loop.sampling: {self.sampling}; {method} draws one client after another, use "
+                f"uniform"
+            )
+        if self.stragglers:
+            raise ConfigError(
+                f"loop.stragglers: clients of {method} are slow by loop.clock; leave it out"
+            )
 
     def end(self, round_index: int) -> float:
         """Returns when a round ends, in virtual seconds since the first one began."""
         assert self.clock is not None
+        if self.timetable is not None:
+            return self.timetable.of(round_index).time
         for index in range(len(self._ends), round_index + 1):
             ids = self.cohort(index)
             gradients = self.cost(self.datamodule.client_sizes[ids]) * self.work(index, ids)
@@ -405,6 +450,8 @@ class Participation:
             who = "all clients"
         else:
             who = f"{self.cohort_size} clients a round, {self.sampling} sampling"
+        if self.timetable is not None:
+            who = f"{self.at_once} clients at a time, a round for {self.cohort_size} messages"
         if unseen := len(self.unseen_clients):
             total = self.datamodule.num_clients
             who += f"; {unseen} of the {total} clients never train"

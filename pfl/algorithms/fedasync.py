@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from pfl.method import Buffered, Clients, Message, Network, require, require_one_of
@@ -66,7 +67,7 @@ class FedAsync(Buffered):
     def trust(self, staleness: Tensor) -> Tensor:
         """Returns s(τ) of the staleness τ of some messages, [n]."""
         if self.kind == "constant":
-            return staleness * 0 + 1
+            return torch.ones_like(staleness)
         if self.kind == "polynomial":
             return (1 + staleness) ** -self.exponent
         return 1 / (self.slope * (staleness - self.delay).clamp_min(0) + 1)

@@ -45,13 +45,13 @@ class Timetable:
         seed: The seed of the draws.
 
     Example:
-        Two clients take 1 and 3 seconds, and the server moves after each message:
+        Two clients take 1 and 2.5 seconds, and the server moves after each message:
 
-        >>> table = Timetable(np.arange(2), np.array([1.0, 3.0]), slots=2, buffer=1, seed=0)
+        >>> table = Timetable(np.arange(2), np.array([1.0, 2.5]), slots=2, buffer=1, seed=0)
         >>> [int(table.of(number).ids[0]) for number in range(4)]
-        [0, 0, 0, 1]
-        >>> table.of(3).time, table.of(3).versions.tolist()  # three moves after it began
-        (3.0, [0])
+        [0, 0, 1, 0]
+        >>> table.of(2).time, table.of(2).versions.tolist()  # two moves after it began
+        (2.5, [0])
     """
 
     def __init__(

@@ -28,7 +28,7 @@ from tests.algorithms.methods import (
 # The server of these reads the messages of single clients or their products, or has the samples.
 REFUSED = {
     *("FedACS", "FedACS, quantile 1", "FedAMP", "HeurFedAMP", "FedGH", "FedPAC", "GlobalTrain"),
-    *("CFL", "Floco", "pFedHN", "FedExLoRA", "FLoRA", "FlexLoRA"),
+    *("CFL", "Floco", "pFedHN", "FedBuff", "FedAsync", "FedExLoRA", "FLoRA", "FlexLoRA"),
     "FedSLR, all multipliers",
 }
 CLIP = 1e-3  # below the norm of every client's messages, which are then moved by C exactly

@@ -244,7 +244,10 @@ def test_the_median_of_two_rounds_by_hand(fit):
     np.testing.assert_allclose(algorithm.global_model, models[-1], rtol=0, atol=1e-13)
 
 
-KEPT = {"CFL", "FedAMP", "HeurFedAMP", "FedGH", "FedACS", "FedACS, quantile 1", "pFedHN"}
+KEPT = {
+    *("CFL", "FedAMP", "HeurFedAMP", "FedGH", "FedACS", "FedACS, quantile 1", "pFedHN"),
+    *("FedBuff", "FedAsync"),
+}
 PRODUCTS = {"FedExLoRA", "FLoRA", "FlexLoRA"}
 
 

@@ -45,6 +45,11 @@ FITS = {
         DIGITS,
         "clients_per_round=5, clients_at_once=2, dropout=0.4, stragglers=0.5, unseen=[3]",
     ),
+    "messages as they come": (
+        "FedBuff(MLP(64, [6]), buffer_size=3)",
+        DIGITS,
+        "clients_per_round=5, clients_at_once=2, dropout=0.2, clock=Clock(5000.0, 1.0)",
+    ),
     "metrics": (
         "FedAvg(MLP(64, [6]))",
         "DigitsDataModule(7, Dirichlet(0.1), seed=0)",
@@ -120,7 +125,8 @@ from pfl import FederatedLoop, Trainer
 from pfl.aggregation.attacks import Attackers, InnerProduct, SignFlip
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, SamplePrivacy
 from pfl.aggregation.robust import Median, NormBound
-from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedSLR, LocalTrain
+from pfl.algorithms import SCAFFOLD, Ditto, FedAvg, FedBuff, FedSLR, LocalTrain
+from pfl.rounds.clock import Clock
 from tests.algorithms.methods import METHODS, small_network, small_world
 from models import HalfSquaredError
 

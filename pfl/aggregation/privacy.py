@@ -254,8 +254,8 @@ class PrivateMean:
         widths = [total.numel() for total in sums.values()]
         drawn = torch.from_numpy(self.noise(round_index, sum(widths), rng)).split(widths)
         for (name, total), noise in zip(sums.items(), drawn, strict=True):
-            mean = (total + (deviation * noise).to(total)) / self.cohort
-            means[name] = mean + references[name] if name in references else mean
+            mean = torch.add(total, noise.to(total), alpha=deviation).div_(self.cohort)
+            means[name] = mean.add_(references[name]) if name in references else mean
         if below is not None and (adaptive := self.privacy.adaptive) is not None:
             noisy = float(below) + self.count_noise * rng.standard_normal()
             share = noisy / self.cohort + 0.5

@@ -49,7 +49,10 @@ def clipped_sums(
     """
     rows = {n: v - references[n] if n in references else v for n, v in messages.items()}
     # Inner products of single rows need no memory, and are exact to the rounding of the messages.
-    squares = [torch.cat([v[:0, 0], *(x.dot(x)[None] for x in v)]).double() for v in rows.values()]
+    squares = [
+        torch.tensor([float(x.dot(x)) for x in v], dtype=torch.float64, device=v.device)
+        for v in rows.values()
+    ]
     norms = torch.stack(squares).sum(0).sqrt() if squares else torch.zeros(0)
     bad = ~norms.isfinite()
     scale = torch.where(bad, 0.0, limit / norms.clamp_min(limit))

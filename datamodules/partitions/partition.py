@@ -70,17 +70,16 @@ class Partition:
 
         The docstring of this module describes the content.
         """
-        parts = {  # arrays that are computed on access are computed
-            split: held if isinstance(held, Ragged) else Ragged.from_sizes(held.flat, held.sizes)
-            for split, held in self.splits.items()
-        }
-        stored = Partition(parts["train"], parts["val"], parts["test"])
-        arrays: dict[str, np.ndarray] = {}
-        for split, part in parts.items():
+        arrays, parts = dict[str, np.ndarray](), dict[str, Ragged]()
+        for split, part in self.splits.items():
+            if not isinstance(part, Ragged):  # arrays that are computed on access
+                part = Ragged.from_sizes(part.flat, part.sizes)
+            parts[split] = part
             widest = part.indices.max(initial=0)
             kind = np.int32 if widest <= np.iinfo(np.int32).max else np.int64
             arrays[f"{split}_indices"] = part.indices.astype(kind)
             arrays[f"{split}_sizes"] = np.asarray(part.sizes, np.int64)
+        stored = Partition(parts["train"], parts["val"], parts["test"])
         about = {**self.about, "format": FORMAT, "hash": stored.hash}
         if shared := _number_shared(stored):
             about["shared_samples"] = shared

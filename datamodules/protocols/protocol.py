@@ -31,9 +31,6 @@ class Protocol(ABC):
     only trains. Where targets are classes, the samples are stratified: the share of each class in a
     split is proportional to its share in the client's samples, by Sainte-Laguë's method.
 
-    Args:
-        validation: Share of the client's own samples for its validation set, from 0 to below 1.
-
     Attributes:
         words: What a client is tested on, with the names of attributes in braces.
         needs_official_test: Whether the protocol needs an official test set.

@@ -119,7 +119,6 @@ def flower_partitioner(
             takes them from the columns of the data set, such as `Natural("writer_id")`.
         num_partitions: The number of clients; None with a rule that determines it.
         partition_by: The column of the labels, numbers or text.
-        seed: Seed of the partition.
 
     Example:
         >>> from importlib.util import find_spec

@@ -52,16 +52,6 @@ class MappedSamples(TensorSamples):
 
         From then on samples are gathered from the file, an `.npy` file of the inputs. If it exists,
         it is used as it is: where the data set changes, give it another name.
-
-        Example:
-            >>> import tempfile
-            >>> from torch.utils.data import TensorDataset
-            >>> from datamodules import DatasetSamples, MappedSamples
-            >>> data = TensorDataset(torch.rand(10, 3), torch.arange(10) % 2)
-            >>> with tempfile.TemporaryDirectory() as folder:
-            ...     samples = DatasetSamples(data, targets=torch.arange(10) % 2)
-            ...     len(MappedSamples.read(samples, f"{folder}/inputs.npy"))
-            10
         """
         if samples.targets is None:
             raise ConfigError(

@@ -25,8 +25,7 @@ class TensorDataModule(FederatedDataModule):
     Args:
         inputs: Training inputs [N, ...].
         targets: Training targets [N] or [N, ...].
-        test_inputs: Inputs of the official test set, if there is one.
-        test_targets: Targets of the official test set, if there is one.
+        test_inputs, test_targets: The official test set, if there is one.
         client_ids: For `Natural`: the client of each training sample, or of each sample (training
             samples first), numbers or text.
 
@@ -60,11 +59,7 @@ class ArrayDataModule(FederatedDataModule):
     The arguments are those of `TensorDataModule`, but inputs and targets of type float64 (or wider)
     become float32.
 
-    In a configuration file, for the file that `np.savez("mine.npz", inputs=x, targets=y)` writes:
-
-        data:
-          class_path: ArrayDataModule
-          init_args: {file: mine.npz, num_clients: 10, partition: IID}
+    `np.savez("mine.npz", inputs=x, targets=y)` writes such a file.
 
     Args:
         file: Path of an `.npz` file whose arrays have the names of the arguments, instead of them.

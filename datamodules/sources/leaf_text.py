@@ -61,12 +61,6 @@ class Sent140DataModule(LeafDataModule):
     that of the training tweets, the most frequent word first (of equally frequent words the one
     that is first in the order of characters).
 
-    In a configuration file, for users with 50 tweets or more:
-
-        data:
-          class_path: Sent140DataModule
-          init_args: {root: leaf, min_samples: 50, embeddings: glove.6B.300d.txt}
-
     Args:
         embeddings: A file of word vectors: GloVe's `.txt`, with a word and its vector in each line,
             or LEAF's `embs.json`. None makes a vocabulary of the training tweets.

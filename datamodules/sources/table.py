@@ -43,15 +43,12 @@ class TableDataModule(FederatedDataModule):
         test_file: Path of a file with the same columns: the official test set, if there is one.
 
     Example:
-        >>> import tempfile
-        >>> from pathlib import Path
-        >>> from datamodules import Natural
-        >>> file = Path(tempfile.mkdtemp()) / "patients.csv"
-        >>> rows = [f"{i},{i % 7},{'yes' if i % 2 else 'no'},{'AB'[i % 3 // 2]}" for i in range(30)]
-        >>> _ = file.write_text("\n".join(["age,dose,cured,hospital", *rows]))
-        >>> data = TableDataModule(file, "cured", client_column="hospital", partition=Natural())
-        >>> data.num_clients, data.num_classes, data.input_shape
-        (2, 2, torch.Size([2]))
+        >>> import tempfile, pathlib
+        >>> file = pathlib.Path(tempfile.mkdtemp()) / "patients.csv"
+        >>> _ = file.write_text("age,dose,cured\n" + "51,0.5,yes\n47,2.5,no\n" * 10)
+        >>> data = TableDataModule(file, "cured", num_clients=2)
+        >>> data.class_names, data.input_shape
+        (['no', 'yes'], torch.Size([2]))
     """
 
     def __init__(

@@ -123,12 +123,6 @@ class InstructionDataModule(FederatedDataModule):
     no loss and no accuracy counts, in the place of the prompt's and of padding. Prompts too long
     for `length` lose their first tokens, then answers their last.
 
-    In a configuration file:
-
-        data:
-          class_path: InstructionDataModule
-          init_args: {file: chats.jsonl, tokenizer: model/tokenizer.json, end: 2, length: 256}
-
     Args:
         tokenizer: As in `HuggingFaceDataModule`, but without the tokenizer's own special tokens.
         length: Tokens of a sample.
@@ -140,10 +134,8 @@ class InstructionDataModule(FederatedDataModule):
         >>> file = pathlib.Path(tempfile.mkdtemp()) / "chats.jsonl"
         >>> line = '{"prompt": "1 + 1 = ", "answer": "2", "user": "Ann"}'
         >>> _ = file.write_text(line + chr(10) + line.replace("Ann", "Bob"))
-        >>> data = InstructionDataModule(file, length=16)
-        >>> data.setup()
-        >>> data.num_clients, data.client_names
-        (2, ['Ann', 'Bob'])
+        >>> InstructionDataModule(file, length=16).client_names
+        ['Ann', 'Bob']
     """
 
     default_rule = Natural

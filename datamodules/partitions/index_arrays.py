@@ -127,7 +127,6 @@ class Ragged(IndexArrays):
         return cls(indices.astype(np.int64), starts, sizes)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        """Returns the arrays of some clients, concatenated; a view if they are adjacent."""
         starts, sizes = self.starts[clients], self.sizes[clients]
         total = int(sizes.sum())
         adjacent = not total or starts[-1] + sizes[-1] == starts[0] + total

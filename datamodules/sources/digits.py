@@ -1,6 +1,7 @@
 """Handwritten digits of scikit-learn and of MNIST: real data sets without a download."""
 
 import gzip
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,7 @@ def _sklearn_digits() -> tuple[Tensor, Tensor]:
     return images, torch.from_numpy(digits.target.astype(np.int64))
 
 
+@lru_cache
 def _mnist5k(name: str) -> tuple[Tensor, Tensor]:
     """Reads MNIST for the data module `name`: uint8 [5000, 1, 28, 28] and labels int64 [5000]."""
     # Only the file is needed: importing the package would import pandas.

@@ -211,7 +211,6 @@ class LeastSquares(TheoryProblem):
         return self._radius
 
     def solve(self, penalty: float) -> tuple[Tensor, Tensor]:
-        """Solves the problem by one Newton step; see `TheoryProblem.solve`."""
         require("solve.penalty", penalty, penalty >= 0, "at least 0")
         x, y = self.train_arrays()
         hessians = np.einsum("mnd,mne->mde", x, x) / x.shape[1]

@@ -69,7 +69,6 @@ class APFL(FederatedAlgorithm):
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains w_i and v_i side by side and sends w_i."""
         lr, decay = self.learning_rate(clients.round), self.weight_decay
         shared, own = w.repeat(len(clients), 1), clients.state["v"].clone()
         alpha = self._alpha(clients).clone()

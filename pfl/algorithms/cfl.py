@@ -102,14 +102,12 @@ class CFL(FederatedAlgorithm):
         }
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Trains the cluster's model and sends its change."""
         start = self.personalized(clients)
         self.log_table("clusters", client=clients.ids, cluster=self._clusters(clients))
         update = self.local_sgd(clients, start) - start
         return {"update": Message(update, start.shape[1] * start.element_size(), reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
-        """Splits clusters, and moves each one's model by the mean of its clients' changes."""
         updates, ids = received["update"], self.participant_ids
         weights = torch.from_numpy(self.client_sizes[ids]).to(updates)
         if self.weighting == "uniform":
@@ -137,7 +135,6 @@ class CFL(FederatedAlgorithm):
         return models[self._clusters(clients)]
 
     def newcomer(self, clients: Clients) -> Tensor:
-        """Returns the model of all clients from before the first split."""
         return self.global_model.repeat(len(clients), 1)
 
     def _clusters(self, clients: Clients) -> Tensor:

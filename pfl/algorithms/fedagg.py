@@ -165,7 +165,6 @@ class FedAgg(FederatedAlgorithm):
         return rates.clamp(0, self.max_rate).to(moved)
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Runs L epochs, each with a rate of its own, and sends their gradients."""
         C, L, P = len(clients), self.local_epochs, self.space.size
         v = w.repeat(C, 1)
         gradients, path = v.new_zeros(C, L, P), []
@@ -210,7 +209,6 @@ class FedAgg(FederatedAlgorithm):
         return -moved
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Takes over the mean model and the new mean-field terms."""
         for epoch, rate in enumerate(mean["rates"].tolist()):
             self.log_metric(f"rate/{epoch}", rate)
         literal = self.mean_field == "fixed_point"

@@ -102,7 +102,6 @@ class FedALA(FederatedAlgorithm):
         return super().cost(sizes) + self.share * sizes
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Learns W_i, trains w_i from ŵ_i, keeps its last layers and sends it."""
         weights = self._learned_weights(clients, w)
         v = self.local_sgd(clients, self._mixed(clients, w, weights))
         clients.state["own"] = values_in(self.personal_part, v)

@@ -103,7 +103,6 @@ class FedAMP(ModelMixtures):
         self.mix(self.cohort(round_index), round_index)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains from u_i, keeps w_i and sends it."""
         weight = self.penalty and self.penalty / self.alpha_of(clients.round)
         v = self.local_sgd(clients, w, prox_weight=weight, prox_center=w)
         clients.state["w"] = v
@@ -157,7 +156,6 @@ class HeurFedAMP(FedAMP):
         self._check_proximal_term()
 
     def weights(self, models: Tensor, alpha: float) -> Tensor:
-        """Returns ξ of models [n, P], float64 [n, n]; its rows sum to one."""
         n = len(models)
         if n < 2:
             return torch.eye(n, dtype=torch.float64, device=models.device)

@@ -83,7 +83,6 @@ class FedBABU(FederatedAlgorithm):
         return replace(sent, reference=masked(w, ~self.head).values)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces φ by the clients' mean; the head keeps its bits."""
         self.global_model.copy_(torch.where(self.head, self.global_model, mean["w"]))
 
     def adaptation_start(self, clients: Clients) -> Tensor:

@@ -157,7 +157,6 @@ class FedCLUP(FederatedAlgorithm):
         return {"w": dense(self.global_model), "penalty": header(self.lam)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Takes local steps from the client's own model and sends the new one."""
         own, penalty = clients.state["w"], float(clients.received["penalty"])
         lr = self._rate(clients.round, penalty)
         w_i = self.local_sgd(clients, own, prox_weight=penalty, prox_center=w, lr=lr)
@@ -243,7 +242,6 @@ class FedCLUP(FederatedAlgorithm):
         return 5 / (n * R**2) if n * R**2 >= 1 else 5 / (n**0.5 * R)
 
     def after_evaluation(self, row: dict[str, float]) -> None:
-        """Applies the plateau rule."""
         last, since = self.plateau.tolist()
         if self.penalty_schedule != "plateau" or self.rounds - since < self.patience:
             return

@@ -96,7 +96,6 @@ class FedDBE(FederatedAlgorithm):
         return {"w": dense(self.global_model), "mean": Message(self.mean, nbytes)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Trains w_i and m_i; keeps m_i and sends w_i and, in the first round, r_i."""
         known, common = clients.received["mean"][0], clients.received["mean"][1:]
         lr, strength = self.learning_rate(clients.round), known * self.penalty / self.width
         v, m = w.repeat(len(clients), 1), clients.state["memory"].clone()

@@ -53,7 +53,6 @@ class FedDyn(FederatedAlgorithm):
         self.add_server_state("h", torch.zeros_like(self.global_model))
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
-        """Solves the regularized problem approximately, updates g_i and sends θ_i."""
         g = clients.state["g"]
         v = self.local_sgd(clients, w, linear=-g, prox_weight=self.alpha, prox_center=w)
         exact = g - self.alpha * (v - w)

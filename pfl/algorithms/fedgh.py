@@ -113,7 +113,6 @@ class FedGH(FederatedAlgorithm):
         return masked(self.global_model, ~self.personal_part)
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains body and head, keeps the body and sends the class means of the features."""
         start = self.personalized(clients)
         if clients.round == 0:  # an unsuitable network must show before it is trained
             for rows, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
@@ -129,14 +128,12 @@ class FedGH(FederatedAlgorithm):
         return Message(prototypes.flatten(1), nbytes, reduce="rows")
 
     def server_update(self, received: dict[str, Tensor]) -> None:
-        """Trains h on the pairs of the clients that have reported."""
         rows = received["w"].unflatten(1, (self.classes or 1, -1))
         client, label = rows[..., 0].nonzero(as_tuple=True)
         z, y = rows[client, label, 1:].tensor_split([self.head.in_features], 1)
         self._train_head(z, label if self.classes else y)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns (u_i, h)."""
         v = clients.received["w"].repeat(len(clients), 1)
         if "body" in clients.state:
             replace_values_in(self.personal_part, v, clients.state["body"])

@@ -63,7 +63,6 @@ class FedLC(FederatedAlgorithm):
         self.classes = number_of_classes(self)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains on calibrated scores, and sends the model."""
         if self.classes is None or self.calibration == 0:
             return self.local_sgd(clients, w)
         counts = label_counts(clients, self.classes, w).clamp_min(ABSENT)

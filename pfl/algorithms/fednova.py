@@ -59,7 +59,6 @@ class FedNova(FederatedAlgorithm):
         return (1 - (1 - shrink) ** steps) / shrink if shrink else steps
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Takes the local steps, and sends their normalized change and |a_i|_1."""
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
         v = self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)
         norm = self.coefficients(steps, self.learning_rate(clients.round))

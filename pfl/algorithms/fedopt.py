@@ -64,7 +64,6 @@ class AdaptiveServer(FederatedAlgorithm):
         return self.local_sgd(clients, w)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Takes the adaptive step."""
         delta = mean["w"] - self.global_model
         self.m.mul_(self.betas[0]).add_(delta, alpha=1 - self.betas[0])
         self.v.copy_(self.second_moment(delta.square()))

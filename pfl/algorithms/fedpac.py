@@ -109,7 +109,6 @@ class FedPAC(PartlyPersonal):
         return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def begin_round(self, round_index: int) -> None:
-        """Mixes the heads of the cohort."""
         self._ids = self.cohort(round_index)
         self._heads = self.kept_rows("head", self._ids)
         lends = np.isin(self._ids, self.kept_ids("head")) & (self.client_sizes[self._ids] > 0)
@@ -120,7 +119,6 @@ class FedPAC(PartlyPersonal):
             self._heads[rows] = weights.to(self._heads) @ self._heads[rows]
 
     def download(self) -> dict[str, Message]:
-        """Returns θ and the known C_c."""
         known = int(self.centroids[:, 0].sum())
         nbytes = known * self.centroids[0].nbytes  # the class's number, and K values
         centroids = Message(self.centroids.flatten(), nbytes)
@@ -130,7 +128,6 @@ class FedPAC(PartlyPersonal):
         return {"head": dense(self._heads[torch.from_numpy(np.searchsorted(self._ids, ids))])}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Computes H_i and V_i, trains the head and the body, and sends all of it."""
         part = self.personal_part
         v = w.repeat(len(clients), 1)
         replace_values_in(part, v, clients.received["head"])
@@ -155,7 +152,6 @@ class FedPAC(PartlyPersonal):
         }
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Replaces θ by the clients' mean, and the C_c of the classes that the cohort has."""
         super().server_update(mean)
         sums = mean["sums"].view(self.shape)
         new = sums / sums[:, :1]

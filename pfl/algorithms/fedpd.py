@@ -145,7 +145,6 @@ class FedPD(FederatedAlgorithm):
         return messages
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Runs the oracle, updates the multipliers and sends x_{0,i}."""
         common = not self.skips or bool(clients.received["common"])
         x0 = w.expand(len(clients), -1) if common else clients.state["x0"]
         lam = clients.state["lam"]
@@ -161,7 +160,6 @@ class FedPD(FederatedAlgorithm):
         return Message(x0, self._nbytes(clients.round))
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets x_0 <- mean x_{0,i}, which clients receive only in rounds that communicate."""
         self.global_model.copy_(mean["w"])
         if self.skips:
             self.common.fill_(self.communicates(self.rounds))

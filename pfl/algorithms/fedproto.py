@@ -93,7 +93,6 @@ class FedProto(FederatedAlgorithm):
         return {"prototypes": Message(self.prototypes.flatten(), nbytes)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Trains w_i, keeps it and sends the sums of its features by class."""
         received = clients.received["prototypes"].view(self.shape)
         own = {"prototypes": received.expand(len(clients), *self.shape)}
         v = self.local_sgd(clients, clients.state["w"], objective=Objective(self._losses, own))

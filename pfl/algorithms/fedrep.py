@@ -49,7 +49,6 @@ class FedRep(PartlyPersonal):
         return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains the head, then the body; keeps h_i and sends φ_i."""
         head, v = self.personal_part, self.personalized(clients)
         v = self.local_sgd(clients, v, part=head, epochs=self.head_epochs, name="head")
         v = self.local_sgd(clients, v, part=~head)

@@ -87,7 +87,6 @@ class FedRoD(FederatedAlgorithm):
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains (θ_i, h_i) and p_i side by side; keeps p_i and sends (θ_i, h_i)."""
         head, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
         v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
         train, train_personal = (

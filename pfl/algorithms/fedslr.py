@@ -132,7 +132,6 @@ class FedSLR(FederatedAlgorithm):
         return low_rank(self.global_model, self.space, self.ranks)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
-        """Runs phases I and II and sends w_i."""
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         exact = gamma + (w - w_i) / step
@@ -154,7 +153,6 @@ class FedSLR(FederatedAlgorithm):
         return {"w": dense(w_i), "gamma": Message(stored - gamma, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets w <- Prox(mean w_i - η_g mean γ_i)."""
         step = self.proximal_step
         if self.memory_efficient:
             # The mean over S of γ_i's change, which clients send only if their γ_i are rounded.
@@ -174,13 +172,11 @@ class FedSLR(FederatedAlgorithm):
         return clients.received["w"] + clients.state["p"]
 
     def parameters_global(self) -> int:
-        """Returns the number of values of the factors, or of non-zero values."""
         if self.global_component == "sparse":
             return int(self.global_model.count_nonzero())
         return int(low_rank_size(self.space, self.ranks))
 
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
-        """Returns the number of values of w and p_i together."""
         p = clients.state["p"]
         if self.personal_component == "sparse":
             return self.parameters_global() + p.count_nonzero(-1)

@@ -95,7 +95,6 @@ class FedSpa(FederatedAlgorithm):
         self.add_client_state("mask", lambda: packed(self.initial_mask()[None])[0])
 
     def check_setup(self) -> None:
-        """Refuses a run without a last round if T is not given."""
         known = bool(self.pruning_rounds or self.max_rounds)
         require("pruning_rounds", None, known, "given if trainer.max_epochs is not")
 
@@ -126,7 +125,6 @@ class FedSpa(FederatedAlgorithm):
         return Message(self.global_model, self.values * self.global_model.element_size())
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Trains in the mask, sends U_i, and finds the mask of the next round."""
         mask = self.masks(clients)
         start = w * mask
         v = self.local_sgd(clients, start, mask=mask)

@@ -50,7 +50,6 @@ class GPGD(FederatedAlgorithm):
         return self.local_sgd(clients, w)
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets w <- SVT(mean of v)."""
         threshold = self.low_rank_penalty * self.learning_rate(self.rounds)
         w, ranks = nuclear_norm_prox(self.space, mean["w"], threshold)
         self.global_model.copy_(w)

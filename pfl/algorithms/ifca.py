@@ -109,7 +109,6 @@ class IFCA(FederatedAlgorithm):
         return {"models": dense(self.models), "statistics": dense(self.statistics)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Trains the best model, and sends it in its cluster's place, with that place."""
         choice, start = self._choose(clients)
         v = self.local_sgd(clients, start)
         member = one_hot(choice, self.clusters).to(v)
@@ -126,14 +125,12 @@ class IFCA(FederatedAlgorithm):
         return sent
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets the models of the clusters that somebody chose, and their statistics."""
         share = mean["member"][:, None]  # of the cohort's weight, [k, 1]
         for state, total in ((self.models, mean["w"]), (self.statistics, mean["statistics"])):
             old, sums = self._by_cluster(state), self._by_cluster(total)
             old.copy_(torch.where(share > 0, sums / share, old))
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns the best model for the client's training samples."""
         return self._choose(clients)[1]
 
     def _choose(self, clients: Clients) -> tuple[Tensor, Tensor]:

@@ -133,7 +133,6 @@ class L2GD(FederatedAlgorithm):
         return x
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
-        """Sets x̄ to the mean of the x_i, and notes how far the x_i will be taken to it."""
         steps, averaging_steps = self.runs(self.rounds)
         self.global_model.copy_(mean["w"])
         self.pull.fill_(1 - (1 - self.averaging_step(self.rounds)) ** averaging_steps)
@@ -141,7 +140,6 @@ class L2GD(FederatedAlgorithm):
         self.log_metric("averaging_steps", averaging_steps)
 
     def personalized(self, clients: Clients) -> Tensor:
-        """Returns x_i after the averaging steps."""
         x, pull = clients.state["x"], clients.received["pull"].to(clients.state["x"])
         if "buffers" in clients.received:  # what is true of the models is true of their statistics
             own = clients.state["buffers"]

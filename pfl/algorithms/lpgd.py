@@ -41,7 +41,6 @@ class LPGD(FederatedAlgorithm):
         self.low_rank_penalty = low_rank_penalty
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
-        """Takes proximal local SGD steps and sends the factors of v."""
         ranks = self.space.full_ranks.to(w.device).repeat(len(clients), 1)
 
         def prox(v: Tensor, lr: float) -> Tensor:

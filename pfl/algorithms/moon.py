@@ -55,7 +55,6 @@ class MOON(FederatedAlgorithm):
         self.add_client_state("previous", lambda: self.global_model)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Trains w_i, keeps it as the next round's p_i and sends it."""
         older = {"received": w, "previous": clients.state["previous"]}
         v = self.local_sgd(clients, w, objective=Objective(self._losses, older=older))
         clients.state["previous"] = v

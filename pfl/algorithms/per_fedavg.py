@@ -85,7 +85,6 @@ class PerFedAvg(FederatedAlgorithm):
         return super().cost(sizes) * (2 if self.variant == "FO" else 4)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Takes local steps of the meta-objective and sends the model."""
         v, lr = w.repeat(len(clients), 1), self.learning_rate(clients.round)
         purposes = ("inner", "outer") if self.variant == "FO" else ("inner", "outer", "hessian")
         schedules = [replace(self.local_schedule, purpose=purpose) for purpose in purposes]

@@ -82,7 +82,6 @@ class pFedMe(FederatedAlgorithm):
         return self.personal_steps * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
-        """Follows the envelope's gradient λ (w_i - θ_i), keeps θ_i and sends w_i."""
         v, theta = w.repeat(len(clients), 1), clients.state["theta"].clone()
         lr, pull = self.learning_rate(clients.round), self.personal_lr * self.penalty
         shrink = 1 - pull - self.personal_lr * self.weight_decay

@@ -81,7 +81,6 @@ class SCAFFOLD(FederatedAlgorithm):
         return {"w": dense(self.global_model), "c": dense(self.c)}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        """Takes corrected local steps from x = w, and sends the changes of x and c_i."""
         c_i, c = clients.state["c_i"], clients.received["c"]
         lr = self.learning_rate(clients.round)
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K

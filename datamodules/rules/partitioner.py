@@ -10,6 +10,8 @@ from ..errors import ConfigError, check_whole, one_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
+Columns = Mapping[str, np.ndarray]
+
 
 class Partitioner:
     """A partition rule: which samples every client holds.
@@ -39,9 +41,7 @@ class Partitioner:
     words: ClassVar[str]
     counts_clients = False
 
-    def bound(
-        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
-    ) -> "Partitioner":
+    def bound(self, columns: Columns, num_train: int, num_samples: int) -> "Partitioner":
         """Returns the rule with what it needs of a data set.
 
         Args:

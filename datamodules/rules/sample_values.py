@@ -1,13 +1,13 @@
 """Partition rules by a value of each sample: a client id, a group of ids, a continuous value."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
 
 from ..errors import ConfigError, require
 from ..partitions.index_arrays import IndexArrays
-from .partitioner import Partitioner, even_owners
+from .partitioner import Columns, Partitioner, even_owners
 
 Values = Sequence[int | float | str] | str | np.ndarray | None
 
@@ -35,9 +35,7 @@ class PerSample(Partitioner):
         elif values is not None:
             self._values = np.asarray(values)
 
-    def bound(
-        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
-    ) -> "PerSample":
+    def bound(self, columns: Columns, num_train: int, num_samples: int) -> "PerSample":
         rule = self
         if self._values is None:
             if self._column in columns:
@@ -233,9 +231,7 @@ class ByValue(PerSample):
         super().__init__(values)
         self._by_target = values is None
 
-    def bound(
-        self, columns: Mapping[str, np.ndarray], num_train: int, num_samples: int
-    ) -> "PerSample":
+    def bound(self, columns: Columns, num_train: int, num_samples: int) -> "PerSample":
         return self if self._by_target else super().bound(columns, num_train, num_samples)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:

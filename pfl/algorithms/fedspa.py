@@ -118,10 +118,7 @@ class FedSpa(FederatedAlgorithm):
         return self.pruning_rate / 2 * (1 + math.cos(math.pi * passed))
 
     def download(self) -> Message:
-        """Returns a message of w, of which each client gets the values in its mask.
-
-        The server knows the masks. They have the same size, so that the bytes are the same.
-        """
+        """Returns w, of which each client gets the values in its mask; all masks have one size."""
         return Message(self.global_model, self.values * self.global_model.element_size())
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

@@ -121,7 +121,7 @@ class Picture:
         ([{"x": X[0], "y": 0}], ["of type dict"]),
     ],
 )
-def test_items_that_are_no_pairs_of_one_shape_are_refused(items, parts, one_line):
+def test_items_other_than_pairs_of_one_shape_are_refused(items, parts, one_line):
     with one_line("DatasetSamples.dataset: an item is", "must be pairs (input, target)", *parts):
         DatasetSamples(Items(*items)).gather(torch.arange(len(items)))
 
@@ -159,7 +159,7 @@ def test_inputs_and_targets_that_cannot_become_tensors_are_refused(one_line):
         DatasetSamples(Items(1, 2), torch.tensor(1))
 
 
-def test_one_hot_targets_are_told_as_what_they_are(one_line):
+def test_one_hot_targets_are_refused(one_line):
     rows = torch.nn.functional.one_hot(Y)
     for kind in (torch.int64, torch.float32, torch.bool):
         with one_line("targets: one-hot rows of shape (6, 3)", "of shape (6,)", "argmax(1)"):
@@ -177,7 +177,7 @@ def test_one_hot_targets_are_told_as_what_they_are(one_line):
         (X, Y, (X, Y), "the official test samples are the training samples"),
     ],
 )
-def test_what_is_probably_not_meant_is_told(inputs, targets, test, message):
+def test_probable_mistakes_in_data_are_warned_about(inputs, targets, test, message):
     protocol = None if test is None else SharedTest()
     data = TensorDataModule(inputs, targets, *(test or ()), num_clients=2, protocol=protocol)
     with pytest.warns(UserWarning, match=f"TensorDataModule: .*{message}"):

@@ -167,7 +167,7 @@ def test_label_distributions_that_do_not_fit_are_refused(one_line, tmp_path):
         LabelDistribution(str(tmp_path / "nowhere.csv"))
 
 
-def test_rules_that_know_their_clients_need_no_number_of_clients():
+def test_rules_that_determine_the_clients_need_no_num_clients():
     inputs, labels = np.zeros((40, 1)), np.arange(40) % 2
     rules = [
         (Sizes([10, 20, 5]), 3),

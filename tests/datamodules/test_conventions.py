@@ -112,7 +112,7 @@ def test_pfllib_dirichlet_equals_its_reference(seed):
     assert found.tolist() == pfllib_dirichlet(np.random.default_rng(seed), 0.3, 7, 40)
 
 
-def test_pfllib_dirichlet_says_that_its_least_number_is_not_reached(one_line):
+def test_pfllib_dirichlet_refuses_an_unreachable_least_number(one_line):
     with one_line("PFLlibDirichlet.alpha: 0.0001; with num_clients=50 it must be larger", "9 sam"):
         table(PFLlibDirichlet(1e-4), np.zeros(900, int), clients=50)
 

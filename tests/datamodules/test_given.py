@@ -85,7 +85,7 @@ def test_other_clients_or_another_protocol_than_the_files_are_refused(tmp_path, 
     assert DigitsDataModule(4, Given(file), SplitOwn(0.5)).describe().endswith("seed 0.")
 
 
-def test_files_that_are_no_partition_are_refused(tmp_path, one_line):
+def test_other_files_than_partitions_are_refused(tmp_path, one_line):
     with one_line("Given.file", "nowhere.npz", "existing file"):
         Given(tmp_path / "nowhere.npz")
     np.savez(tmp_path / "other.npz", x=np.zeros(3))

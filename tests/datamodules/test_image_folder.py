@@ -162,7 +162,7 @@ def test_mistakes_are_named(tmp_path, one_line):
         (b"a.png,cat,J\xf6rg\n", ["saved as UTF-8"]),
     ],
 )
-def test_rows_of_a_table_that_cannot_be_meant_are_refused(rows, parts, tmp_path, one_line):
+def test_damaged_rows_of_a_table_are_refused(rows, parts, tmp_path, one_line):
     (tmp_path / "a.png").touch()
     (tmp_path / "t.csv").write_bytes(b"file,class,client\n" + rows)
     with one_line("ImageFolderDataModule.table: ", "t.csv", *parts):

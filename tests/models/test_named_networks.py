@@ -186,7 +186,7 @@ def test_images_may_be_gray_and_small(build):
         (lambda: Timm("nothing"), "Timm.name: 'nothing'; timm has no such network"),
     ],
 )
-def test_what_does_not_fit_is_refused(build, message):
+def test_networks_that_do_not_fit_are_refused(build, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build()
 

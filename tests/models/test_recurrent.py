@@ -78,7 +78,7 @@ def test_mistakes_are_named(arguments, message):
         LSTM(**arguments)
 
 
-def test_vectors_that_are_no_matrix_are_refused(tmp_path):
+def test_vectors_other_than_a_matrix_are_refused(tmp_path):
     np.save(tmp_path / "flat.npy", np.zeros(4))
     with pytest.raises(ValueError, match=r"it must hold a matrix, and has shape \[4\]$"):
         LSTM(embeddings=str(tmp_path / "flat.npy"))

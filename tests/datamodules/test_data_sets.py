@@ -117,6 +117,12 @@ def test_arrays_that_lose_digits_are_named(tmp_path, in_file):
     assert dm.rounded_arrays == ["inputs", "test_targets"]
 
 
+def test_a_tilde_in_the_path_of_a_file_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    np.savez(tmp_path / "mine.npz", inputs=X, targets=Y)
+    assert len(ArrayDataModule(file="~/mine.npz", num_clients=2).samples) == len(X)
+
+
 def from_yaml(text):
     """Builds a data module from YAML, as a Lightning command line does."""
     parser = jsonargparse.ArgumentParser(exit_on_error=False)

@@ -353,5 +353,11 @@ def test_wrong_data_are_refused_when_loaded(one_line):
         TensorDataModule(
             torch.zeros(9, 1), torch.zeros(9), client_ids=np.arange(5), partition=Natural()
         ).setup()
+    with one_line("Natural.client_ids: None; it must be given"):
+        TensorDataModule(torch.zeros(9, 1), torch.zeros(9), partition=Natural()).setup()
+    with one_line("partition: Dirichlet", "float32", "IID"):
+        TensorDataModule(
+            torch.zeros(90, 1), torch.zeros(90), num_clients=2, partition=Dirichlet(1.0)
+        ).setup()
     with one_line("label_counts", "float32"):
         TensorDataModule(torch.zeros(9, 1), torch.zeros(9), num_clients=2).label_counts()

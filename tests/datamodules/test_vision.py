@@ -10,6 +10,7 @@ import http.server
 import io
 import pickle
 import struct
+import sys
 import tarfile
 import threading
 import urllib.error
@@ -27,6 +28,7 @@ import datamodules
 from datamodules import (
     CIFAR10DataModule,
     CIFAR100DataModule,
+    ClassesPerClient,
     EMNISTDataModule,
     FashionMNISTDataModule,
     MNISTDataModule,
@@ -34,6 +36,7 @@ from datamodules import (
     SVHNDataModule,
     TinyImageNetDataModule,
 )
+from pfl.cli import main
 from pfl.datamodules.sources.vision import ImageDataModule
 
 RNG = np.random.default_rng(0)
@@ -377,6 +380,41 @@ def test_an_unknown_emnist_split_is_refused(one_line):
 def test_a_tilde_in_root_is_the_home_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert MNISTDataModule(root="~/data").root == tmp_path / "data"
+
+
+@pytest.mark.cli
+def test_the_command_line_downloads_trains_and_tests(tmp_path, internet, monkeypatch, capsys):
+    write_emnist(internet[0])
+    monkeypatch.setattr(sys, "argv", ["pfl"])
+    config = tmp_path / "emnist.yaml"
+    config.write_text(f"""
+trainer: {{name: emnist, max_epochs: 1, accelerator: cpu, default_root_dir: {tmp_path}}}
+model:
+  class_path: FedAvg
+  init_args:
+    network:
+      class_path: LogisticRegression
+      init_args: {{in_features: 784, num_classes: 26}}
+data:
+  class_path: EMNISTDataModule
+  init_args:
+    split: letters
+    root: {tmp_path / "data"}
+    num_clients: 4
+    protocol: {{class_path: SharedTest, init_args: {{validation: 0}}}}
+    partition: {{class_path: ClassesPerClient, init_args: {{classes: 7}}}}
+""")
+    assert main(["fit", "--config", str(config)]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+    assert main(["fit", "--config", str(config), "--data.split=letter"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "letter" in error and "byclass" in error
+
+
+def test_classes_per_client_uses_the_labels_of_images(tmp_path, internet):
+    write_cifar10(internet[0])
+    dm = CIFAR10DataModule(4, ClassesPerClient(5), SharedTest(validation=0), root=tmp_path)
+    assert (dm.label_counts("train") > 0).sum(1).tolist() == [5] * 4
 
 
 def test_the_files_of_debians_package_are_used_without_a_download(tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import io
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,12 @@ def finish_each(codes, cwd):
     The processes are forks of one that has imported the large packages.
     """
     finish("-c", FORKS.format(codes=list(codes)), cwd=cwd)
+
+
+def free_port():
+    """Returns a port of this machine that nobody listens at."""
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        return one.getsockname()[1]
 
 
 def table(path):

@@ -228,7 +228,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
         data.classes = classes
         return Party(method, loop, client, values["trainer"]["max_epochs"], dtype)
 
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make_folder(folder, f"{path}: folder")
     worker = Worker(
         client,
         agreement(values, server, method.network),

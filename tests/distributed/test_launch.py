@@ -24,8 +24,8 @@ from pfl.distributed.launch import (
     ProcessLost,
     _describe,
 )
+from tests.commands import ROOT, free_port
 
-ROOT = Path(__file__).parents[2]
 # One process sends a signal to itself, or to all processes, in the middle of the third round or
 # while that round is saved; the other processes are busy for some time.
 DYING = """
@@ -81,9 +81,6 @@ model:
 data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
 """
 TWO = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
-# torchrun ends the other processes as soon as it sees that one is gone; they may have noticed
-# before that the contact is lost.
-UNDER_TORCHRUN = "the contact with another process was lost|ended by SIGTERM"
 # Two processes by another key.
 SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
 SHARED += ["--trainer.strategy.processes_per_device", "2"]
@@ -176,6 +173,46 @@ def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, in_two,
     assert [path.name for path in (folder / "runs").iterdir()] == ["killed"]
 
 
+def two_machines(folder, **environment):
+    """Starts the command of each of two machines, which meet at a port of this one."""
+    nodes = ["-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    nodes += ["--master_addr", "127.0.0.1", "--master_port", str(free_port())]
+    more = ["--trainer.strategy", "client_parallel", "--trainer.devices", "1"]
+    more += ["--trainer.num_nodes", "2", "--ckpt_path", "auto"]
+    path = f"{ROOT}{os.pathsep}{folder}"
+    environment |= {"PIDS": str(folder / "pids"), "VICTIM": "-1"}
+    environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", **environment}
+    started = []
+    for rank in "01":
+        command = [*nodes, "--node_rank", rank, "-m", "pfl", *arguments(folder, *more)]
+        with (folder / f"err{rank}").open("w") as err:
+            command = [sys.executable, *command]
+            started.append(subprocess.Popen(command, env=environment, stdout=err, stderr=err))
+    return started
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+def test_the_same_commands_go_on_after_one_of_two_machines_is_gone(folder, in_two):
+    """All processes of the second machine are killed in round 3, torchrun's own among them."""
+    first, second = two_machines(folder, WHEN="training", BUSY="2")
+    while len(pids := [int(path.name) for path in (folder / "pids").iterdir()]) < 2:
+        assert first.poll() is None and second.poll() is None
+        time.sleep(0.05)
+    second.kill()
+    for pid in pids:
+        if b"GROUP_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert (first.wait(120), second.wait()) == (1, -9)
+    lines = [n for n in (folder / "err0").read_text().splitlines() if n.startswith("error: ")]
+    assert len(lines) == 1 and "in round 3 of 4; go on from the last checkpoint" in lines[0]
+    assert [node.wait(240) for node in two_machines(folder, WHEN="never")] == [0, 0]
+    for file in ("metrics.csv", "clients.csv"):
+        done = folder / "runs" / "killed" / file
+        assert done.read_bytes() == (in_two / file).read_bytes(), file
+
+
 def rows(path):
     with path.open(newline="") as file:
         return [{k: float(v or "nan") for k, v in row.items()} for row in csv.DictReader(file)]
@@ -205,10 +242,9 @@ def ends(pid):
     [
         (1, "training", 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
         (0, "training", 60, [], SHARED, -9, "process 0 was killed"),
-        (1, "training", 0, TORCHRUN, TWO, 1, UNDER_TORCHRUN),
         (1, "saving", 0, [], TWO, 1, "process 1 was killed by SIGKILL"),
     ],
-    ids=["the second", "the first", "under torchrun", "while saving"],
+    ids=["the second", "the first", "while saving"],
 )
 def test_a_killed_process_ends_the_run_which_can_go_on(
     folder, in_one, victim, when, busy, starter, more, status, says

@@ -1,0 +1,182 @@
+"""One method of each kind over a real SuperLink and SuperNodes on this machine, bit for bit."""
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pfl.cli import main
+from pfl.clients.store import unpacked
+from pfl.deploy.worker import StateFiles
+from tests.algorithms.methods import differing
+from tests.commands import ROOT, call, free_port, table
+
+BIN = Path(sys.executable).parent
+PARTIES = 3
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.cli,
+    pytest.mark.skipif(
+        not (BIN / "flower-superlink").exists(),
+        reason="flwr is not installed: pip install '.[deploy]'",
+    ),
+]
+BASE = f"""
+seed_everything: 0
+trainer: {{name: run, max_epochs: 3}}
+data:
+  class_path: DigitsDataModule
+  init_args:
+    num_clients: {PARTIES}
+    partition: {{class_path: Dirichlet, init_args: {{alpha: 0.3}}}}
+loop: {{clients_per_round: 2, clients_at_once: 1, evaluate: [test]}}
+"""
+PRIVACY = "{noise: 0.5, clip: 0.1, delta: 0.01}"
+KINDS = {
+    "stateless": ["FedAvg"],
+    "client state": ["SCAFFOLD"],
+    "personal layers": ["FedPer"],
+    "models of their own": ["Ditto"],
+    "kept messages": ["FedAMP"],
+    "sent first": ["FedPAC"],
+    "low-rank messages": ["FedSLR"],
+    "privacy": ["FedAvg", "--loop.privacy", PRIVACY, "--model.weighting", "uniform"],
+    "float32": ["FedAvg", "--trainer.precision", "32-true"],
+}
+
+
+class Flower:
+    """A SuperLink and SuperNodes, each of which asks the worker at `<folder>/<party>.sock`."""
+
+    def __init__(self, folder):
+        self.folder, self.processes, self.port = folder, [], free_port()
+        path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+        self.env = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+        self.env["FLWR_HOME"] = str(folder / ".flwr")
+        (folder / ".flwr").mkdir()
+        address = f'address = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        (folder / ".flwr/config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\n{address}'
+        )
+        options = ["--insecure", "--disable-runtime-dependency-installation"]
+        self.start("superlink", "flower-superlink", *options, "--port", self.port)
+        for party in range(PARTIES):
+            worker = f'worker="{folder}/{party}.sock"'
+            to = ["--superlink", f"127.0.0.1:{self.port}", "--port", free_port()]
+            self.start(
+                f"node-{party}", "flower-supernode", "--insecure", *to, "--node-config", worker
+            )
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port)):
+                return
+            time.sleep(0.2)
+        raise TimeoutError("there is no SuperLink")
+
+    def start(self, name, *command):
+        """Starts a process whose output is in a file."""
+        with (self.folder / f"{name}.log").open("w") as log:
+            words, err = [*map(str, command)], subprocess.STDOUT
+            self.processes.append(subprocess.Popen(words, env=self.env, stdout=log, stderr=err))
+
+    def end(self):
+        for process in self.processes[::-1]:
+            process.terminate()
+            process.wait(60)
+
+    def run(self, app):
+        """Runs an app with a worker for each party, and returns what the run has printed."""
+        context = multiprocessing.get_context("forkserver")
+        workers = []
+        for party in range(PARTIES):
+            file = app / f"party-{party}.yaml"
+            content = {"client": party, "socket": f"{self.folder}/{party}.sock", "folder": "states"}
+            file.write_text(yaml.safe_dump(content))
+            node = context.Process(target=main, args=(["node", "--config", str(file)],))
+            node.start()
+            workers.append(node)
+        words, settings = (
+            [BIN / "flwr", "run", app, "here", "--stream"],
+            dict(text=True, timeout=240),
+        )
+        try:
+            return subprocess.run(words, env=self.env, capture_output=True, **settings).stdout
+        finally:
+            for node in workers:
+                node.terminate()
+                node.join(60)
+
+
+@pytest.fixture(scope="module")
+def flower():
+    with tempfile.TemporaryDirectory() as folder:  # sockets have short names
+        flower = Flower(Path(folder))
+        yield flower
+        flower.end()
+
+
+def flat(tree, path=""):
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from flat(value, f"{path} {key}")
+    else:
+        yield path, torch.as_tensor(tree)
+
+
+def rows(stored):
+    """The rows of a client state in a checkpoint, [M, width]."""
+    every = stored["initial"].repeat(PARTIES, 1)
+    for part in stored["parts"]:
+        for ids, values in unpacked(part, every.shape[1]):
+            every[ids] = values
+    return every
+
+
+def computed(folder, parties=None):
+    """What a run has computed, as tensors by name; client states are in the folder of parties."""
+    saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    part = saved["federated"]
+    found = {f"module {name}": value for name, value in saved["state_dict"].items()}
+    found |= flat({key: part[key] for key in ("ledger", "samples_seen", "bytes", "rounds")})
+    found |= {f"client {name}": rows(stored) for name, stored in part["clients"].items()}
+    if parties is not None:
+        told = saved["callbacks"]["Server"]["parties"]
+        for client, counted in told["counted"].items():
+            states = StateFiles(parties / told["run"] / f"client-{client}")
+            for name, values in states.load(counted, None, not states.folder.exists()).items():
+                found[f"client {name}"][client] = values
+    for file in ("metrics", "clients"):
+        for number, row in enumerate(table(folder / f"{file}.csv")):
+            values = {f"{file} {number} {n}": float(x or "nan") for n, x in row.items()}
+            found |= {n: torch.tensor(x) for n, x in values.items() if "label" not in n}
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_over_flower_is_the_simulation(flower, tmp_path, kind, monkeypatch):
+    """Iterates, states, scores and bytes; two of three parties train in each of three rounds."""
+    monkeypatch.chdir(tmp_path)
+    name, *more = KINDS[kind]
+    words = ["--config", "base.yaml", "--trainer.precision", "64-true", "--model", name]
+    words += ["--model.network", "SmallCNN", "--model.lr", 0.05, "--model.batch_size", 20, *more]
+    (tmp_path / "base.yaml").write_text(BASE)
+    status, _, err = call("deploy", *words, "--out", "app")
+    assert status == 0, err
+    printed = flower.run(tmp_path / "app")
+    status, _, err = call("fit", *words, "--trainer.default_root_dir", "simulated")
+    assert status == 0, err
+    assert (tmp_path / "runs/run/summary.json").is_file(), printed
+    actual = computed(tmp_path / "runs/run", tmp_path / "app/states")
+    wire = {name for name in actual if "wire" in name or name.endswith("dropped")}
+    assert len(wire) == 9
+    assert differing(actual, computed(tmp_path / "simulated/run")) == wire

@@ -32,18 +32,23 @@ class FlowerGrid(Channel):
     def ask(self, messages: Mapping[int, bytes], timeout: float) -> dict[int, Answer]:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        sent, answers = [], {}
-        for node, message in messages.items():
-            content = RecordDict({"pfl": ConfigRecord({"message": message})})
-            sent.append(Message(content, node, "query", ttl=timeout))
+        contents = {
+            n: RecordDict({"pfl": ConfigRecord({"message": m})}) for n, m in messages.items()
+        }
+        sent = [Message(one, node, "query", ttl=timeout) for node, one in contents.items()]
+        replies = self.replies(sent, timeout)
+        return {reply.metadata.src_node_id: _content(reply) for reply in replies}
+
+    def replies(self, sent: list[Message], timeout: float) -> list[Message]:
+        """Sends Flower's messages, and returns the replies that have come in time."""
+        replies: list[Message] = []
         waiting = {name for name in self.grid.push_messages(sent) if name} if sent else set()
         end = time.monotonic() + timeout
         while waiting and time.monotonic() < end:
-            for reply in self.grid.pull_messages(waiting):
-                waiting.discard(reply.metadata.reply_to_message_id)
-                answers[reply.metadata.src_node_id] = _content(reply)
+            replies += self.grid.pull_messages(waiting)
+            waiting -= {reply.metadata.reply_to_message_id for reply in replies}
             time.sleep(PAUSE if waiting else 0)
-        return answers
+        return replies
 
 
 def _content(reply: Message) -> Answer:

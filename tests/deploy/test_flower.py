@@ -11,14 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from pfl.cli import main
-from pfl.clients.store import unpacked
-from pfl.deploy.worker import StateFiles
 from tests.algorithms.methods import differing
-from tests.commands import ROOT, call, free_port, table
+from tests.commands import ROOT, call, free_port
+from tests.deploy.computed import computed
 
 BIN = Path(sys.executable).parent
 PARTIES = 3
@@ -107,7 +105,7 @@ class Flower:
             workers.append(node)
         words, settings = (
             [BIN / "flwr", "run", app, "here", "--stream"],
-            dict(text=True, timeout=240),
+            dict(text=True, timeout=900),
         )
         try:
             return subprocess.run(words, env=self.env, capture_output=True, **settings).stdout
@@ -123,43 +121,6 @@ def flower():
         flower = Flower(Path(folder))
         yield flower
         flower.end()
-
-
-def flat(tree, path=""):
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from flat(value, f"{path} {key}")
-    else:
-        yield path, torch.as_tensor(tree)
-
-
-def rows(stored):
-    """The rows of a client state in a checkpoint, [M, width]."""
-    every = stored["initial"].repeat(PARTIES, 1)
-    for part in stored["parts"]:
-        for ids, values in unpacked(part, every.shape[1]):
-            every[ids] = values
-    return every
-
-
-def computed(folder, parties=None):
-    """What a run has computed, as tensors by name; client states are in the folder of parties."""
-    saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    part = saved["federated"]
-    found = {f"module {name}": value for name, value in saved["state_dict"].items()}
-    found |= flat({key: part[key] for key in ("ledger", "samples_seen", "bytes", "rounds")})
-    found |= {f"client {name}": rows(stored) for name, stored in part["clients"].items()}
-    if parties is not None:
-        told = saved["callbacks"]["Server"]["parties"]
-        for client, counted in told["counted"].items():
-            states = StateFiles(parties / told["run"] / f"client-{client}")
-            for name, values in states.load(counted, None, not states.folder.exists()).items():
-                found[f"client {name}"][client] = values
-    for file in ("metrics", "clients"):
-        for number, row in enumerate(table(folder / f"{file}.csv")):
-            values = {f"{file} {number} {n}": float(x or "nan") for n, x in row.items()}
-            found |= {n: torch.tensor(x) for n, x in values.items() if "label" not in n}
-    return found
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,99 @@
+"""A server and parties in processes of their own, which are killed at random moments."""
+
+import json
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from pfl.cli import main
+from pfl.deploy.app import run_server
+from pfl.deploy.channel import Sockets
+from pfl.deploy.wire import unpack
+from tests.algorithms.methods import differing
+from tests.commands import call
+from tests.deploy.computed import computed
+
+PARTIES, ROUNDS = 4, 60
+WORDS = ["--config", "quickstart", "--data.num_clients", PARTIES, "--trainer.precision", "64-true"]
+WORDS += ["--trainer.max_epochs", ROUNDS, "--trainer.callbacks", "[]", "--loop.evaluate", "[test]"]
+WORDS += ["--loop.clients_per_round", "null", "--loop.clients_at_once", 1, "--model", "SCAFFOLD"]
+WORDS += ["--model.network", "MLP", "--model.network.in_features", 64]
+WORDS += ["--model.network.hidden", "[8]", "--model.lr", 0.05, "--model.batch_size", 20]
+
+
+class Noted(Sockets):
+    """Notes in a file, for each round, which parties were asked and which have answered."""
+
+    def ask(self, messages, timeout):
+        answers = super().ask(messages, timeout)
+        requests = [unpack(message) for message in messages.values()]
+        if requests and requests[0]["do"] == "train":
+            fit = [p for p, a in answers.items() if isinstance(a, bytes) and b"refused" not in a]
+            with Path("noted").open("a") as file:
+                note = [requests[0]["task"]["round"], sorted(messages), sorted(fit)]
+                file.write(f"{json.dumps(note)}\n")
+        return answers
+
+
+def serve(folder, server):
+    """The target of the processes: the server, or the party of a file."""
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    if not isinstance(server, bool):
+        main(["node", "--config", server])
+    channel = Noted([Path(f"app/parties/{party}.sock") for party in range(PARTIES)])
+    options = {"name": "run", "runs": "runs", "timeout": 120, "parties": PARTIES}
+    run_server(channel, Path("app"), options)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.cli
+def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monkeypatch):
+    """Everything but scores, of which those of a party that is away are missing."""
+    monkeypatch.chdir(tmp_path)
+    assert call("deploy", *WORDS, "--out", "app")[0] == 0
+    names = [True]
+    for party in range(PARTIES):
+        (tmp_path / f"app/party-{party}.yaml").write_text(yaml.safe_dump({"client": party}))
+        names.append(f"app/party-{party}.yaml")
+    context, draw = multiprocessing.get_context("forkserver"), random.Random()
+    context.set_forkserver_preload(["pfl.deploy.app", "pfl.callbacks"])
+
+    def start(name):
+        process = context.Process(target=serve, args=(str(tmp_path), name))
+        process.start()
+        return process
+
+    processes = {name: start(name) for name in names}
+    victims = draw.sample([*names, *names, True], 11)
+    end = time.monotonic() + 300
+    while processes[True].exitcode != 0 and time.monotonic() < end:
+        time.sleep(draw.uniform(0, 3))
+        if victims and Path("noted").exists() and processes[True].is_alive():
+            processes[name := victims.pop()].kill()
+            processes[name].join()
+            processes[name] = start(name)
+    for process in processes.values():
+        process.kill()
+        process.join()
+    assert processes[True].exitcode == 0
+
+    notes = {note[0]: note[1:] for note in map(json.loads, Path("noted").read_text().splitlines())}
+    rounds = [notes[index] for index in range(ROUNDS)]
+    trace = [asked for asked, _ in rounds]
+    dropout = [sorted({*asked} - {*answered}) for asked, answered in rounds]
+    words = [*WORDS, "--loop.trace", json.dumps(trace), "--loop.dropout", json.dumps(dropout)]
+    status, _, err = call("fit", *words, "--trainer.name", "run", "--trainer.default_root_dir", "s")
+    assert status == 0, err
+    actual = computed(tmp_path / "runs/run", tmp_path / "app/parties")
+    expected = computed(tmp_path / "s/run")
+    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen"
+    names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
+    assert {name for name in names if " test/" not in name} == set(), (trace, dropout)

@@ -106,6 +106,11 @@ class ParameterSpace:
                     f"network: parameter {n} of {name} is lazy and has no shape yet; "
                     f"run one forward pass before, or give its sizes"
                 )
+            if not p.numel():
+                raise ConfigError(
+                    f"network: parameter {n} of {name} has the shape {[*p.shape]}; every size must "
+                    f"be at least 1"
+                )
         dtypes = {str(p.dtype) for p in trainable.values()}
         if len(dtypes) > 1:
             raise ConfigError(

@@ -221,13 +221,17 @@ def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -
 def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
     """Keeps `datasets` from logging errors, which are raised as well, and local progress bars."""
     level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    hub = logging.getLogger("huggingface_hub")  # tells every retry without a network
     datasets.logging.set_verbosity(logging.CRITICAL)
+    hub_level = hub.level
+    hub.setLevel(logging.CRITICAL)
     if is_local:
         datasets.disable_progress_bars()
     try:
         yield
     finally:
         datasets.logging.set_verbosity(level)
+        hub.setLevel(hub_level)
         if shown:
             datasets.enable_progress_bars()
 

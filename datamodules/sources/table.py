@@ -1,6 +1,7 @@
 """Tables in CSV or Parquet files."""
 
 import csv
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,9 +145,18 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
     key = f"TableDataModule.file: {str(path)!r}"
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-            names, *rows = [row for row in csv.reader(file, strict=True) if row] or [[]]
+            text = file.read()
+        names, *rows = [
+            row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row
+        ] or [[]]
     except (OSError, csv.Error) as error:
         raise ConfigError(f"{key} cannot be read: {error}") from error
+    if "\0" in text:
+        raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
+    if "" in names:
+        raise ConfigError(
+            f"{key} has a column without a name, as an index of pandas; name it, or leave it out"
+        )
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ConfigError(

@@ -47,8 +47,8 @@ class Rule(ABC):
         if len(rows) < least:
             raise ConfigError(
                 f"loop.aggregation: {type(self).__name__} needs at least {least} clients' messages "
-                f"in a round ({why}), and {len(rows)} came; give more clients_per_round, or fewer "
-                f"attackers"
+                f"in a round ({why}), and there are {len(rows)}; give more clients_per_round, or "
+                f"fewer attackers"
             )
 
 

@@ -74,11 +74,12 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
     command, rest = args[0], args[1:]
     if command.partition("=")[0] in ("--config", "-c"):
         raise ConfigError(f"config: give it after a command: {', '.join(RUNS)}")
-    if command in RUNS:
+    if command in (*RUNS, *OPEN):
         if not rest:
             raise ConfigError(f"{command}: give a configuration, such as --config quickstart")
         if not rest[0].startswith("-"):
             raise ConfigError(f"{command}: {rest[0]}; give the configuration as --config {rest[0]}")
+    if command in RUNS:
         return argparse.Namespace(command=command)
     if command not in known and not command.startswith("-"):
         close = get_close_matches(command, known, n=1)

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from pfl import algorithms, callbacks, datamodules, method, models
 from pfl._path import PACKAGES, users_module
+from pfl.aggregation import attacks, robust
 from pfl.errors import ConfigError, printable
 from pfl.rounds.loop import FederatedLoop
 from pfl.trainer import Trainer
@@ -31,6 +32,12 @@ _ADVICE = {  # where jsonargparse or Python name the cause, but not what to do
     ),
     r"'\w+' object has no attribute 'keys'|argument of type '\w+' is not |unhashable type": (
         "class_path must name a class, and init_args hold options or be left out"
+    ),
+    r"Initializing zero-element|Trying to create tensor with negative dim": (
+        "every size must be at least 1"
+    ),
+    r".*(can't allocate memory|Overflow when unpacking|too large)": (
+        "a layer of these sizes needs more memory than there is"
     ),
 }
 # Before the complaint about a class that a function is expected to make, such as an optimizer.
@@ -154,14 +161,22 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
         named = "; class_path can name another network, such as MLP" if name == "Classifier" else ""
         return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}{named}"
     if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
-        hint = closest(match[1], _classes(types)) or "; give its full import path"
+        known = _classes(types)
+        if match[1] in known:  # the argument of a user's class
+            return (
+                f"{match[1]!r}; annotate the argument with its class, or give the full import path"
+            )
+        hint = closest(match[1], known) or "; give its full import path"
         return f"there is no class {match[1]!r} here{hint}"
     if match := re.match(r"Expected a (.+)", complaint):
         text = _type(types[1:-1] or match[1])
         return f"{shown}it must be {'one of ' if ', ' in text else ''}{text}"
     for cause, advice in _ADVICE.items():
         if re.match(cause, f"{complaint} {value}"):
-            return shown + advice
+            made = re.match(
+                r"Namespace\(class_path='[^']*?(\w+)', init_args=Namespace\((.*)\)\)$", value
+            )
+            return f"{made[1]}({made[2]}); {advice}" if made else shown + advice
     for name in PACKAGES:
         if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
             return f"{shown}{complaint}; {name} is {found.origin}, pfl's own is pfl.{name}"
@@ -184,7 +199,8 @@ def _abstract(value: str) -> str | None:
 
 def _type(text: str) -> str:
     """Returns Python's notation of a type, or of a list of types, in plain words."""
-    text = re.sub(r"<class '(?:collections\.abc\.)?([^']+)'>", r"\1", text)
+    text = re.sub(r"<class '([^']+)'>", r"\1", text)
+    text = re.sub(r"\b(?:collections\.abc|pfl\.[\w.]*)\.(?=[A-Z])", "", text)
     text = re.sub(r"\btyping\.|(?:typing\.)?Literal\[([^]]*)\]", r"\1", text)
     return text.replace("NoneType", "null").replace("Sequence", "list")
 
@@ -224,12 +240,16 @@ def _parameters(cls: type) -> list[str]:
 
 def _classes(types: str) -> list[str]:
     """Returns the names of pfl's classes that are subclasses of one of these types."""
-    for package in (datamodules, models, callbacks, algorithms):  # a method is a network, too
+    # A method is a network, too.
+    for package in (datamodules, models, callbacks, robust, attacks, algorithms):
         names = [
             name
             for name, cls in inspect.getmembers(package, inspect.isclass)
             if not inspect.isabstract(cls)
-            and any(f"{base.__module__}.{base.__qualname__}" in types for base in cls.__mro__[1:])
+            and any(
+                re.search(rf"\b{base.__module__}\.{base.__qualname__}\b", types)
+                for base in cls.__mro__[1:]
+            )
         ]
         if names:
             return names
@@ -257,5 +277,6 @@ def quiet() -> None:
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {printable(' '.join(str(message).split()))}\n"
     )
+    warnings.filterwarnings("ignore", "Initializing zero-element")  # which are refused
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

@@ -92,4 +92,5 @@ def _is_users(frame: tuple) -> bool:
     path = frame[0].co_filename
     # Packages may belong to another environment, on which this one builds.
     installed = {"site-packages", "dist-packages"} & {*Path(path).parts}
-    return not (installed or path.startswith((*OURS, LIBRARY, "<")))
+    known = path.startswith((*OURS, LIBRARY)) or not Path(path).is_absolute()  # "<string>", Cython
+    return not (installed or known)

@@ -15,6 +15,11 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.scores.names import candidates, scores_among, signed_score
 from pfl.scores.runs import best_round, cost_of
 
+NOT_VALIDATED = (
+    "`pfl tune` selects by scores on validation data; give the protocol some, such as SplitOwn "
+    "with validation: 0.1, and loop.evaluate the word val"
+)
+
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from optuna.storages import JournalStorage
@@ -119,10 +124,7 @@ def check_validated(row: dict, metric: str | None) -> None:
     if metric is not None and not candidates(have, "val", metric):
         raise ConfigError(f"tune.metric: {metric}; it must be one of {', '.join(have)}")
     if not have:
-        raise ConfigError(
-            "data.init_args.protocol: the clients have no validation samples, by which `pfl tune` "
-            "selects; give the protocol some, such as SplitOwn with validation: 0.1"
-        )
+        raise ConfigError(NOT_VALIDATED)
 
 
 # ---- Optuna --------------------------------------------------------------------------------------

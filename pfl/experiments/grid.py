@@ -284,6 +284,8 @@ def _axis(key: str, values: Any) -> tuple[str, dict[Any, Config]]:
     if isinstance(values, list) and values:
         if any(isinstance(value, list | dict) for value in values):
             raise ConfigError(f"{where}: {values!r}; such values need names: give changes by name")
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{where}: {values!r}; the values must be different")
         return key.rpartition(".")[2], {v: _point(where, {key: v}) for v in values}
     if isinstance(values, dict) and values:
         return key, {v: _point(f"{where}.{v}", change or {}) for v, change in values.items()}

@@ -24,6 +24,7 @@ from pfl.callbacks.run_result import versions
 from pfl.configuration.app import CheckCLI, FederatedCLI
 from pfl.configuration.messages import explain
 from pfl.errors import ConfigError, Diverged
+from pfl.experiments.callbacks import NOT_VALIDATED
 from pfl.experiments.grid import Config, Job, merge
 from pfl.experiments.workers import spread
 from pfl.files import content, make_folder, read_json, write_json
@@ -272,11 +273,11 @@ def run_all(
     return outcomes
 
 
-def check(jobs: Iterable[Job], metric: str | None = None) -> None:
+def check(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = False) -> None:
     """Builds the method and the data module of each run at each point of the grid, and no run.
 
     A mistake in the last run is so found before the first begins. All runs must compute the score
-    `metric`, if there is one.
+    `metric`, if there is one, and evaluate validation samples if they are to be `validated`.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
@@ -286,3 +287,6 @@ def check(jobs: Iterable[Job], metric: str | None = None) -> None:
             with _mistakes_of(job):
                 loop = CheckCLI(["fit", "--config", str(path)]).loop
                 loop.metrics.check_score("metric", metric, loop.finetuning.steps)
+                share = getattr(loop.datamodule.protocol, "validation", 1)
+                if validated and not ("val" in loop.evaluate and share):
+                    raise ConfigError(NOT_VALIDATED)

@@ -64,6 +64,8 @@ def read_space(where: str, content: Any) -> Space:
         try:
             given = asdict(values) if isinstance(values, Range) else values
             space[str(key)] = parser.instantiate(parser.parse_object({"tried": given})).tried
+            if values == []:
+                raise ValueError
         except (ArgumentError, TypeError, ValueError):
             expected = "like {low: 0.001, high: 1.0, log: true}, or a list of values"
             require(f"{where}.{key}", values, False, expected)
@@ -161,7 +163,8 @@ class Tuning(Comparison):
             run: {k: v[0] if isinstance(v, list) else v.low for k, v in space.items()}
             for run, space in self.spaces.items()
         }
-        check((job.with_changes([nest(first[job.run])]) for job in places), self.score)
+        tried = [job.with_changes([nest(first[job.run])]) for job in places]
+        check(tried, self.score, validated=True)
         work = functools.partial(tune_run, tuning=self, root=root)
         found = {str(job): one for job, one in spread(work, places, jobs)}
         return Tuned(self, [found[str(job)] for job in places])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from pfl.clients import Clients
@@ -197,6 +198,8 @@ def check_aggregation(method: FederatedAlgorithm) -> None:
             f"loop.{keys[0]}: {name} trains on the samples of all clients in one place, which send "
             f"no messages; take another method"
         )
+    if who.aggregation is not None:  # a rule says how many clients it needs
+        who.aggregation(torch.zeros(who.cohort_size, 1))
     if who.privacy is None:
         return
     if method.states.messages:

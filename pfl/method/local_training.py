@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -89,7 +90,7 @@ class LocalTraining(MovableModule):
             raise ConfigError(f"model.network: {network!r}; it must be a module, such as MLP(64)")
         require_one_of("buffers", buffers, "average", "local")
         require("lr", lr, 0 < lr < 1e38, "positive and below 1e38")
-        require("lr_decay", lr_decay, lr_decay > 0, "positive")
+        require("lr_decay", lr_decay, 0 < lr_decay <= 1, "above 0 and at most 1")
         require("weight_decay", weight_decay, weight_decay >= 0, "at least 0")
         check_whole("model.local_epochs", local_epochs)
         check_optional("model.local_steps", local_steps)
@@ -115,6 +116,10 @@ class LocalTraining(MovableModule):
             except (TypeError, ValueError) as error:  # such as a negative momentum
                 raise ConfigError(f"model.optimizer: {error}") from error
             check_elementwise(probe)
+            own = inspect.signature(type(probe)).parameters.get("lr")
+            rate = probe.param_groups[0].get("lr", lr)
+            if own is not None and rate not in (own.default, lr):
+                raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
         self._rounds = 0  # that are over
 
     @property

@@ -58,7 +58,7 @@ class Comparison:
             scores = scores_among(columns, "test")
             have = [f"{name.model}/{name.number}" for name in scores if name.number == number]
             words = ", ".join(have or numbers_of(columns))
-            raise ConfigError(f"compare: metric: {self.metric}; the runs have {words}")
+            raise ConfigError(f"metric: {self.metric}; the runs have {words}")
         self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
     @property

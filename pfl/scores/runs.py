@@ -154,7 +154,9 @@ class Run:
         if not path.is_file():
             return {}
         with files.reading(path), path.open(newline="") as file:
-            names, *rows = csv.reader(file)
+            if not (lines := list(csv.reader(file))):
+                raise ValueError("it is empty")
+            names, *rows = lines
             columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
             numbers = {
                 k: np.array([v or "nan" for v in values], np.float64)
@@ -236,6 +238,8 @@ def read_runs(folders: Sequence[Path], *, unfinished: bool = False) -> list[Run]
         text = config_of(folder)
         with files.reading(folder / "config.yaml"):
             config = yaml.safe_load(text) or {}
+            if not isinstance(config, dict):
+                raise ValueError("it must be a mapping")
             known, model = run.summary.get("seed"), config.get("model") or {}
             seed = config.get("seed_everything", 0) if known is None else known
             name = run.summary.get("algorithm") or model.get("class_path") or folder.name

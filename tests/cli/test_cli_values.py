@@ -105,6 +105,38 @@ MISTAKES = {
         10**30,
         ["model.batch_size: 1000", "of at least 1 and below 2**63"],
     ),
+    "a growing rate": ("model.init_args.lr_decay", 1e40, ["model.lr_decay: 1e+40", "at most 1"]),
+    "two rates": (
+        OPTIMIZER,
+        {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.5}},
+        ["model.optimizer.lr: 0.5; the local rate is model.lr, 0.1"],
+    ),
+    "an empty layer": (
+        f"{NETWORK}.init_args.hidden",
+        [0],
+        ["parameter body.linear1.weight of MLP has the shape [0, 64]", "at least 1"],
+    ),
+    "a negative size": (
+        f"{NETWORK}.init_args.hidden",
+        [-3],
+        ["MLP(in_features=64, hidden=[-3], num_classes=10); every size must be at least 1"],
+    ),
+    "a layer that no memory holds": (
+        f"{NETWORK}.init_args.hidden",
+        [10**15],
+        ["hidden=[1000000000000000]", "needs more memory than there is"],
+    ),
+    "a rule": ("loop.aggregation", "Mediann", ["'Mediann'", "did you mean 'Median'?"]),
+    "few clients for a rule": (
+        "loop.aggregation",
+        {"class_path": "Krum", "init_args": {"attackers": 3}},
+        ["loop.aggregation: Krum needs at least 9 clients' messages", "there are 3"],
+    ),
+    "one transform for a list": (
+        "data.init_args.transforms",
+        {"class_path": "ClientNoise"},
+        ["data.transforms: {'class_path': 'ClientNoise'}", "list[Transform], null"],
+    ),
     "no seed": ("seed_everything", False, ["seed_everything: false", "whole number"]),
 }
 
@@ -171,6 +203,10 @@ def test_options_of_a_class_without_types_are_checked_by_name(monkeypatch, tmp_p
     config = write(tmp_path / "a.yaml", changed(SMALL, NETWORK, net))
     words = ["model.network: Net", "'widht'", "'width'"]
     assert_refused(tmp_path, words, "fit", "--config", config)
+    net["init_args"] = {"features": {"class_path": "MLP", "init_args": {"in_features": 64}}}
+    path = write(tmp_path / "a.yaml", changed(SMALL, NETWORK, net))
+    words = ["model.network: 'MLP'", "annotate the argument", "full import path"]
+    assert_refused(tmp_path, words, "fit", "--config", path)
     net["init_args"] = {"features": 64, "width": None}  # which may have a meaning there
     monkeypatch.setattr(FederatedCLI, "run_subcommand", lambda self, subcommand: None)
     status, _, err = call(

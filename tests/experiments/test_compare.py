@@ -256,6 +256,7 @@ def test_a_grid_gives_a_table_for_each_point(tmp_path, capsys):
         ({"seeds": True}, ["seeds", "True"]),
         ({"grid": {"data.a.alpha": [1], "model.b.alpha": [2]}}, ["grid", "'alpha'"]),
         ({"grid": {"alpha": []}}, ["grid.alpha", "list of values"]),
+        ({"grid": {"alpha": [1, 1]}}, ["grid.alpha: [1, 1]", "different"]),
         ({"runs": {"lr < 1": None, "lr > 1": None}}, ["runs", "'lr-1'"]),
     ],
 )

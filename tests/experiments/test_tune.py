@@ -247,6 +247,7 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
         ({"tune": {"trials": 3}}, ["tune.space", "FedAvg"]),
         ({"tune": {"space": {"lr": {"low": 1, "high": 0}}}}, ["tune.space.lr", "low"]),
         ({"tune": {"space": {"lr": {"low": 0, "high": 1, "log": True}}}}, ["tune.space.lr"]),
+        ({"tune": {"space": {"lr": []}}}, ["tune.space.lr: []", "list of values"]),
         ({"tune": {"space": {"lr": 3}}}, ["tune.space.lr", "3", "list"]),
         ({"tune": {"space": SPACE, "metric": "test/global/accuracy"}}, ["tune.metric", "val/"]),
         ({"tune": {"space": SPACE, "metric": "val/local/loss"}}, ["val/local/loss", "val/global"]),
@@ -258,7 +259,7 @@ def test_changes_of_the_command_line_reach_the_tuned_file(tmp_path):
         ({"tune": {"space": {"model.init_args.lrr": [1]}}}, ["lrr"]),
         (
             {"protocol": {"class_path": "SplitOwn", "init_args": {"validation": 0.0}}},
-            ["validation"],
+            ["FedAvg, seed=0: ", "validation"],  # found before the first trial
         ),
     ],
 )

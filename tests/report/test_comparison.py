@@ -416,7 +416,7 @@ def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, differ
 
 
 def test_a_score_that_no_run_has_is_named_with_those_that_there_are():
-    with refused("compare: metric: finetuned/9/accuracy", "global/accuracy, finetuned/1/accuracy"):
+    with refused("metric: finetuned/9/accuracy", "global/accuracy, finetuned/1/accuracy"):
         Comparison([finetuned("A")], "A", metric="finetuned/9/accuracy")
 
 

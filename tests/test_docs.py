@@ -208,6 +208,34 @@ def test_the_page_of_a_method_has_its_rows_of_the_tables():
     assert "| mean rank | 14.57 |" in HOOKS["method_page"]("FedAvg")
 
 
+def test_the_advice_has_the_numbers_of_the_leaderboard():
+    """Of each row the means over the groups of problems; and who is ahead where labels differ."""
+    page = (ROOT / "docs" / "choose-a-method.md").read_text()
+    scores, worst = {}, {}
+    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "comparison.csv"):
+        of, problem = row["method"], row["problem"]
+        scores.setdefault(of, {})[problem] = 100 * float(row[row["model"]] or "nan")
+        worst.setdefault(of, {})[problem] = 100 * float(row["worst 10%"] or "nan")
+    iid = [problem for problem in scores["FedAvg"] if problem.endswith("IID")]
+    domains = ["two domains, natural"]
+    labels = sorted({*scores["FedAvg"]} - {*iid, *domains})
+    rows = re.findall(r"^\| ([\w-]+) \|((?: [\d.]+ \|){5})$", page, re.MULTILINE)
+    assert len(rows) == 16 and len(labels) == 6
+    for name, cells in rows:
+        own, there = scores[name], [scores[name], scores[name], worst[name], scores[name]]
+        means = [
+            np.mean([numbers[problem] for problem in problems])
+            for numbers, problems in zip(there, (iid, labels, labels, domains), strict=True)
+        ]
+        behind = max(scores["FedAvg"][problem] - own[problem] for problem in own)
+        printed = list(map(float, cells.split("|")[:-1]))
+        np.testing.assert_allclose(printed, [*means, behind], atol=0.0501, err_msg=name)
+    (ahead,) = re.findall(r"^\| labels \| (.*): each", page, re.MULTILINE)
+    for name in re.findall(r"`(.*?)`", ahead):
+        for other in ("FedAvg", "LocalTrain"):
+            assert all(scores[name][problem] > scores[other][problem] for problem in labels)
+
+
 def test_the_leaderboard_marks_the_best_federated_method():
     rows = ["| method | a | mean rank |", "|---|---|---|", "| GlobalTrain | 9.0 ± 1 | 1.0 |"]
     rows += ["| X | 8.5 ± 1 | 3.0 |", "| Y | 10.5 ± 2 | 2.5 |", "| Z | – | – |", ""]

@@ -5,13 +5,22 @@ Optimization Under Privacy Constraints", IEEE Transactions on Neural Networks an
 2021.
 """
 
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, inner_products, require
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Network,
+    dense,
+    inner_products,
+    require,
+)
 
 
 class CFL(FederatedAlgorithm):
@@ -25,7 +34,7 @@ class CFL(FederatedAlgorithm):
 
     Evaluated: θ_c of the client's cluster; there is no global model. A newcomer gets the model of
     all clients from before the first split, the root of the paper's tree of models. Cost: P values
-    and the cluster's number down, P up; all clients take part in every round. No client state.
+    down, P up; all clients take part in every round. No client state.
     Server state: the models and each client's cluster.
 
     Args:
@@ -93,19 +102,19 @@ class CFL(FederatedAlgorithm):
         self.require_all_clients()
 
     def download(self) -> dict[str, Message]:
-        """Returns all models and clusters, of which each client is sent its own."""
-        by_id = self.models.new_zeros(len(self.client_sizes))
-        by_id[self.population] = self.cluster.to(by_id)
-        return {
-            "models": Message(self.models, self.global_model.nbytes),
-            "cluster": Message(by_id, by_id.element_size()),
-        }
+        return {}
+
+    def download_for(self, ids: np.ndarray) -> Tensor:
+        """Returns the models of the clients' clusters; the first one for newcomers."""
+        by_id = np.zeros(len(self.client_sizes), np.int64)
+        by_id[self.population] = self.cluster.cpu().numpy()
+        self.log_table("clusters", client=ids, cluster=by_id[ids])
+        return self.models.view(self.most_clusters, -1)[torch.from_numpy(by_id[ids])]
+
+    evaluation_for = download_for
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        start = self.personalized(clients)
-        self.log_table("clusters", client=clients.ids, cluster=self._clusters(clients))
-        update = self.local_sgd(clients, start) - start
-        return {"update": Message(update, start.shape[1] * start.element_size(), reduce="rows")}
+        return {"update": replace(dense(self.local_sgd(clients, w) - w), reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
         updates, ids = received["update"], self.participant_ids
@@ -131,16 +140,10 @@ class CFL(FederatedAlgorithm):
         self.log_metric("clusters", clusters)
 
     def personalized(self, clients: Clients) -> Tensor:
-        models = clients.received["models"].view(self.most_clusters, -1)
-        return models[self._clusters(clients)]
+        return clients.received["w"]
 
     def newcomer(self, clients: Clients) -> Tensor:
         return self.global_model.repeat(len(clients), 1)
-
-    def _clusters(self, clients: Clients) -> Tensor:
-        """Returns the clients' clusters, int64 [C]."""
-        known = clients.received["cluster"]
-        return known[torch.from_numpy(clients.ids).to(known.device)].long()
 
     def _split(self, updates: Tensor, weights: Tensor) -> np.ndarray:
         """Returns which clients of a cluster become a new one, bool [n]: none if it stays whole."""

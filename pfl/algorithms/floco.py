@@ -5,6 +5,7 @@ Grinwald, Wiesner, Nakajima, "Federated Learning over Connected Modes", NeurIPS 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pfl.method import (
     Part,
     dense,
     generator,
+    header,
     masked,
     redrawn,
     replace_values_in,
@@ -116,15 +118,21 @@ class Floco(FederatedAlgorithm):
                 head.copy_(drawn[self.personal_part])
 
     def download(self) -> dict[str, Message]:
-        """Returns u, all θ_k and all p_i, of which each client is sent its own."""
-        by_id = self.centres.new_zeros(len(self.client_sizes), self.count)
-        by_id[self.population] = self.centres.view(-1, self.count)
-        nbytes = by_id[0].nbytes if self.centres.any() else 0
+        """Returns u and all θ_k, and whether the p_i are known."""
         return {
             "w": masked(self.global_model, ~self.personal_part),
             "endpoints": dense(self.endpoints),
-            "centres": Message(by_id.flatten(), nbytes),
+            "known": header(self.centres.any().to(self.centres)[None]),
         }
+
+    def download_for(self, ids: np.ndarray) -> dict[str, Message]:
+        """Returns p_i, once they are known; zeros for newcomers."""
+        by_id = self.centres.new_zeros(len(self.client_sizes), self.count)
+        by_id[self.population] = self.centres.view(-1, self.count)
+        centres = dense(by_id[torch.from_numpy(ids)])
+        return {"centre": centres if self.centres.any() else replace(centres, nbytes=0)}
+
+    evaluation_for = download_for
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
@@ -146,7 +154,7 @@ class Floco(FederatedAlgorithm):
             train.step(g, batch.clients)  # its head is replaced in the next step
             self.log_loss("train", loss, batch.counts)
         sent = {"w": masked(v, ~self.personal_part), "endpoints": dense(heads)}
-        if not clients.received["centres"].any():  # the server can work it out
+        if not clients.received["known"]:  # the server can work it out
             sent["change"] = Message(heads - received, 0)
         return sent
 
@@ -167,19 +175,15 @@ class Floco(FederatedAlgorithm):
         """Returns the body with the head at p_i, or at the centre of the simplex."""
         v = clients.received["w"].repeat(len(clients), 1)
         heads = clients.received["endpoints"].view(self.count, -1)
-        centres = self._centres(clients)
+        centres = clients.received["centre"]
         middle = torch.where(centres.any(1, keepdim=True), centres, 1 / self.count)
         replace_values_in(self.personal_part, v, middle @ heads)
         return v
 
-    def _centres(self, clients: Clients) -> Tensor:
-        """Returns p_i, [C, K]; zeros where the client has the whole simplex."""
-        ids = torch.from_numpy(clients.ids).to(clients.received["centres"].device)
-        return clients.received["centres"].view(-1, self.count)[ids]
-
     def _points(self, clients: Clients, like: Tensor) -> Tensor:
         """Returns the points of the clients' steps, [C, steps, K]."""
-        steps, centres = clients.steps_of(self.local_schedule).max(), self._centres(clients)
+        steps = clients.steps_of(self.local_schedule).max()
+        centres = clients.received["centre"].cpu().numpy()
         points = np.empty((len(clients), steps, self.count))
         for row, client in enumerate(clients.ids.tolist()):
             draw = generator(self.seed, "simplex", clients.round, client)
@@ -187,7 +191,7 @@ class Floco(FederatedAlgorithm):
                 drawn = draw.uniform(-1, 1, size=(steps, self.count + 1))
                 along = drawn[:, :-1] / np.abs(drawn[:, :-1]).sum(1, keepdims=True)
                 length = self.radius * (drawn[:, -1:] + 1) / 2
-                points[row] = centres[row].cpu().numpy() + length * along
+                points[row] = centres[row] + length * along
             else:
                 drawn = draw.exponential(size=(steps, self.count))
                 points[row] = drawn / drawn.sum(1, keepdims=True)

@@ -5,6 +5,7 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, require
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, generator, require
 
 
 class pFedHN(FederatedAlgorithm):
@@ -39,11 +40,9 @@ class pFedHN(FederatedAlgorithm):
 
     Note:
         One client in a round is the paper's algorithm; with more, this is the mean of their
-        gradients. The values that the server sends are computed from φ on each client here, so that
-        no more than φ is held in memory; the ledger books the P values that would be sent.
-        The default values and layers are those of the authors' code for CIFAR-10, which also cuts
-        gradients at the norm 50. There all layers begin as PyTorch's do; here the last one's biases
-        are the network's own first values, so that θ_i begins near them.
+        gradients. The default values and layers are those of the authors' code for CIFAR-10, which
+        also cuts gradients at the norm 50. There all layers begin as PyTorch's do; here the last
+        one's biases are the network's own first values, so that θ_i begins near them.
         Running statistics of BatchNorm stay with the client. pFedHN-PC, which keeps heads with the
         clients, and the training of a newcomer's vector alone are left out.
 
@@ -103,18 +102,20 @@ class pFedHN(FederatedAlgorithm):
         bias.copy_(self.global_model)  # of the last layer
 
     def download(self) -> dict[str, Message]:
-        """Returns φ and all v_i, of which each client is sent its θ_i."""
+        return {}
+
+    def download_for(self, ids: np.ndarray) -> Tensor:
+        """Returns θ_i; that of the mean vector for newcomers."""
         vectors, _ = self._parts(self.hypernetwork)
-        by_id = vectors.new_zeros(len(self.client_sizes), vectors.shape[1])
+        by_id = vectors.mean(0).repeat(len(self.client_sizes), 1)
         by_id[self.population] = vectors
-        sent = torch.cat([by_id.flatten(), self.hypernetwork[vectors.numel() :]])
-        return {"hypernetwork": Message(sent, self.global_model.nbytes)}
+        return self._models(self.hypernetwork, by_id[torch.from_numpy(ids)])
+
+    evaluation_for = download_for
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains θ_i, and sends its change."""
-        start = self.personalized(clients)
-        change = self.local_sgd(clients, start) - start
-        return {"change": Message(change, start.shape[1] * start.element_size(), reduce="rows")}
+        return {"change": replace(dense(self.local_sgd(clients, w) - w), reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
         """Moves φ and all v_i, so that the clients' θ_i move along their changes."""
@@ -122,7 +123,7 @@ class pFedHN(FederatedAlgorithm):
         with torch.enable_grad():
             at = self.hypernetwork.clone().requires_grad_()
             places = np.searchsorted(self.population, self.participant_ids)
-            models = self._models(at, torch.from_numpy(places))
+            models = self._models(at, self._parts(at)[0][torch.from_numpy(places)])
             (g,) = torch.autograd.grad(-(models * changes).sum() / len(changes), at)
         g = g.add(self.hypernetwork, alpha=self.server_decay)
         self.momentum.mul_(self.server_momentum).add_(g)
@@ -130,11 +131,7 @@ class pFedHN(FederatedAlgorithm):
 
     def personalized(self, clients: Clients) -> Tensor:
         """Returns θ_i."""
-        return self._models(clients.received["hypernetwork"], torch.from_numpy(clients.ids))
-
-    def newcomer(self, clients: Clients) -> Tensor:
-        """Returns h of the mean vector."""
-        return self._models(self.hypernetwork, None).repeat(len(clients), 1)
+        return clients.received["w"]
 
     def _widths(self) -> list[int]:
         """Returns the widths of v_i, of all hidden layers and of the last one."""
@@ -156,11 +153,10 @@ class pFedHN(FederatedAlgorithm):
             end -= b * (a + 1)
         return phi[:end].view(-1, self._widths()[0]), layers
 
-    def _models(self, phi: Tensor, places: Tensor | None) -> Tensor:
-        """Returns the models of vectors by place, [C, P]; None: that of the mean vector, [1, P]."""
-        vectors, (first, *hidden, last) = self._parts(phi)
-        x = vectors.mean(0, keepdim=True) if places is None else vectors[places.to(phi.device)]
-        x = linear(x, *first)
+    def _models(self, phi: Tensor, vectors: Tensor) -> Tensor:
+        """Returns the models of vectors [C, E], [C, P]."""
+        _, (first, *hidden, last) = self._parts(phi)
+        x = linear(vectors, *first)
         for layer in hidden:
             x = linear(relu(x), *layer)
         return linear(x, *last)

@@ -372,8 +372,8 @@ class RemoteEvaluation(Evaluation):
         super().__init__(method.run.loop, method.device)
         self.method, self.parties = method, server.parties
 
-    def begin(self, received: dict[str, Tensor]) -> None:
-        super().begin(received)
+    def begin(self, receive: Callable[[Clients], None]) -> None:
+        super().begin(receive)
         self._used, self._splits = {}, []
 
     def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
@@ -382,17 +382,16 @@ class RemoteEvaluation(Evaluation):
             self._splits.append(clients.split)
 
     def finish(self) -> dict[str, float]:
-        method, received = self.method, self._received
-        model: Any = None
+        method, w = self.method, self.method.global_model
         if method.has_global:
             self._global_numbers = method.parameters_global()
-            w = method.global_model
-            same = "w" in received and received["w"].equal(w)
-            model = "w" if same else w.cpu().numpy()
         data, requests = method.run.loop.client_data(method.device), {}
         for client in self.parties.peers:
-            one = Clients(np.array([client]), method.rounds, data)
-            one.received = received
+            one, model = Clients(np.array([client]), method.rounds, data), None
+            self._receive(one)
+            if method.has_global:
+                same = one.received.get("w", w[:0]).equal(w)
+                model = "w" if same else w.cpu().numpy()
             requests[client] = {
                 **self.parties.task(one),
                 "splits": self._splits,

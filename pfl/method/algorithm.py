@@ -60,7 +60,7 @@ from pfl.method.facts import RunFacts, loop_of
 from pfl.method.groups import ONE_THREAD
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.neighbours import check_neighbours
-from pfl.method.round import Round, first_uploads, received_now
+from pfl.method.round import Round, first_uploads, receiver_now
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.set_up import (
     allocate,
@@ -288,6 +288,13 @@ class FederatedAlgorithm(LocalTraining):
 
         Returns:
             Messages [C, K] by name, a row for each client, such as a model of its own ("w").
+        """
+        return {}
+
+    def evaluation_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
+        """Returns what the server sends to each of some clients alone for an evaluation.
+
+        As `download_for`, but for any clients, newcomers as well; here nothing.
         """
         return {}
 
@@ -612,12 +619,12 @@ class FederatedAlgorithm(LocalTraining):
         For a look at a run from outside; the hooks of a method cannot call it.
         """
         refuse_on_server(self, "iter_clients")
-        received = received_now(self)
-        yield from self.states.chunks(self.population, split, received)
+        yield from self.states.chunks(self.population, split, receiver_now(self))
 
     def load_state(self, clients: Clients) -> None:
         """Reads states, running statistics and what the server would send now into `clients`."""
-        clients.received = clients.received or received_now(self)
+        if not clients.received:
+            receiver_now(self)(clients)
         self.states.load(clients)
 
     def sample_epsilons(self) -> np.ndarray | None:
@@ -723,7 +730,7 @@ class FederatedAlgorithm(LocalTraining):
         loop = self.run.loop
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
             self._pass = self.new_evaluation()
-        self._pass.begin(received_now(self))
+        self._pass.begin(receiver_now(self))
         with on_side("server", "begin_evaluation"):
             self.begin_evaluation()
 

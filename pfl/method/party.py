@@ -129,7 +129,6 @@ class Party:
             if "buffers" in task.received:
                 method.oracle.buffers.write(method.network, task.received["buffers"])
         evaluation = Evaluation(self.loop, method.device)
-        evaluation.begin(dict(task.received))
         with method.in_full_precision():
             for split in splits:
                 evaluation.update(method, self._clients(task, split))

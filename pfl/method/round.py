@@ -286,9 +286,17 @@ class Round:
             )
 
 
-def received_now(method: FederatedAlgorithm) -> dict[str, Tensor]:
-    """Returns what the server would send to every client now, as `clients.received`."""
-    return {name: message.values for name, message in common_download(method).items()}
+def receiver_now(method: FederatedAlgorithm) -> Callable[[Clients], None]:
+    """Returns a function that gives clients what the server would send them now."""
+    common = common_download(method)
+
+    def receive(clients: Clients) -> None:
+        with on_side("server", "evaluation_for"):
+            own = checks.downloads(method, method.evaluation_for(clients.ids), clients)
+        clients.received = {name: message.values for name, message in {**common, **own}.items()}
+        clients.personal_messages = frozenset(own)
+
+    return receive
 
 
 def common_download(method: FederatedAlgorithm) -> dict[str, Message]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,13 +57,13 @@ class Evaluation:
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
-        self.begin({})
+        self.begin(lambda clients: None)
 
-    def begin(self, received: dict[str, Tensor]) -> None:
+    def begin(self, receive: Callable[[Clients], None]) -> None:
         """Starts a pass; `scores` keeps the previous scores until the pass is finished.
 
         Args:
-            received: What every client receives for the evaluation, by name.
+            receive: Gives clients what they receive for the evaluation.
         """
         # The metrics of the previous pass are used again. A `Metric` holds reference cycles, so
         # dropped ones, with several numbers for every client, would survive until the next garbage
@@ -73,13 +73,13 @@ class Evaluation:
         self.numbers = np.zeros(2)
         self._global_numbers: int | None = None
         self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
-        self._received = received
+        self._receive = receive
 
     def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
-        clients.received = self._received
         if len(attackers := self.loop.participation.attacker_ids):
             clients = clients.rows(np.flatnonzero(~np.isin(clients.ids, attackers)))
+        self._receive(clients)
         newcomers = clients
         if len(self.unseen):
             new = np.isin(clients.ids, self.unseen)

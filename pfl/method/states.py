@@ -128,14 +128,14 @@ class States:
         self,
         ids: np.ndarray,
         split: Literal["train", "val", "test"],
-        received: dict[str, Tensor] | None = None,
+        receive: Callable[[Clients], None] = lambda clients: None,
     ) -> Iterator[Clients]:
         """Yields this process's share of some clients in chunks, with states and messages."""
         method, loop = self.method, self.method.run.loop
         count = max(1, -(-len(ids) // loop.chunk_size))
         for part in loop.chunks(ids, split, count, owned=True):
             clients = Clients(part, method.rounds, loop.client_data(method.device), split)
-            clients.received = received or {}
+            receive(clients)
             self.load(clients)
             yield clients
 

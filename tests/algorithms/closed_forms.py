@@ -203,6 +203,7 @@ class Exchange:
         received: What the client reads as w [P]; empty if the server sends no model.
         sent: What the server reads, by name.
         state: What the client remembers afterwards, by name.
+        read: How many numbers that are not 0 the client reads.
     """
 
     algorithm: FederatedAlgorithm
@@ -211,6 +212,7 @@ class Exchange:
     received: np.ndarray
     sent: Mapping[str, np.ndarray]
     state: Mapping[str, np.ndarray]
+    read: int
 
     @property
     def size(self) -> int:

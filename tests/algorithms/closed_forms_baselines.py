@@ -230,11 +230,6 @@ def models_of_clusters(x: Exchange) -> tuple[float, float]:
     return x.algorithm.clusters * x.size, x.size + 1
 
 
-def model_and_cluster(x: Exchange) -> tuple[float, float]:
-    """CFL: the cluster's model and its number down; a change up."""
-    return x.size + 1, x.size
-
-
 def dense_and_number(x: Exchange) -> tuple[float, float]:
     """FedNova: a model down; a direction and the sum of its coefficients up."""
     return x.size, x.size + 1

@@ -30,6 +30,11 @@ from tests.algorithms.methods import (
 
 PERSONAL = {name: method for name, method in METHODS.items() if method.private}
 EVERYONE = range(len(SIZES))
+# Clients of these have read some values before, could work them out, or are sent factors of them.
+FREE = {
+    *("FedBABU", "FedPD, skipping", "FedSLR", "FedSLR, all multipliers", "GPGD", "GlobalTrain"),
+    "LocalTrain",
+}
 FULL = dict(lr=0.2, local_epochs=2, batch_size=None)
 
 
@@ -81,10 +86,15 @@ class Wire(pl.Callback):
     """Records every client's exchange with the server, in order."""
 
     def __init__(self):
-        self.exchanges = []
+        self.exchanges, self.evaluated = [], [0]
 
     def on_train_start(self, trainer, pl_module):
-        update = pl_module.client_update
+        update, personalized = pl_module.client_update, pl_module.personalized
+
+        def read(clients, row):
+            own = clients.personal_messages
+            rows = [v[row] if name in own else v for name, v in clients.received.items()]
+            return sum(int(values.count_nonzero()) for values in rows)
 
         def recorded(clients, w):
             sent = update(clients, w)
@@ -99,11 +109,16 @@ class Wire(pl.Callback):
                         (w[row] if w.dim() == 2 else w).numpy().copy(),
                         {name: value[row].numpy().copy() for name, value in values.items()},
                         {name: value[row].numpy().copy() for name, value in clients.state.items()},
+                        read(clients, row),
                     )
                 )
             return sent
 
-        pl_module.client_update = recorded
+        def evaluated(clients):
+            self.evaluated += [read(clients, row) for row in range(len(clients))]
+            return personalized(clients)
+
+        pl_module.client_update, pl_module.personalized = recorded, evaluated
 
 
 # ---- where it ends ------------------------------------------------------------------------------
@@ -281,6 +296,12 @@ def test_the_ledger_equals_the_closed_form(fit, method):
     fit(algorithm, q.problem, rounds, callbacks=[wire, snapshots], clients_per_round=count)
     assert len(wire.exchanges) == rounds * (1 if method.pooled else count or 4)
     assert_booked(method, wire, snapshots)
+    # A client reads no more numbers than are booked, and one flag.
+    if method.name not in FREE:
+        most = [method.cost(exchange)[0] for exchange in wire.exchanges]
+        for exchange, booked in zip(wire.exchanges, most, strict=True):
+            assert exchange.read <= booked + 1
+        assert max(wire.evaluated) <= max(most) + 1
     costs = {method.cost(exchange) for exchange in wire.exchanges}
     if method.cost is forms.dense:
         assert costs == {(36, 36)}

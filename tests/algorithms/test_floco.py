@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 
 from pfl.algorithms import FedAvg, Floco
 from pfl.algorithms.floco import principal_components, spread_on_simplex
-from pfl.method import generator
+from pfl.method import dense, generator
 from tests.algorithms.class_world import (
     BODY,
     LABELS,
@@ -143,8 +143,10 @@ def test_rounds_equal_plain_pytorch(fit, engine):
 class Everywhere(Floco):
     """Clients keep the whole simplex."""
 
-    def _centres(self, clients):
-        return torch.zeros_like(super()._centres(clients))
+    def download_for(self, ids):
+        return {"centre": dense(torch.zeros_like(super().download_for(ids)["centre"].values))}
+
+    evaluation_for = download_for
 
 
 class Still(Floco):
@@ -194,7 +196,7 @@ def test_a_part_may_have_endpoints_by_itself(fit):
     """Only the head's weights, as in the authors' code: 12 + 3 + 3 values are common."""
     method = fit(Floco(network(), simplex="out.weight", **ARGUMENTS), world(), 1, trace=[[]])
     sizes = {name: message.nbytes // 8 for name, message in method.download().items()}
-    assert sizes == {"w": 18, "endpoints": 9 * K, "centres": 0}
+    assert sizes == {"w": 18, "endpoints": 9 * K, "known": 0}
 
 
 # ---- the projection ------------------------------------------------------------------------------

@@ -9,20 +9,28 @@ import numpy as np
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, arrays
+from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, Iterates, arrays
 from benchmarks.agreement.readings import common, pfllib
 from pfl.algorithms import (
     APFL,
+    MOON,
     SCAFFOLD,
     Ditto,
+    FedALA,
     FedAMP,
+    FedAS,
     FedAvg,
     FedBABU,
+    FedDBE,
     FedDyn,
     FedGH,
+    FedLC,
+    FedNTD,
     FedPer,
+    FedProto,
     FedProx,
     FedRep,
+    FedRoD,
     LGFedAvg,
     LocalTrain,
     PerFedAvg,
@@ -33,7 +41,16 @@ MOREAU: dict[str, Any] = dict(
     penalty=2.0, personal_steps=3, personal_lr=0.1, lr=RATE, server_mixture=0.8
 )
 META: dict[str, Any] = dict(alpha=RATE, variant="FO", batch_size=None)
+MIXED: dict[str, Any] = dict(share=1.0, batch_size=None)
+DOMAIN: dict[str, Any] = dict(penalty=3.0, momentum=0.6)
 HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
+
+
+def known_mean() -> Iterates:
+    """FedDBE whose mean is that of a first round of all clients, whose models are forgotten."""
+    first = run(FedDBE, everyone=True, **DOMAIN)["server mean"][0]
+    return run(pfllib.starting_mean(first), **DOMAIN)
+
 
 CASES = [
     Case("FedAvg", "FedAvg", "clients/clientavg.py:12", ("w",), partial(run, FedAvg)),
@@ -153,5 +170,86 @@ CASES = [
         "The server's head is the same object as the head of client 0, whose local steps move it "
         "in every round that has client 0. One pass of the server over the class means a round.",
         partial(run, pfllib.AliasedFedGH, **HEAD),
+    ),
+    Case(
+        "MOON",
+        "MOON",
+        "clients/clientmoon.py:42-46",
+        ("w",),
+        partial(run, MOON, temperature=0.5, contrast=2.0),
+    ),
+    Case(
+        "FedAS, full batches",
+        "FedAS",
+        "clients/clientas.py:46-63, 151-182",
+        ("v",),
+        partial(run, FedAS, batch_size=None),
+    ),
+    Case(
+        "FedALA, full batches, all clients in every round",
+        "FedALA",
+        "utils/ALA.py:104-156",
+        ("w",),
+        partial(run, FedALA, everyone=True, **MIXED),
+    ),
+    Case(
+        "FedALA, full batches",
+        "FedALA, cohorts",
+        "servers/serverala.py:69-73",
+        ("w",),
+        partial(run, FedALA, **MIXED),
+        "Clients outside of the cohort mix their models with the new one and learn weights, too, "
+        "in every round.",
+        partial(run, pfllib.EveryoneMixes, everyone=True, **MIXED),
+    ),
+    Case(
+        "FedRoD",
+        "FedRoD",
+        "clients/clientrod.py:16",
+        ("w", "client head"),
+        partial(run, FedRoD),
+        "The personal head begins as a copy of the first head instead of at 0; the generic model "
+        "agrees.",
+        partial(run, pfllib.CopiedHeadFedRoD),
+    ),
+    Case(
+        "FedNTD",
+        "FedNTD",
+        "servers/serverntd.py:69-71, clients/clientntd.py:79",
+        ("w",),
+        partial(run, FedNTD, distillation=0.7, temperature=2.0),
+        "The mean is not weighted, and the divergence is times τ².",
+        partial(run, FedNTD, distillation=0.7 * 4, temperature=2.0, weighting="uniform"),
+    ),
+    Case(
+        "FedLC, full batches",
+        "FedLC",
+        "servers/serverlc.py:20-26",
+        ("w",),
+        partial(run, FedLC, calibration=0.8, batch_size=None),
+        "n_i,c counts the samples of all clients together, so that all clients have the same "
+        "margins, in single precision.",
+        partial(run, pfllib.PooledFedLC, calibration=0.8, batch_size=None),
+    ),
+    Case(
+        "FedDBE",
+        "FedDBE",
+        "servers/serverdbe.py:16-35",
+        ("w",),
+        partial(run, FedDBE, **DOMAIN),
+        "All clients train once before the first round. Their models are thrown away, and the mean "
+        "of their features is known from the first round on.",
+        known_mean,
+    ),
+    Case(
+        "FedProto",
+        "FedProto",
+        "clients/clientproto.py:57-60, servers/serverproto.py:101-117",
+        ("v",),
+        partial(run, FedProto, penalty=1.5),
+        "The class means are those of the features in the local steps, while the model moves. They "
+        "are averaged over clients instead of samples, and a class that the last cohort lacks has "
+        "none.",
+        partial(run, pfllib.RunningFedProto, penalty=1.5),
     ),
 ]

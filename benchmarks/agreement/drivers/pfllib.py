@@ -10,6 +10,7 @@ import contextlib
 import copy
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks.agreement.problem import (
     CLASSES,
     COHORTS,
     EPOCHS,
+    EVERYONE,
     FEATURES,
     HEAD_EPOCHS,
     HIDDEN,
@@ -98,10 +100,8 @@ class Runner:
         self.problem = problem
         sys.path.insert(0, str(checkout / "system"))
         absent("h5py")
-        self.base = importlib.import_module("flcore.servers.serverbase")
+        vars(importlib.import_module("utils.data_utils"))["read_client_data"] = self.samples
         self.client_base = importlib.import_module("flcore.clients.clientbase")
-        for module in (self.base, self.client_base):
-            vars(module)["read_client_data"] = self.samples
         split = importlib.import_module("flcore.trainmodel.models").BaseHeadSplit
         body = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
         self.network = split(body, nn.Linear(HIDDEN, CLASSES)).double()
@@ -118,6 +118,8 @@ class Runner:
         take: dict[str, str],
         *,
         loaders: list[list[tuple[str, int]]] | None = None,
+        before: list[list[tuple[str, int]]] | None = None,
+        cohorts: Sequence[Sequence[int]] = COHORTS,
         convert: Any = tensors,
         setup: Any = None,
         **settings: object,
@@ -129,29 +131,31 @@ class Runner:
             server: Its class.
             take: The iterates, by our name and the name in `found`.
             loaders: For each loader that a client asks for in a round: the purposes of its epochs.
+            before: The same of loaders that it asks for before the first round.
+            cohorts: The clients of each round.
             convert: What a mini-batch becomes.
             setup: Called with the server.
             settings: Arguments of the command line.
         """
         given = SETTINGS | dict(model=copy.deepcopy(self.network)) | settings
         torch.manual_seed(0)
-        run = getattr(importlib.import_module(f"flcore.servers.{module}"), server)(
-            SimpleNamespace(**given), 0
-        )
+        begun = False
         rounds: list[dict[str, np.ndarray]] = []
         asked: dict[int, int] = {}
-        left = list(COHORTS)
+        left = list(cohorts)
 
         def select() -> list[Any]:
+            nonlocal begun
             asked.clear()
+            begun = True
             if not left:
                 return run.clients  # the round after the last one, which never trains
             return [run.clients[i] for i in left.pop(0)]
 
         def load(client: Any, batch_size: int | None = None) -> Epochs:
             nth = asked[client.id] = asked.get(client.id, -1) + 1
-            now = len(COHORTS) - len(left) - 1
-            purposes = (loaders or [TRAIN])[nth]
+            now = max(0, len(cohorts) - len(left) - 1)
+            purposes = ((loaders if begun else before) or [TRAIN])[nth]
             return Epochs(self.problem, now, client.id, purposes, convert)
 
         def record(*args: object) -> None:
@@ -161,6 +165,9 @@ class Runner:
                 raise Done
 
         self.client_base.Client.load_train_data = load
+        run = getattr(importlib.import_module(f"flcore.servers.{module}"), server)(
+            SimpleNamespace(**given), 0
+        )
         run.select_clients = select
         run.evaluate = run.evaluate_one_step = record
         run.evaluate_personalized = record if server == "pFedMe" else lambda: None
@@ -180,6 +187,8 @@ def found(run: Any) -> dict[str, np.ndarray]:
     for name in ("model_per", "client_u"):
         if hasattr(run.clients[0], name):
             row[name] = np.stack([flat(getattr(c, name).parameters()) for c in run.clients])
+    if isinstance(getattr(run.clients[0], "head", None), nn.Module):
+        row["own head"] = np.stack([flat(c.head.parameters()) for c in run.clients])
     for name in ("personalized_params", "client_c"):
         if hasattr(run.clients[0], name):
             row[name] = np.stack([flat(getattr(c, name)) for c in run.clients])
@@ -201,7 +210,13 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         for client, size in zip(server.clients, SIZES, strict=True):
             client.batch_size = size  # of each of the two gradients of a step
 
+    def any_batch(server: Any) -> None:
+        for client in server.clients:  # a row for each sample of `batch_size`
+            client.calibration = client.calibration[:1]
+
     shared, personal = {"w": "global"}, {"v": "models"}
+    steps = [("full", EPOCHS)]
+    mixed: Any = {"loaders": [steps], "eta": 1.0, "rand_percent": 100, "layer_idx": 2}
     head = [("head", HEAD_EPOCHS), *TRAIN]
     return {
         "FedAvg": run("serveravg", "FedAvg", shared),
@@ -263,6 +278,26 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             loaders=[TRAIN, [("train", 1)]],
             server_learning_rate=0.5,
         ),
+        "MOON": run("servermoon", "MOON", shared, tau=0.5, mu=2.0),
+        "FedAS": run("serveras", "FedAS", personal, loaders=[[("full", 2)], steps, *full]),
+        "FedALA": run(
+            "serverala", "FedALA", shared, cohorts=[EVERYONE] * ROUNDS, join_ratio=1.0, **mixed
+        ),
+        "FedALA, cohorts": run("serverala", "FedALA", shared, **mixed),
+        "FedRoD": run("serverrod", "FedROD", shared | {"client head": "own head"}, before=full),
+        "FedNTD": run("serverntd", "FedNTD", shared, tau=2.0, beta=0.7),
+        "FedLC": run(
+            "serverlc", "FedLC", shared, before=full, loaders=[steps], setup=any_batch, tau=0.8
+        ),
+        "FedDBE": run(
+            "serverdbe",
+            "FedDBE",
+            shared,
+            before=[full[0], TRAIN],
+            kl_weight=3.0,
+            momentum=0.6,
+        ),
+        "FedProto": run("serverproto", "FedProto", personal, lamda=1.5),
     }
 
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.agreement.problem import COHORTS
 from benchmarks.agreement.readings.common import by_samples
-from pfl.algorithms import APFL, FedBABU, FedDyn, FedGH
-from pfl.method import Clients, Message, dense
+from pfl.algorithms import APFL, FedALA, FedBABU, FedDBE, FedDyn, FedGH, FedLC, FedProto, FedRoD
+from pfl.method import (
+    Clients,
+    FederatedAlgorithm,
+    Message,
+    Objective,
+    dense,
+    features,
+    label_counts,
+    values_in,
+)
 
 
 class NormFedDyn(FedDyn):
@@ -106,3 +118,90 @@ class GlobalStart(FedBABU):
 
     def personalized(self, clients: Clients) -> Tensor:
         return clients.received["w"].repeat(len(clients), 1)
+
+
+class CopiedHeadFedRoD(FedRoD):
+    """The personal head begins as a copy of the first head."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.states.declare("head", lambda: self.global_model[self.personal_part], False)
+
+
+class EveryoneMixes(FedALA):
+    """All clients mix their models with the new one and learn weights; a cohort trains."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:  # type: ignore[override]
+        v = self._mixed(clients, w, self._learned_weights(clients, w))
+        trains = torch.from_numpy(np.isin(clients.ids, COHORTS[clients.round]))
+        v = torch.where(trains[:, None], self.local_sgd(clients, v), v)
+        clients.state["own"] = values_in(self.personal_part, v)
+        return {"w": replace(dense(v), reduce="rows")}
+
+    def server_update(self, received: dict[str, Tensor]) -> None:
+        ids = list(COHORTS[self.rounds])
+        weights = torch.from_numpy(self.client_sizes[ids]).to(self.global_model)
+        self.global_model.copy_(weights @ received["w"][ids] / weights.sum())
+
+
+class PooledFedLC(FedLC):
+    """n_i,c counts the samples of all clients, and its root is in single precision."""
+
+    pooled_counts: Tensor
+
+    def check_setup(self) -> None:
+        super().check_setup()
+        everyone = Clients(self.population[self.client_sizes.argsort()[::-1]], 0, self._data())
+        assert self.classes is not None
+        counts = label_counts(everyone, self.classes, self.global_model)
+        self.pooled_counts = counts.sum(0, keepdim=True)
+
+    def _data(self) -> Any:
+        return self.run.loop.client_data(self.device)
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        margins = self.calibration * self.pooled_counts.float() ** -0.25
+        own = {"margins": margins.to(w).expand(len(clients), -1)}
+        return self.local_sgd(clients, w, objective=Objective(self._losses, own))
+
+
+def starting_mean(mean: np.ndarray) -> type[FederatedAlgorithm]:
+    """FedDBE with a mean of features that is known before the first round."""
+
+    class StartingMean(FedDBE):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.mean.copy_(torch.from_numpy(mean))
+
+    return StartingMean
+
+
+class RunningFedProto(FedProto):
+    """Class means are those of the features that the moving model had in training.
+
+    They are averaged over clients, not samples, and only the last cohort's are known.
+    """
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        received = clients.received["prototypes"].view(self.shape)
+        objective = Objective(
+            self._losses, {"prototypes": received.expand(len(clients), *self.shape)}
+        )
+        v, lr = clients.state["w"].clone(), self.learning_rate(clients.round)
+        sums = v.new_zeros(len(clients), *self.shape)
+        for batch in clients.batches(self.local_schedule):
+            rows = slice(0, batch.clients)
+            z = features(self.oracle, v[rows], batch, self.head_name, clients.buffers)
+            real = batch.sample_weights(z.dtype) > 0
+            member = real[..., None] * torch.nn.functional.one_hot(batch.targets, self.shape[0])
+            sums[rows, :, 0] += member.sum(1)
+            sums[rows, :, 1:] += member.to(z).mT @ z
+            _, g = self.oracle.gradient(v, batch, clients.buffers, objective=objective)
+            v[rows] -= lr * g[rows]
+        clients.state["w"] = v
+        means = sums / sums[..., :1].clamp_min(1)  # each client counts once for its classes
+        return {"sums": dense(means.flatten(1))}
+
+    def server_update(self, mean: dict[str, Tensor]) -> None:
+        self.prototypes.zero_()
+        super().server_update(mean)

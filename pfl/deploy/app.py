@@ -27,7 +27,6 @@ from pfl.deploy.wire import LIMIT
 from pfl.deploy.worker import Worker
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
-from pfl.method import FederatedAlgorithm
 from pfl.method.party import Party
 from pfl.rounds.loop import FederatedLoop
 
@@ -212,26 +211,23 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
             (Path(temporary) / "data.yaml").write_text(_yaml({"data": given["data"]}))
             yield str(Path(temporary) / "data.yaml")
 
-    def built() -> tuple[FederatedAlgorithm, FederatedLoop, OwnSamples]:
+    def build(classes: int | None) -> Party:
         with data_file() as file:
             cli = _Deployed(["fit", "--config", str(app / "run.yaml"), "--config", file])
         data = OwnSamples(cli.data, client, count, seed)
         data.setup()
+        data.classes = classes
         # Whom weighted sampling draws depends on the sizes of all parties, and is the server's.
         loop = FederatedLoop(data, **cli.options | {"sampling": "uniform", "seed": seed})
-        return cli.method, loop, data
+        return Party(cli.method, loop, client, values["trainer"]["max_epochs"], dtype)
 
-    method, _, data = built()
-
-    def build(classes: int | None) -> Party:
-        method, loop, data = built()
-        data.classes = classes
-        return Party(method, loop, client, values["trainer"]["max_epochs"], dtype)
-
+    party = build(None)  # refuses samples that the network does not take
+    data = party.loop.datamodule
+    assert isinstance(data, OwnSamples)
     files.make_folder(folder, f"{path}: folder")
     worker = Worker(
         client,
-        agreement(values, server, method.network),
+        agreement(values, server, party.method.network),
         data.facts(sizes=bool(given["share_sizes"])),
         build,
         folder,

@@ -46,6 +46,8 @@ class OwnSamples(FederatedDataModule):
         own.setup(stage)
         require("data.num_clients", own.num_clients, own.num_clients in (1, count), f"1 or {count}")
         mine = 0 if own.num_clients == 1 else self.client_id
+        if not len(own.partition.train[mine]):
+            raise ConfigError(f"data: party {self.client_id} has no samples to train with")
         parts = []
         for arrays in own.partition.splits.values():
             sizes = np.zeros(count, np.int64)

@@ -41,10 +41,10 @@ class InProcess(Channel):
         answers = {}
         for client, message in messages.items():
             request = unpack(message)
-            self.told.append((client, request))
             self.round = request["task"]["round"] if "task" in request else self.round
             key = client, request["do"], self.round
             answer = self.answer(client, message, self.faults.pop(key, None))
+            self.told.append((client, request, answer))
             if answer is not None:
                 answers[client] = answer
             if request["do"] == "train":

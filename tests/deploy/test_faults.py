@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from pfl.callbacks import LocalBaseline
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import difference
+from pfl.errors import ConfigError
 from tests.deploy.conftest import Ended
 from tests.refusal import refused
 
@@ -131,6 +132,14 @@ def test_parties_that_do_not_agree_are_refused_at_both_ends(federation, capfd, k
     assert f"party 2: refused: {key}: {value} at the party and" in capfd.readouterr().err
 
 
+def test_a_party_with_samples_of_another_shape_is_refused(federation):
+    parties = federation("FedAvg")
+    parties.channel.workers[3].facts["input"] = ["float64", [7]]
+    line = r"input: a sample of party 3 is float64 \[7\], and one of party 0 is float64 \[3\]"
+    with pytest.warns(UserWarning, match=line), pytest.raises(ConfigError, match=line):
+        parties.train()
+
+
 def test_no_difference_between_equals():
     assert difference({"a": 1}, {"a": 1}) is None
 
@@ -167,13 +176,20 @@ def test_sizes_stay_at_the_party_where_the_weights_are_uniform(federation):
 
 
 def test_nothing_but_declared_arrays_travels(federation):
-    """Down: the method's messages. What a client keeps, and its samples, are in no message."""
+    """Down: the method's messages. Up: its messages, losses with counts, and scores."""
     parties = federation("SCAFFOLD, option I").train()
-    for _, request in parties.channel.told:
+    for _, request, answer in parties.channel.told:
         if request["do"] in ("train", "evaluate"):
             assert {*request["task"]["received"]} == {"w", "c"}
             plain = {**request, "task": {**request["task"], "received": {}}}
             assert json.dumps(plain)
+        answer = unpack(answer)
+        if request["do"] == "train":
+            sent = {name: one[0].shape for name, one in answer.pop("messages").items()}
+            assert sent == {"y": (1, 26), "c": (1, 26)}
+            losses = answer.pop("losses").values()
+            assert all(values.shape == (len(counts),) for values, counts in losses)
+        assert json.dumps(answer)
 
 
 def test_what_needs_samples_is_refused_at_the_server(federation):

@@ -58,3 +58,12 @@ def test_an_app_and_its_party_agree(tmp_path):
     (app / "other.yaml").write_text("client: 3\n")
     with refused("client: 3; it must be from 0 to 2"):
         read_node(app / "other.yaml")
+    (app / "other.yaml").write_text("{client: 1, folder: run.yaml/states}")
+    with refused("other.yaml: folder: there can be no folder"):
+        read_node(app / "other.yaml")
+    (app / "mine.csv").write_text("a,b,y\n" + 9 * "1,2,0\n2,1,1\n")
+    options = f"{{file: {app}/mine.csv, target_column: y, num_clients: 1}}"
+    data = f"{{class_path: TableDataModule, init_args: {options}}}"
+    (app / "other.yaml").write_text(f"{{client: 1, data: {data}}}")
+    with refused("network: SmallCNN cannot process inputs of shape [2]"):
+        read_node(app / "other.yaml")

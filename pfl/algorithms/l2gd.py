@@ -93,7 +93,7 @@ class L2GD(FederatedAlgorithm):
         self.penalty, self.averaging_probability = penalty, p
         self.add_client_state("x", lambda: self.global_model)
         # 1 - (1 - θ)^A of the last round: how far its averaging steps take x_i towards the mean.
-        self.add_server_state("pull", torch.tensor(0.0, dtype=torch.float64))
+        self.add_server_state("pull", torch.tensor(0.0))
 
     @property
     def personalization_penalty(self) -> float:

@@ -79,7 +79,7 @@ class Watched(FedBABU):
 
 OPTIMIZERS = {
     "plain": None,
-    "momentum": partial(torch.optim.SGD, lr=1.0, momentum=0.9, weight_decay=0.1),
+    "momentum": partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
     "Adam": partial(torch.optim.Adam, weight_decay=0.1),
 }
 
@@ -110,6 +110,8 @@ def test_the_head_keeps_its_bits_and_the_body_alone_is_sent(fit, optimizer, engi
         assert torch.equal(message.values[:, ~head], v[:, ~head])
         assert not message.values[:, head].any() and torch.equal(received[head], start[head])
         assert message.nbytes == size
+        # What rules and privacy measure it from: the received body, and zeros like its own head.
+        assert torch.equal(message.reference, torch.where(head, 0.0, received))
     for way in ("down", "up"):
         visits = [np.bincount(np.concatenate(trace[: t + 1]), minlength=5) for t in range(3)]
         assert np.array_equal(history[way], size * np.array(visits))

@@ -85,7 +85,7 @@ class Watched(FedRep):
 
 OPTIMIZERS = {
     "plain": None,
-    "momentum": partial(torch.optim.SGD, lr=1.0, momentum=0.9, weight_decay=0.1),
+    "momentum": partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
     "Adam": partial(torch.optim.Adam, weight_decay=0.1),
 }
 

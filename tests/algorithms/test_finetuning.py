@@ -138,7 +138,7 @@ def test_steps_begin_anew_for_each_number(tmp_path):
     """Momentum, mini-batches: the score after 3 steps does not depend on the other numbers."""
     rows = []
     for number, steps in enumerate([[3], [0, 1, 2, 3]]):
-        momentum = partial(torch.optim.SGD, momentum=0.9, lr=0.1)
+        momentum = partial(torch.optim.SGD, momentum=0.9)
         algorithm = FedAvg(small_network(), optimizer=momentum, loss=HalfSquaredError(), **BATCHES)
         rows.append(begin(tmp_path / str(number), algorithm, finetune=steps).row)
     name = "test/finetuned/3/loss"

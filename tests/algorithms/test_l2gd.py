@@ -223,6 +223,8 @@ def test_a_run_of_averaging_steps_takes_one_communication(fit, problem):
     """P values of 8 bytes each way and round, however many steps a run has; a newcomer gets x̄."""
     algorithm = fit(L2GD(problem.network(START), **COINS, **FULL), problem, ROUNDS)
     assert sum(algorithm.runs(t)[1] for t in range(ROUNDS)) > ROUNDS
+    numbers = algorithm.row["local_steps"], algorithm.row["averaging_steps"]
+    assert numbers == algorithm.runs(ROUNDS - 1)
     assert algorithm.bytes_up == algorithm.bytes_down == ROUNDS * 4 * 8 * 8
     newcomers = algorithm.newcomer(next(algorithm.iter_clients()))
     assert torch.equal(newcomers, algorithm.global_model.expand(4, -1))

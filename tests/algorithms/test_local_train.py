@@ -23,6 +23,8 @@ def test_every_client_reaches_its_own_optimum(fit):
     # Nothing is sent, and the network keeps the common beginning.
     assert not history["down"].any() and not history["up"].any()
     np.testing.assert_array_equal(algorithm.global_model, 0.5)
+    # The solution that `Optimality` measures from is that of λ = 0, where nothing couples the w_i.
+    assert algorithm.personalization_penalty == 0
 
 
 def test_clients_continue_from_their_last_model_and_keep_it_between_rounds(fit):

@@ -155,7 +155,7 @@ def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, ne
     for number, (kind, extra) in enumerate(
         [
             (Everything, {}),
-            (Everything, {"optimizer": partial(torch.optim.SGD, lr=1.0)}),
+            (Everything, {"optimizer": torch.optim.SGD}),
             (Told, {}),
         ]
     ):

@@ -256,7 +256,8 @@ def main() -> None:
     classes = {n.name for f in files for n in ast.parse(f.read_text()).body if hasattr(n, "name")}
     tests = [
         str(path)
-        for path in sorted((ROOT / "tests" / "algorithms").glob("test_*.py"))
+        for folder in ("algorithms", "method")
+        for path in sorted((ROOT / "tests" / folder).glob("test_*.py"))
         if given.suite or classes & set(re.findall(r"\w+", path.read_text()))
     ]
     sys.exit(pytest.main([*options, "-o", "tmp_path_retention_policy=none", *tests], [session]))

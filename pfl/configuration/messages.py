@@ -160,14 +160,13 @@ def _describe(complaint: str, owner: str, types: str, value: str) -> str:
         options = _parser(owner).get_defaults(skip_validation=True).keys()
         named = "; class_path can name another network, such as MLP" if name == "Classifier" else ""
         return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}{named}"
-    if match := re.match(r"Expected a dot import path string: (\S+)", complaint):
-        known = _classes(types)
-        if match[1] in known:  # the argument of a user's class
-            return (
-                f"{match[1]!r}; annotate the argument with its class, or give the full import path"
-            )
-        hint = closest(match[1], known) or "; give its full import path"
-        return f"there is no class {match[1]!r} here{hint}"
+    dotted = r"(?:--(\S+)\.help: )?Expected a dot import path string: (\S+)"
+    if match := re.match(dotted, complaint):
+        known, name = _classes(types) or option_keys().get(match[1]) or [], match[2]
+        if name in known:  # the argument of a user's class
+            return f"{name!r}; annotate the argument with its class, or give the full import path"
+        hint = closest(name, known) or "; give its full import path"
+        return f"there is no class {name!r} here{hint}"
     if match := re.match(r"Expected a (.+)", complaint):
         text = _type(types[1:-1] or match[1])
         return f"{shown}it must be {'one of ' if ', ' in text else ''}{text}"

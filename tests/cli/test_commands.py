@@ -53,6 +53,7 @@ def test_an_answer_imports_nothing_that_takes_long(words, tmp_path):
         ("fit --config quickstart --lr 1", ["lr: ", "'model.lr'"]),
         ("fit --config quickstart --num_clients 1", ["num_clients: ", "'data.num_clients'"]),
         ("fit --config quickstart --trainer.epochs 1", ["trainer.epochs: ", "'max_epochs'"]),
+        ("fit --model.help FedAvgg", ["there is no class 'FedAvgg'", "'FedAvg'"]),
         ("partition", ["partition: ", "--config"]),
         ("deploy quickstart", ["deploy: quickstart", "--config quickstart"]),
         ("compare quickstart", ["quickstart.yaml is a configuration of `pfl fit`", "common"]),

@@ -1,7 +1,5 @@
 """Plain local steps: on every engine what their formula says, and with it local training."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn

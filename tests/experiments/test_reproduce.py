@@ -396,6 +396,85 @@ def test_pages_show_every_figure_and_its_data(page):
         assert name in page.read_text()
 
 
+def curves(name, value, *keys):
+    """The values of a column of published data by round, for each place that `keys` tell apart."""
+    lines: dict[Any, list[float]] = {}
+    for row in table(ROOT / "docs" / "data" / f"{name}.csv"):
+        lines.setdefault(tuple(row[key] for key in keys), []).append(float(row[value] or "nan"))
+    return lines
+
+
+def until(line, target):
+    """The first round, from 1, whose value is at most the target; infinity if there is none."""
+    return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)
+
+
+def test_numbers_of_the_pages_are_those_of_their_data():
+    """Those that were worked out from the published data without another run."""
+    pages = {p.stem: p.read_text() for p in (ROOT / "docs" / "papers").glob("*.md")}
+    labels = {"FedPD-GD, p=0": "FedPD-GD p=0, text", "FedPD-VR": "FedPD-VR, text"}
+    labels |= {
+        "FedPD-GD, p=0, η=0.5": "FedPD-GD p=0, theory",
+        "FedPD-VR, η=0.2": "FedPD-VR, η = 0.2",
+    }
+    gaps = [curves(f"fedpd-figure{k}", "train/global/gap", "run") for k in (4, 5)]
+    for run, label in labels.items():
+        rounds = [[until(gap[run,], 10.0**-k) for gap in gaps] for k in range(6, 11)]
+        cells = [", ".join(map(str, pair)).replace("inf", "–") for pair in rounds]
+        assert f"| {label} | {' | '.join(cells)} |" in pages["fedpd"]
+
+    error = "train/personalized/optimization_error"
+    errors = curves("fedclup-figure7", error, "run", "condition", "seed")
+    for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ
+        cells = []
+        for kappa in (2, 8, 64):
+            factor = 1 - (penalty + 1) / (4 * kappa * (penalty + 1 / kappa))
+            lines = [errors[f"FedCLUP λ={penalty}", str(kappa), seed] for seed in "012"]
+            assert all((np.divide(e[1:], e[:-1]) ** 2 < factor).all() for e in lines)
+            falls = [2 * np.log(e[-1] / e[0]) for e in lines]
+            lengths = [len(e) for e in lines]
+            mean = np.mean([np.exp(f / (n - 1)) for f, n in zip(falls, lengths, strict=True)])
+            bound, rounds = 1 + np.mean(falls) / np.log(factor), np.mean(lengths)
+            cells.append(f"{factor:.3f}, {mean:.3f}; {bound:.0f}, {rounds:.1f}")
+        assert f"| λ = {penalty} | {' | '.join(cells)} |" in pages["fedclup"]
+
+    keys = ("heterogeneity", "run", "seed")
+    totals = curves("fedclup-figure1", "train/personalized/total_error", *keys)
+    for radius in ("0.1", "0.5", "2"):
+        alone = np.zeros((3, 3))
+        for seed in range(3):
+            lines = [totals[radius, f"FedCLUP λ={k}", str(seed)] for k in (0.02, 0.1, 0.5)]
+            low, high = min(map(min, lines)), max(line[0] for line in lines)
+            for target in low + (high - low) * np.arange(1000) / 1000:
+                first = np.array([until(line, target) for line in lines])
+                if (first == first.min()).sum() == 1:
+                    alone[first.argmin(), seed] += 0.1
+        cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
+        assert f"| R = {radius} | {' | '.join(cells)} |" in pages["fedclup"]
+
+    keys = ("run", "setting", "participation", "round")
+    accuracy: dict[Any, list[float]] = curves(
+        "results/fedagg-linear", "test/global/accuracy", *keys
+    )
+    for label, run, last in (("FedAvg, 60", "FedAvg", "30"), ("FedAgg, 67", "FedAgg", "10")):
+        columns = [(s, p) for s in ("IID", "non-IID") for p in ("20 %", "100 %")]
+        means = [np.mean(accuracy[run, f"linear, {s}", p, last]) for s, p in columns]
+        row = " | ".join(f"{100 * mean:.2f}" for mean in means)
+        assert f"| {label} models | {row} |" in pages["fedagg"]
+
+    ways = [
+        curves("results/fedslr-penalties", f"comm/{k}link_bytes", "change") for k in ("down", "up")
+    ]
+    shares = {k[0]: np.divide(*(w[k][-1] - w[k][-2] for w in ways)) for k in ways[0]}
+    other = {round(s, 2) for k, s in shares.items() if "pure personal" not in k}
+    assert sorted(other) == [0.08, 0.15, 0.81, 1.0]
+    assert [round(shares[k], 2) for k in ("λ = 5e-3", "η_g = 20", "η_g = 100")] == [
+        0.15,
+        0.81,
+        0.08,
+    ]
+
+
 RESULTS = [f"results/{path.stem}" for path in (ROOT / "configs/results").glob("*.yaml")]
 
 

@@ -198,7 +198,8 @@ def check_aggregation(method: FederatedAlgorithm) -> None:
             f"loop.{keys[0]}: {name} trains on the samples of all clients in one place, which send "
             f"no messages; take another method"
         )
-    if who.aggregation is not None:  # a rule says how many clients it needs
+    if who.aggregation is not None and who.aggregation.limit is None:
+        # The rule says how many clients it needs.
         who.aggregation(torch.zeros(who.cohort_size, 1))
     if who.privacy is None:
         return

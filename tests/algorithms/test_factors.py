@@ -159,9 +159,9 @@ def test_flex_lora_keeps_the_best_product_of_its_rank(fit):
 def test_what_lies_beyond_a_rank_stays_zero(fit, optimizer):
     """The row of A has the gradient B' g, the column of B has g A': each is 0 with the other."""
     make = {
-        "sgd": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.1),
-        "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-        "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+        "sgd": lambda p: torch.optim.SGD(p, weight_decay=0.1),
+        "momentum": lambda p: torch.optim.SGD(p, momentum=0.9),
+        "adam": lambda p: torch.optim.Adam(p),
     }
     history = Sent()
     trained(fit, FlexLoRA, 2, ranks=[1], optimizer=make[optimizer], callbacks=[history])

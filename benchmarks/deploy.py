@@ -25,7 +25,7 @@ from pfl.deploy.flower import FlowerGrid
 from pfl.deploy.wire import unpack
 
 ROOT = Path(__file__).parents[1]
-ROUNDS = 20
+ROUNDS = 5
 WORDS = f"""
 --config quickstart --trainer.max_epochs {ROUNDS + 2} --trainer.callbacks [] --model FedAvg
 --model.network MLP --model.network.in_features 64 --model.network.hidden [8] --model.lr 0.05

@@ -17,8 +17,8 @@ PFL += [
     "pfl",
     "configuration",
     "experiments",
-    "export",
     "deploy",
+    "export",
     "cli",
 ]
 PFL += ["__main__"]

@@ -218,6 +218,7 @@ def export(given: argparse.Namespace) -> None:
             with_global=given.with_global,
             form=given.format,
             factored=given.factored,
+            states=given.states,
         )
     except ImportError as error:
         needed = "onnx onnxruntime onnxscript" if given.format == "onnx" else "safetensors"
@@ -308,6 +309,7 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--out", type=Path, required=True, help="the folder of the models")
     one.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")
     one.add_argument("--factored", action="store_true", help="FedSLR's thin layers, too")
+    one.add_argument("--states", type=Path, help="the folder of a real party's states")
 
     one = command(reproduce, "run and draw a figure or a table of a paper")
     one.add_argument("figure", nargs="*", help="such as fedpd-figure2, or a YAML file")

@@ -180,14 +180,15 @@ class Parties:
         self.saves.append((rounds, dict(self.counted)))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a run that continues needs, as plain values."""
-        names = ("run", "counted", "saves", "wire")
+        """Returns what a run that continues or is exported needs, as plain values."""
+        names = ("run", "counted", "saves", "wire", "facts")
         return {name: getattr(self, name) for name in names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over what `state_dict` has returned."""
+        """Takes over what `state_dict` has returned, but for the parties of that time."""
         for name, value in state.items():
-            setattr(self, name, value)
+            if name != "facts":
+                setattr(self, name, value)
 
 
 class _Naming:

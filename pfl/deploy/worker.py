@@ -63,15 +63,10 @@ class StateFiles:
         rounds = self._rounds()
         for index in rounds:
             if counted is None or index > counted:
-                spent = torch.maximum(spent, self._read(index).get(GRADIENTS, spent))
+                spent = torch.maximum(spent, self.read(index).get(GRADIENTS, spent))
         states: dict[str, Tensor] = {}
         if counted is not None and not stateless:
-            if counted not in rounds:
-                raise ConfigError(
-                    f"folder: {self.folder} has no states of round {counted + 1}, which the server "
-                    f"has counted; give the folder that was used then"
-                )
-            states = self._read(counted)
+            states = self.read(counted)
         if spent.any():
             states[GRADIENTS] = torch.maximum(spent, states.get(GRADIENTS, spent))
             self.save(-1 if counted is None else counted, states)
@@ -81,7 +76,13 @@ class StateFiles:
                 self._path(index).unlink()
         return states
 
-    def _read(self, index: int) -> dict[str, Tensor]:
+    def read(self, index: int) -> dict[str, Tensor]:
+        """Returns the states after a round; a ConfigError if they are not there."""
+        if not self._path(index).is_file():
+            raise ConfigError(
+                f"folder: {self.folder} has no states of round {index + 1}, which the server has "
+                f"counted; give the folder that was used then"
+            )
         with np.load(self._path(index), allow_pickle=False) as stored:
             return {name: torch.from_numpy(stored[name]) for name in stored.files}
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pfl.configuration.app import FederatedCLI
 from pfl.datamodules.errors import require
+from pfl.deploy.data import RemoteData
+from pfl.deploy.worker import StateFiles
 from pfl.errors import ConfigError
 from pfl.export import peft
 from pfl.export.card import ONNX, card, loading_code, readme, sizes
@@ -42,6 +44,8 @@ class RestoredRun(FederatedCLI):
     The checkpoint lies in the folder of its run, beside the run's configuration.
     """
 
+    parties: dict[str, Any] | None = None  # what a server knew of its parties
+
     def __init__(self, checkpoint: Path) -> None:
         self.folder = checkpoint.parent.parent
         path = self.folder / "config.yaml"
@@ -60,14 +64,33 @@ class RestoredRun(FederatedCLI):
         trainer, loop, algorithm = self.trainer, self.datamodule, self.model
         trainer.datamodule = loop  # type: ignore[attr-defined]
         loop.trainer, algorithm.trainer = trainer, trainer
+        content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
+        if isinstance(loop.datamodule, RemoteData):
+            self.parties = content["callbacks"]["Server"]["parties"]
+            loop.datamodule.meet = lambda: self.parties["facts"]
         loop.prepare_data()
         loop.setup("predict")
         algorithm.setup("predict")
-        content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
         algorithm.on_load_checkpoint(content)
         algorithm.load_state_dict(content["state_dict"])
         algorithm.on_predict_start()
         algorithm.begin_evaluation()
+
+    def take_states(self, client: int, folder: Path | None) -> None:
+        """Reads the states of a real party, which no checkpoint of the server has.
+
+        Args:
+            client: The party's number.
+            folder: Where its worker keeps states.
+        """
+        store, counted = self.model.store, (self.parties or {}).get("counted", {}).get(client)
+        if self.parties is None or not store.names or counted is None:
+            return
+        if folder is None:
+            raise ConfigError(f"export: --states: party {client} has them; give its folder")
+        files = StateFiles(folder / self.parties["run"] / f"client-{client}")
+        for name, rows in files.read(counted).items():
+            store.write(name, np.array([client]), rows)
 
     def inputs(self, count: int) -> Tensor:
         """Returns `count` samples as the network gets them in an evaluation, [count, ...]."""
@@ -89,6 +112,7 @@ def export(
     with_global: bool = False,
     form: Format = "safetensors",
     factored: bool = False,
+    states: Path | None = None,
 ) -> list[Path]:
     """Writes models of a checkpoint, a folder each: `client<id>` and `global`; returns the folders.
 
@@ -103,6 +127,7 @@ def export(
         with_global: Writes the global model.
         form: The format of the files.
         factored: Writes models of low rank as thin layers, too, and measures both.
+        states: The folder of the states of real parties (`folder` in a party's file).
 
     Raises:
         ConfigError: There is no such checkpoint, client or model.
@@ -117,6 +142,9 @@ def export(
             require("export: --client", client, 0 <= client < count, expected)
         models: list[int | None] = [None] if with_global else []
         models += range(count) if clients is None else clients
+        for one in models:
+            if one is not None:
+                run.take_states(one, states)
         return [_write(run, out, client, form, factored) for client in models]
 
 

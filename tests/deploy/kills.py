@@ -1,4 +1,9 @@
-"""A server and parties in processes of their own, which are killed at random moments."""
+"""A server and parties in processes of their own, which are killed at random moments.
+
+    python -m pytest tests/deploy/kills.py
+
+It takes minutes, and is not among the tests that pytest finds.
+"""
 
 import json
 import multiprocessing
@@ -22,7 +27,7 @@ from tests.deploy.computed import computed
 PARTIES, ROUNDS = 4, 60
 WORDS = ["--config", "quickstart", "--data.num_clients", PARTIES, "--trainer.precision", "64-true"]
 WORDS += ["--trainer.max_epochs", ROUNDS, "--trainer.callbacks", "[]", "--loop.evaluate", "[test]"]
-WORDS += ["--loop.clients_per_round", "null", "--loop.clients_at_once", 1, "--model", "SCAFFOLD"]
+WORDS += ["--loop.clients_per_round", "null", "--loop.clients_at_once", 1, "--model", "FedSLR"]
 WORDS += ["--model.network", "MLP", "--model.network.in_features", 64]
 WORDS += ["--model.network.hidden", "[8]", "--model.lr", 0.05, "--model.batch_size", 20]
 
@@ -56,7 +61,10 @@ def serve(folder, server):
 @pytest.mark.processes
 @pytest.mark.cli
 def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monkeypatch):
-    """Everything but scores, of which those of a party that is away are missing."""
+    """Everything but numbers of the evaluations, where those of a party that is away are missing.
+
+    A party's model is exported from the server's checkpoint and its own states.
+    """
     monkeypatch.chdir(tmp_path)
     assert call("deploy", *WORDS, "--out", "app")[0] == 0
     names = [True]
@@ -94,6 +102,16 @@ def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monke
     assert status == 0, err
     actual = computed(tmp_path / "runs/run", tmp_path / "app/parties")
     expected = computed(tmp_path / "s/run")
-    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen"
+    unknown = "dropped", "wire_bytes", "train/samples", "samples_seen", "parameters/personalized"
     names = {name for name in differing(actual, expected) if not name.endswith(unknown)}
     assert {name for name in names if " test/" not in name} == set(), (trace, dropout)
+
+    for run, more in (("runs", ["--states", "app/parties"]), ("s", [])):
+        path = ["--ckpt_path", f"{run}/run/checkpoints/last.ckpt", "--client", 1]
+        assert call("export", *path, *more, "--out", f"{run}/models")[0] == 0
+    one, other = (Path(run, "models/client1/model.safetensors") for run in ("runs", "s"))
+    assert one.read_bytes() == other.read_bytes()
+    status, _, err = call(
+        "export", *path[:1], "runs/run/checkpoints/last.ckpt", *path[2:], "--out", "x"
+    )
+    assert (status, err) == (2, "error: export: --states: party 1 has them; give its folder\n")

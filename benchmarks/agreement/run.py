@@ -71,6 +71,12 @@ PROJECTS = [
     Project("CharlieDinh", "pFedMe", "pfedme", "caf24b1f954d4381bd9b4d104ee7eff389e1489b"),
     Project("LucasXinYu", "FedCLUP", "fedclup", "e7ed42af63adba9d03bd6a8ad5495d23ceb1e83a"),
     Project("564612540", "FedPD", "fedpd", "badde1702c43631991510820e514fa8138f7d9d5"),
+    Project(
+        "felisat",
+        "clustered-federated-learning",
+        "cfl",
+        "23a1c3887ed151a9c6340370337804766d11c69c",
+    ),
     Project("pliang279", "LG-FedAvg", "lg_fedavg", "7af0568b2cae88922ebeacc021b1679815092f4e"),
     Project("jhoon-oh", "FedBABU", "fedbabu", "e34c15b4288224f0af1bc13670bc0cdc373c9576"),
     Project("lgcollins", "FedRep", "fedrep", "d82e62982e107bb3322541604f059c0ff28bd289"),

@@ -11,6 +11,8 @@ from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE
 from benchmarks.agreement.readings import common, fl_bench
 from pfl.algorithms import (
     APFL,
+    CFL,
+    MOON,
     SCAFFOLD,
     Ditto,
     FedAdagrad,
@@ -18,6 +20,7 @@ from pfl.algorithms import (
     FedAvg,
     FedBABU,
     FedDyn,
+    FedLC,
     FedPer,
     FedProx,
     FedRep,
@@ -33,6 +36,7 @@ MOREAU: dict[str, Any] = dict(
 META: dict[str, Any] = dict(alpha=RATE, lr=0.3, batch_size=None)
 ADAGRAD: dict[str, Any] = dict(server_lr=0.1, tau=0.01, beta=0.9)
 ADAPTIVE: dict[str, Any] = dict(server_lr=0.1, tau=0.01, betas=(0.9, 0.99))
+SPLITTING: dict[str, Any] = dict(mean_norm=10.0, largest_norm=0.1)
 FROM_ZERO = "v begins at 0 instead of τ²."
 NEW_HEADS = (
     "The personal layers are averaged with all others, and a client that takes part for the first "
@@ -188,5 +192,27 @@ CASES = [
         partial(run, FedYogi, **ADAPTIVE),
         FROM_ZERO,
         partial(run, common.from_zero(FedYogi), **ADAPTIVE),
+    ),
+    Case(
+        "MOON",
+        "MOON",
+        "client/moon.py:16-22",
+        ("w",),
+        partial(run, MOON, temperature=0.5, contrast=2.0),
+        "A client that takes part for the first time has the received model as its last one.",
+        partial(run, fl_bench.FirstReceivedMOON, temperature=0.5, contrast=2.0),
+    ),
+    Case("FedLC", "FedLC", "client/fedlc.py:12-34", ("w",), partial(run, FedLC, calibration=0.8)),
+    Case(
+        "CFL",
+        "CFL",
+        "server/cfl.py:53-66, 84-90",
+        ("v",),
+        partial(run, CFL, everyone=True, **SPLITTING),
+        "The parts of a cluster are the places of clients in it (61-64), not their numbers, so "
+        "that after a second split clients are in several clusters or in none. The parts come from "
+        "complete linkage, which is not always the split with the least similarity across; "
+        "clusters of two, and the first rounds, are not split.",
+        partial(run, fl_bench.PlacesCFL, everyone=True, **SPLITTING),
     ),
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,10 @@ class Settings(dict[str, Any]):
 
 
 class Dataset:
-    """As many samples as there are; the loader gives them."""
+    """The classes of all samples; the loader gives these."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.targets, self.classes = np.concatenate(problem.targets), list(range(CLASSES))
 
     def __len__(self) -> int:
         return sum(SIZES)
@@ -111,7 +114,7 @@ class Runner:
         server.client_local_epoches = [args.common.local_epoch] * len(SIZES)
         server.client_metrics = {i: {} for i in EVERYONE}
         server.testing = server.verbose = False
-        server.dataset = Dataset()
+        server.dataset = Dataset(self.problem)
         ends = np.cumsum(SIZES)
         server.client_data_indices = [
             {"train": list(range(end - n, end)), "val": [], "test": []}
@@ -125,6 +128,7 @@ class Runner:
         server: str,
         purposes: Purposes | None = None,
         personal: Callable[[Any, int], Any] | None = None,
+        cohorts: Sequence[Sequence[int]] = COHORTS,
         common: dict[str, object] | None = None,
         optimizer: dict[str, object] | None = None,
         **settings: object,
@@ -136,6 +140,7 @@ class Runner:
             server: Its class.
             purposes: Of the epochs that a client takes in a round.
             personal: The tensors of the personalized model of a client.
+            cohorts: The clients of each round.
             common, optimizer: Settings of these sections that differ.
             settings: Those of the method.
         """
@@ -163,7 +168,7 @@ class Runner:
         client = run.trainer.worker
         client.trainloader = loader = Loader(client, purposes or [("train", EPOCHS)])
         rounds: list[dict[str, np.ndarray]] = []
-        for now, cohort in enumerate(COHORTS):
+        for now, cohort in enumerate(cohorts):
             loader.coming = {
                 i: Epochs(self.problem, now, i, loader.purposes, tensors) for i in cohort
             }
@@ -236,6 +241,18 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
         "FedBABU": run("fedbabu", "FedBabuServer"),
         "FedBABU, weight decay": run("fedbabu", "FedBabuServer", optimizer={"weight_decay": 0.2}),
         "pFedMe": run("pfedme", "pFedMeServer", personal=stored, **moreau),
+        "MOON": run("moon", "MOONServer", tau=0.5, mu=2.0),
+        "FedLC": run("fedlc", "FedLCServer", tau=0.8),
+        "CFL": run(
+            "cfl",
+            "CFLServer",
+            personal=with_own_part,
+            cohorts=[EVERYONE] * len(COHORTS),
+            eps_1=10.0,
+            eps_2=0.1,
+            min_cluster_size=2,
+            start_clustering_round=2,
+        ),
         "FedAdagrad": run("fedopt", "FedOptServer", type="adagrad", **adaptive),
         "FedAdam": run("fedopt", "FedOptServer", type="adam", **adaptive),
         "FedYogi": run("fedopt", "FedOptServer", type="yogi", **adaptive),

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
 from torch import Tensor
 
-from pfl.algorithms import pFedMe
+from pfl.algorithms import CFL, pFedMe
 from pfl.method import Clients, FederatedAlgorithm, Message, PartlyPersonal, dense
 
 
@@ -97,3 +100,23 @@ def relative_sizes(method: FederatedAlgorithm, clients: Clients) -> Tensor:
     """The clients' numbers of samples, divided by the mean over all clients, [C, 1]."""
     sizes = torch.from_numpy(clients.sizes / method.client_sizes.mean())
     return sizes[:, None]
+
+
+def complete_linkage(first_round: int) -> type[CFL]:
+    """CFL that splits clusters of three or more by complete linkage, from a round on."""
+
+    class Complete(CFL):
+        def _split(self, updates: Tensor, weights: Tensor) -> np.ndarray:
+            if (
+                self.rounds < first_round
+                or len(updates) < 3
+                or not super()._split(updates, weights).any()
+            ):
+                return np.zeros(len(updates), dtype=bool)
+            unit = updates / updates.norm(dim=1, keepdim=True)
+            away = 1 - (unit @ unit.T).numpy()
+            np.fill_diagonal(away, 0)
+            part = fcluster(linkage(squareform(away, checks=False), "complete"), 2, "maxclust")
+            return np.asarray(part != part[0])
+
+    return Complete

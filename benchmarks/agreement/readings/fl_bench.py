@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.agreement.readings.common import CarriedpFedMe
-from pfl.algorithms import SCAFFOLD, FedBABU, FedDyn
+from benchmarks.agreement.readings.common import CarriedpFedMe, complete_linkage
+from pfl.algorithms import MOON, SCAFFOLD, FedBABU, FedDyn
 from pfl.method import Clients, Message, dense
 
 
@@ -68,3 +69,35 @@ class UntrainedpFedMe(CarriedpFedMe):
         v = super().client_update(clients, w)
         clients.state["theta"] = first
         return v
+
+
+class FirstReceivedMOON(MOON):
+    """The last model of a client that takes part for the first time is the received one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.add_client_state("known", lambda: self.global_model.new_zeros(1))
+
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor:
+        known = clients.state["known"] > 0
+        clients.state["previous"] = torch.where(known, clients.state["previous"], w)
+        clients.state["known"] = torch.ones_like(clients.state["known"])
+        return super().client_update(clients, w)
+
+
+class PlacesCFL(complete_linkage(2)):  # type: ignore[misc]
+    """The parts of a cluster are places in it; a client moves with each cluster that it is in."""
+
+    def server_update(self, received: dict[str, Tensor]) -> None:
+        updates = received["update"]
+        if self.rounds == 0:
+            self.parts = [np.arange(len(updates))]
+            self.cluster.copy_(torch.arange(len(updates)))  # every client has a model
+        new: list[np.ndarray] = []
+        for members in self.parts:
+            second = self._split(updates[members], torch.ones(len(members)).to(updates))
+            halves = [np.flatnonzero(~second), np.flatnonzero(second)]
+            new += halves if second.any() else [members]
+        self.parts, models = new, self.models.view(self.most_clusters, -1)
+        for members in new:
+            models[members] += updates[members].mean(0)

@@ -462,8 +462,8 @@ class Server(pl.Callback):
         who, name = loop.participation, type(method).__name__
         if method.pooled:
             raise ConfigError(f"model: {name} trains on the samples of all clients together")
-        for key, given in (("unseen", who.unseen), ("attackers", who.attackers)):
-            if given is not None:
+        for key in ("unseen", "attackers", "clock"):
+            if getattr(who, key) is not None:
                 raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, NEED_SAMPLES):

@@ -10,6 +10,7 @@ from pfl.callbacks import LocalBaseline
 from pfl.deploy.wire import pack, unpack
 from pfl.deploy.worker import difference
 from pfl.errors import ConfigError
+from pfl.rounds.clock import Clock
 from tests.deploy.conftest import Ended
 from tests.refusal import refused
 
@@ -195,5 +196,6 @@ def test_nothing_but_declared_arrays_travels(federation):
 def test_what_needs_samples_is_refused_at_the_server(federation):
     with refused("trainer.callbacks: LocalBaseline needs the clients' samples"):
         federation("FedAvg").train(LocalBaseline())
-    with refused("loop.unseen: it is for simulations"):
-        federation("FedAvg", unseen=[1]).train()
+    for key, value in {"unseen": [1], "clock": Clock()}.items():
+        with refused(f"loop.{key}: it is for simulations"):
+            federation("FedAvg", **{key: value}).train()

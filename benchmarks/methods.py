@@ -31,7 +31,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "L2GD": {"local_epochs": 1},
 }
 NORMALIZED = {"FedBN"}
-EVERYONE = {"FedPD", "GlobalTrain", "L2GD"}
+EVERYONE = {"CFL", "FedPD", "GlobalTrain", "L2GD"}
 METHODS = sorted(set(algorithms.__all__) - {"FederatedAlgorithm"}, key=str.lower)
 
 

@@ -451,6 +451,14 @@ def test_numbers_of_the_pages_are_those_of_their_data():
                     alone[first.argmin(), seed] += 0.1
         cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
         assert f"| R = {radius} | {' | '.join(cells)} |" in pages["fedclup"]
+    for radius, run, words in (
+        ("0.1", "FedCLUP λ=0.02", "0.494 in round 1 to 0.634"),
+        ("0.1", "LocalTrain", "0.509 to 0.920"),
+        ("2", "FedCLUP λ=0.02", "5.042 to 4.465"),
+    ):
+        ends = np.mean([totals[radius, run, seed] for seed in "012"], axis=0)[[0, -1]]
+        assert [f"{end:.3f}" for end in ends] == re.findall(r"\d\.\d{3}", words)
+        assert words in pages["fedclup"]
 
     keys = ("run", "setting", "participation", "round")
     accuracy: dict[Any, list[float]] = curves(

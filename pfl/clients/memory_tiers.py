@@ -65,7 +65,7 @@ class Tiers:
         free = torch.cuda.mem_get_info(self.device)[0] if self._pinned else 0
         device_limit = int(DEVICE_SHARE * free / sharing)
         if memory is None:
-            host_limit = _free_memory() // 2 // processes
+            host_limit = free_memory() // 2 // processes
         else:
             device_limit = min(device_limit, memory // processes)
             host_limit = memory // processes - device_limit
@@ -152,7 +152,7 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
         ) from error
 
 
-def _free_memory(root: Path = Path("/")) -> int:
+def free_memory(root: Path = Path("/")) -> int:
     """Returns the bytes of host memory that this process may still take, file caches included.
 
     The folder `root` has `proc` and `sys`.

@@ -18,7 +18,7 @@ from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.randomness import uniform
-from pfl.datamodules.samples.samples import TensorSamples
+from pfl.datamodules.samples.samples import Samples, TensorSamples
 from pfl.engines.batch import Batch, Origin, StepBlock, cast
 from pfl.errors import ConfigError
 from pfl.randomness import fold, key
@@ -60,7 +60,8 @@ class ClientData:
         self.seed, self.poison = seed, poison
         self.device = torch.device(device)
         self.splits = datamodule.partition
-        self.samples = datamodule.samples.to(device)
+        self.samples = self.whole_samples = datamodule.samples.to(device)
+        self.frozen: tuple[str, Tensor] | None = None  # what frozen layers give, by its checksum
         self.transforms = datamodule.transforms
         self._stored: dict[str, Tensor] = {}
         self._pooled: ClientData | None = None
@@ -68,6 +69,10 @@ class ClientData:
         self.poisson = False  # whether mini-batches are Poisson samples
         self._with_backdoor: ClientData | None = None
         self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
+
+    def show(self, samples: Samples) -> None:
+        """Has samples in the place of the data module's: what a network's frozen part gives."""
+        self.samples, self._pooled, self._with_backdoor = samples, None, None
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns these samples as if one client, with the id 0, owned those of the clients `ids`.

@@ -45,6 +45,7 @@ class Oracle:
 
     Attributes:
         engine: The engine in use.
+        requested: The engine that was asked for.
 
     Raises:
         ConfigError: There is no engine of this name.
@@ -70,10 +71,11 @@ class Oracle:
         if engine not in get_args(EngineName):
             names = ", ".join(get_args(EngineName))
             raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
-        self._requested = engine
+        self.requested = engine
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
+        self._network = network
         self._use(SequentialEngine(ModelRunner(network, private_copy(network), space, loss)))
 
     def _use(self, engine: Engine) -> None:
@@ -96,6 +98,7 @@ class Oracle:
         targets: Tensor,
         num_classes: int | None = None,
         precision: Precision = nullcontext,
+        network: nn.Module | None = None,
     ) -> None:
         """Runs a few samples [n, ...], finds out what the network does, and chooses the engine.
 
@@ -103,6 +106,7 @@ class Oracle:
             inputs, targets: Samples of one client.
             num_classes: Number of classes; None for regression.
             precision: Opens the precision context in which the network runs (autocast).
+            network: What runs in the place of the network, with parameters of the same names.
 
         Raises:
             ConfigError: The network cannot take these inputs, its output does not fit the targets,
@@ -110,12 +114,12 @@ class Oracle:
         """
         old = self.runner
         batch = Batch(inputs[None], targets[None], [len(inputs)])
-        transform = select_transform(self._requested, inputs.device)
-        runner = ModelRunner(old.original, old.network, old.space, old.loss, precision)
-        names_layers = self._requested == "debug"
+        transform = select_transform(self.requested, inputs.device)
+        runner = ModelRunner(network or self._network, old.network, old.space, old.loss, precision)
+        names_layers = self.requested == "debug"
         runner = probe(runner, transform, batch, num_classes, names_layers=names_layers)
         with torch.no_grad():
-            self._use(select_engine(self._requested, runner, batch))
+            self._use(select_engine(self.requested, runner, batch))
 
     def make_private(
         self, clip: float, noise_multiplier: float, batch_size: int | None, seed: int

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pfl.clients import ClientData
 from pfl.configuration.app import FederatedCLI
 from pfl.datamodules.errors import require
 from pfl.deploy.data import RemoteData
@@ -94,7 +95,7 @@ class RestoredRun(FederatedCLI):
 
     def inputs(self, count: int) -> Tensor:
         """Returns `count` samples as the network gets them in an evaluation, [count, ...]."""
-        data, index = self.datamodule.client_data(self.model.device), torch.arange(count)
+        data, index = ClientData(self.datamodule.datamodule), torch.arange(count)
         dtype = self.model.global_model.dtype
         return data.gather(index % len(data.samples), dtype, np.zeros(count, np.int64))[0]
 

@@ -17,6 +17,7 @@ from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
+from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.states import GRADIENTS
 from pfl.rounds.loop import FederatedLoop
@@ -77,6 +78,7 @@ def inspect_network(
     """
     data, space, oracle = loop.client_data(device), method.space, method.oracle
     data.poisson = False
+    data.show(data.whole_samples)
     if loop.sample_privacy is not None:
         method.states.declare(GRADIENTS, lambda: torch.zeros(1), False)
     sizes, size = loop.datamodule.client_sizes, method.batch_size
@@ -87,7 +89,10 @@ def inspect_network(
     count = 1 if size == 1 or (left[sizes > 0] == 1).any() else 2
     batch = next(probe.batches(LocalSchedule(count)))
     inputs, targets = batch.inputs[0], batch.targets[0]
-    oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision=precision)
+    oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
+    if (rest := store_frozen_part(oracle, data, batch)) is not None:
+        inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
+        oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision, rest)
     if loop.metrics:
         outputs = oracle.predict(method.global_model, inputs).cpu()
         loop.metrics.values(*oracle.runner.predicted(outputs, targets.cpu()))

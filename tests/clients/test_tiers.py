@@ -7,7 +7,7 @@ import torch
 
 from datamodules import DigitsDataModule
 from pfl import FederatedLoop
-from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, _free_memory
+from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, free_memory
 
 FREE = 1 << 20
 ROW = 10  # floats, 40 bytes
@@ -114,20 +114,20 @@ def group(version, path, limit, used, cached=0):
         (2, [("user/job", 2**40, 4000)], 7000 * 1024),
     ],
 )
-def test_free_memory_is_what_machine_and_container_leave(machine, version, groups, free):
+def testfree_memory_is_what_machine_and_container_leave(machine, version, groups, free):
     files = {"proc/self/cgroup": "0::/user/job\n"}
     if version == 1:
         files = {"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/user/job\n0::/\n"}
     for path, *numbers in groups:
         files |= group(version, path, *numbers)
-    assert _free_memory(machine(files)) == free
+    assert free_memory(machine(files)) == free
 
 
-def test_free_memory_without_the_files_of_linux(tmp_path):
-    assert _free_memory(tmp_path) > 2**20
+def testfree_memory_without_the_files_of_linux(tmp_path):
+    assert free_memory(tmp_path) > 2**20
 
 
 def test_a_store_takes_half_of_the_memory_that_is_free(monkeypatch):
-    monkeypatch.setattr("pfl.clients.memory_tiers._free_memory", lambda: 4000)
+    monkeypatch.setattr("pfl.clients.memory_tiers.free_memory", lambda: 4000)
     assert Tiers().limit["memory"] == 2000
     assert Tiers(processes=2).limit["memory"] == 1000

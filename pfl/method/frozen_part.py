@@ -64,10 +64,11 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
     raw = np.ascontiguousarray(samples.inputs.cpu().numpy()).reshape(len(samples), -1)
     keys = raw.view(np.dtype((np.void, raw.itemsize * raw.shape[1])))[:, 0]
     _, first, place = np.unique(keys, return_index=True, return_inverse=True)
-    first, place = (torch.from_numpy(x).to(samples.inputs.device) for x in (first, place))
-    part = _FrozenPart(runner, at, samples.inputs[first], data.frozen)
+    different = samples.inputs[torch.from_numpy(first).to(samples.inputs.device)]
+    part = _FrozenPart(runner, at, different, data.frozen)
     data.frozen = part.key, part.rows
-    data.show(TensorSamples(part.inputs(place), samples.targets))
+    inputs = part.inputs(torch.from_numpy(place).to(samples.inputs.device))
+    data.show(TensorSamples(inputs, samples.targets))
     rank_zero_info(
         f"engine: what comes before {at!r} is not trained, and runs once for each of "
         f"{len(first)} different samples"

@@ -108,6 +108,11 @@ def _check_fit(
                 f"the squared error, but {name} gives outputs {list(outputs.shape)}; labels of "
                 f"classes must be integers, as of targets.long()"
             ) from error
+        if "does not require grad" in str(error):
+            raise ConfigError(
+                f"network: the loss of {name} has no gradient; leave out detach() and no_grad() in "
+                f"{name} and in {name_of(runner.loss)}"
+            ) from error
         raise ConfigError(
             f"loss: {name_of(runner.loss)} cannot compare outputs {list(outputs.shape)} of "
             f"{name} with targets {list(targets.shape)} ({targets.dtype}): {first_line(error)}"

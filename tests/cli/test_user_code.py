@@ -67,6 +67,10 @@ class Undefined(nn.Linear):
     def forward(self, x):
         return super().forward(x.flatten(1)) / 0
 
+class Detached(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.flatten(1)).detach()
+
 class Half(DigitsDataModule):
     def __init__(self, num_clients: int = 3):  # half
         pass
@@ -202,6 +206,11 @@ REFUSED = {  # key, value, words of a line that needs no place
         LOSS,
         {"class_path": "owncode.Nothing"},
         ["loss: Nothing returns a NoneType for a batch of 2"],
+    ),
+    "outputs without a gradient": (
+        NETWORK,
+        {"class_path": "owncode.Detached", "init_args": {"in_features": 64, "out_features": 10}},
+        ["network: the loss of Detached has no gradient", "detach()"],
     ),
     "outputs that are not finite": (
         NETWORK,

@@ -4,6 +4,7 @@ Fallah, Mokhtari, Ozdaglar, "Personalized Federated Learning with Theoretical Gu
 Model-Agnostic Meta-Learning Approach", NeurIPS 2020.
 """
 
+import copy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -105,7 +106,9 @@ class PerFedAvg(FederatedAlgorithm):
 
     def _hessian_times(self, q: Tensor, v: Tensor, batch: Batch, buffers: Tensor | None) -> Tensor:
         """Returns the Hessian of f_i at v times q, [C, P], by a central difference."""
-        ahead = self._gradient(v + self.delta * q, batch, buffers, "hessian")
+        again = copy.copy(batch)
+        again.inputs = batch.inputs.clone()  # a network may change its inputs
+        ahead = self._gradient(v + self.delta * q, again, buffers, "hessian")
         back = self._gradient(v - self.delta * q, batch, buffers, "hessian")
         return (ahead - back) / (2 * self.delta)
 

@@ -115,6 +115,14 @@ def test_corollary_1_needs_its_constants(fit, missing):
         fit(FedCLUP(problem.network(0.0), penalty="corollary1", **known, **FULL), problem, 1)
 
 
+def test_corollary_1_respects_the_limit_and_takes_equal_clients(fit):
+    problem = scalar_problem([0.0, 1.0])
+    settings = {**KNOWN, "heterogeneity": 0.0, **FULL}
+    with refused("model.max_penalty: 0.001", "at least the first penalty"):
+        kind = dict(penalty="corollary1", max_penalty=1e-3)
+        fit(FedCLUP(problem.network(0.0), **kind, **settings), problem, 1)
+
+
 def test_corollary_1_needs_strong_convexity(fit):
     """κ = L / μ: an objective that is convex only, as the data may know it, has none."""
     problem = scalar_problem([0.0, 1.0])
@@ -269,7 +277,9 @@ def test_the_plateau_rule_needs_a_trainer_that_validates(fit, tmp_path):
 
 @pytest.mark.parametrize("trace", [[[0, 1, 2, 3]] * 8, [[0, 1], [2], [1, 3], [0], [1, 2]] * 2])
 @pytest.mark.parametrize(
-    ("scale", "far"), [(3.0, True), (0.01, False)], ids=["different clients", "similar clients"]
+    ("scale", "far"),
+    [(3.0, True), (0.52, True), (0.01, False)],  # 0.52: R < 1, so that n and the sum differ in n R²
+    ids=["different clients", "less different clients", "similar clients"],
 )
 @pytest.mark.parametrize("server_step", ["inverse_penalty", "inverse_smoothness"])
 def test_the_released_rule(fit, trace, scale, far, server_step):
@@ -308,6 +318,8 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
     )
     assert_rounds(models.states(), expected, "w", "w_i", atol=1e-10 * max(1.0, scale))
     np.testing.assert_allclose(float(algorithm.lam), after, rtol=1e-6)
+    # One value of 8 bytes a visit: the server keeps what it gets anyway.
+    assert algorithm.bytes_up == 8 * sum(map(len, trace[:rounds]))
 
 
 # ---- resume -------------------------------------------------------------------------------------

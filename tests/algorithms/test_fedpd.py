@@ -4,9 +4,11 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from models import HalfSquaredError
-from pfl.algorithms import FedPD
+from pfl.algorithms import FedPD, PerFedAvg
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import assert_rounds
 from tests.problems import History, Steps, least_squares, scalar_problem
@@ -194,6 +196,31 @@ def test_variance_reduction_with_mini_batches(fit, problem, gamma, skip, refresh
         problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **VR
     )
     assert np.abs(exact[-1]["g"] - expected[-1]["g"]).max() > 0.01
+
+
+class Doubles(nn.Module):
+    """A linear network of inputs that are doubled, in place or not."""
+
+    def __init__(self, inner, in_place):
+        super().__init__()
+        self.inner, self.in_place = inner, in_place
+
+    def forward(self, x):
+        return self.inner(x.mul_(2.0) if self.in_place else 2.0 * x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"), [(FedPD, {"variance_reduction": True}), (PerFedAvg, {"variant": "HF"})]
+)
+def test_a_network_may_change_its_inputs(fit, problem, kind, settings):
+    """Both gradients of a difference are those of the same samples."""
+    settings |= dict(lr=0.05, batch_size=2, local_steps=2, engine="sequential", loss=LOSS)
+    one, other = (
+        kind(Doubles(problem.network(START), in_place), **settings) for in_place in (True, False)
+    )
+    for algorithm in (one, other):
+        fit(algorithm, problem, 2)
+    assert torch.equal(one.global_model, other.global_model)
 
 
 # ---- sharpness ----------------------------------------------------------------------------------

@@ -125,6 +125,7 @@ def test_numbers_of_low_rank_components(fit):
     assert own[3] < min(own[:3]) < algorithm.space.size
     actual = float(algorithm.trainer.callback_metrics["parameters/personalized"])
     assert actual == pytest.approx(count + np.mean(own), rel=1e-6)
+    assert algorithm.row["personal/loss"] != algorithm.row["train/loss"]  # each phase has its own
 
 
 def test_components_help_on_skewed_digits(fit):

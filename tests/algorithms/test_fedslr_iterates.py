@@ -1,9 +1,13 @@
 """FedSLR round by round: against a NumPy Algorithm 2, against FedDyn, and what is sent."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from models import HalfSquaredError
+from models import MLP, HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
 from tests.problems import History, Problem, kernel_problem, least_squares, matrix_problem
@@ -189,6 +193,15 @@ def test_without_a_penalty_it_is_feddyn(fit, eta_g, trace):
 
 
 # ---- communication ------------------------------------------------------------------------------
+
+
+def test_a_sparse_component_costs_its_values():
+    """Beside the initial model, which is dense: 64 * 8 + 8 + 8 * 10 + 10 = 610 values."""
+    algorithm = FedSLR(MLP(64, (8,)))
+    p = torch.zeros(2, 610)
+    p[0, :3], p[1, 5] = 1.0, -2.0
+    clients: Any = SimpleNamespace(state={"p": p})
+    assert algorithm.parameters_personalized(clients, p).tolist() == [613, 611]
 
 
 def test_bytes_of_factors_biases_and_the_dense_beginning(fit):

@@ -6,6 +6,7 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, PerFedAvg
 from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
+from tests.refusal import refused
 
 LOSS = HalfSquaredError()
 START = np.linspace(-1.0, 1.0, 8)
@@ -223,6 +224,11 @@ def test_sample_gradients_and_bytes(fit, problem, variant, gradients):
         assert history[way].tolist() == [[8 * problem.size, 0, 8 * problem.size, 0]]
 
 
+def test_a_difference_needs_a_width(problem):
+    with refused("model.delta: 0.0; it must be positive"):
+        PerFedAvg(problem.network(START), delta=0.0)
+
+
 def adapted(algorithm):
     """The personalized models of all clients, [M, P]."""
     models = np.full((algorithm.num_clients, algorithm.space.size), np.nan)
@@ -251,6 +257,7 @@ def test_the_personalized_model_is_adapted_with_alpha(fit, problem, steps, batch
         expected.append(v)
     np.testing.assert_allclose(models, expected, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(algorithm.global_model, w)
+    assert algorithm.has_personalized  # so that evaluations score it
     for clients in algorithm.iter_clients():
         for rule in (algorithm.adaptation_start, algorithm.newcomer):
             np.testing.assert_array_equal(rule(clients), np.tile(w, (len(clients), 1)))

@@ -18,11 +18,13 @@ from pfl.algorithms import (
     APFL,
     IFCA,
     L2GD,
+    MRMTL,
     Ditto,
     FedACS,
     FedAvg,
     FedBABU,
     FedCLUP,
+    FedPD,
     FedSLR,
     HeurFedAMP,
     LocalTrain,
@@ -40,6 +42,7 @@ from tests.algorithms.methods import (
 )
 from tests.refusal import refused
 
+KEEP = (FedCLUP, FedPD, L2GD, MRMTL, ModelMixtures)  # whose clients keep a model of their own
 M = len(SIZES)
 STEPS = np.array([-(-size // BATCHES["batch_size"]) for size in SIZES])  # of an epoch
 TRACE = [[0, 1], [1, 2, 3], [0, 2]]
@@ -130,7 +133,7 @@ def expected(method, algorithm, trace):
     clusters = np.zeros((getattr(algorithm, "clusters", 1), M))
     size = np.array(SIZES if algorithm.weighting == "samples" else np.ones(M))
     for number, cohort in enumerate(trace):
-        start = kept.copy() if local or algorithm.keeps_model else np.tile(shared, (M, 1))
+        start = kept.copy() if local or isinstance(algorithm, KEEP) else np.tile(shared, (M, 1))
         if isinstance(algorithm, ModelMixtures) and not local:
             start = np.zeros((M, M))
             for row in of_table(algorithm, "collaboration"):
@@ -155,7 +158,7 @@ def expected(method, algorithm, trace):
         for j in set(choice[cohort]):
             own = [i for i in cohort if choice[i] == j]
             clusters[j] = np.average(end[own], axis=0, weights=size[own])
-    own = kept if local or algorithm.keeps_model else np.tile(shared, (M, 1))
+    own = kept if local or isinstance(algorithm, KEEP) else np.tile(shared, (M, 1))
     if isinstance(algorithm, L2GD) and not local:
         own = own + pull(algorithm, len(trace) - 1) * (shared - own)
     if isinstance(algorithm, IFCA) and not local:

@@ -171,7 +171,10 @@ class Worker:
         losses = {}
         for name, logged in log.losses.items():
             values = torch.cat([loss for loss, _ in logged]).cpu().numpy()
-            losses[name] = [values, [count for _, counts in logged for count in counts]]
+            counts = [count for _, counts in logged for count in counts]
+            if counts and not self.sizes:  # steps and their samples tell the number of samples
+                values, counts = np.average(values, weights=counts, keepdims=True), [1]
+            losses[name] = [values, counts]
         answer: dict[str, Any] = {"messages": _messages(messages), "losses": losses}
         answer["tables"] = log.tables
         if GRADIENTS in states:

@@ -174,6 +174,11 @@ def test_sizes_stay_at_the_party_where_the_weights_are_uniform(federation):
         worker.sizes, worker.facts = False, worker.facts | {"sizes": [1, 0, 1]}
     with refused("model.weighting: samples; party 0 does not tell its number of samples"):
         parties.train()
+    parties.what["settings"]["weighting"] = "uniform"
+    parties.train()
+    answers = [unpack(a) for _, request, a in parties.channel.told if request["do"] == "train"]
+    assert [len(answer["losses"]["train"][0]) for answer in answers] == [1] * 16
+    assert {tuple(answer["losses"]["train"][1]) for answer in answers} == {(1,)}
 
 
 def test_nothing_but_declared_arrays_travels(federation):

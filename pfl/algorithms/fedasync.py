@@ -33,8 +33,9 @@ class FedAsync(Buffered):
         proximal_weight: ρ.
 
     Note:
-        Written from memory of the paper, the defaults as well: α = 0.6, a = 0.5 of the polynomial,
-        a = 10 and b = 4 of the hinge, ρ = 0.005.
+        APPFL's code has the same s, and this step with α over the number of clients. From memory of
+        the paper are the defaults: α = 0.6, a = 0.5 of "polynomial", a = 10 and b = 4 of "hinge",
+        ρ = 0.005.
 
     Example:
         >>> from models import MLP

@@ -30,8 +30,8 @@ class FedBuff(Buffered):
         staleness_exponent: a; 1/2 in the paper.
 
     Note:
-        Written from memory of the paper: K = 10 is the default of its experiments, and old changes
-        are scaled and not weighted anew, so that the weights sum to less than 1.
+        Written from memory of the paper: K = 10 is the default of its experiments. Old changes are
+        scaled and not weighted anew, as in APPFL's code, so that the weights sum to less than 1.
 
     Example:
         >>> from models import MLP

@@ -35,6 +35,7 @@ from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.method import FederatedAlgorithm
 from pfl.models.classifier import Classifier
+from pfl.rounds.clock import Clock
 
 PURPOSES = {"train": 4, "personal": EPOCHS, "head": HEAD_EPOCHS}
 
@@ -104,12 +105,19 @@ class Recorder(pl.Callback):
         self.rounds.append(row)
 
 
-def run(kind: type[FederatedAlgorithm], *, everyone: bool = False, **settings: Any) -> Iterates:
+def run(
+    kind: type[FederatedAlgorithm],
+    *,
+    everyone: bool = False,
+    clock: Clock | None = None,
+    **settings: Any,
+) -> Iterates:
     """The iterates of a method, with the problem's settings where no others are given.
 
     Args:
         kind: The method.
         everyone: All clients take part in every round, instead of the cohorts.
+        clock: How fast clients are, of methods that take messages as they come.
         settings: The method's arguments.
     """
     settings = {"lr": RATE, "batch_size": BATCH, "local_epochs": EPOCHS} | settings
@@ -128,9 +136,8 @@ def run(kind: type[FederatedAlgorithm], *, everyone: bool = False, **settings: A
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
-        loop = FederatedLoop(
-            datamodule(), trace=[list(EVERYONE if everyone else c) for c in COHORTS]
-        )
+        trace = [list(EVERYONE if everyone else c) for c in COHORTS]
+        loop = FederatedLoop(datamodule(), trace=None if clock else trace, clock=clock)
         trainer.fit(kind(network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
 

@@ -3,7 +3,8 @@
     python -m benchmarks.agreement.run --checkouts DIR            # projects that DIR has
     python -m benchmarks.agreement.run --checkouts DIR PFLlib     # only this one
 
-DIR has git checkouts of the projects, each in a folder of the project's name. Those that need
+DIR has git checkouts of the projects, or their unpacked wheels, each in a folder of the project's
+name. Those that need
 packages of their own run in environments that `benchmarks/compare.py` makes (with uv, from PyPI).
 Every project runs in a process of its own. What its page says must hold: where a method is said to
 agree it must do so to rounding, where a reason is given for a difference, our method changed by it
@@ -42,6 +43,7 @@ class Project:
         name: On GitHub, of its folder, and of its section on the page.
         module: The name of its files in drivers/ and cases/.
         commit: Which the page speaks of.
+        release: Of a wheel that is unpacked in its folder; `commit` is the digest of its RECORD.
         peer: The environment that it runs in; "" is ours.
     """
 
@@ -50,6 +52,7 @@ class Project:
     module: str
     commit: str
     peer: str = ""
+    release: str = ""
 
     def python(self) -> str:
         """The interpreter of its environment, which is made if there is none."""
@@ -91,6 +94,13 @@ PROJECTS = [
         "pfl_research",
     ),
     Project("makgyver", "fluke", "fluke_runs", "a0bd26ab488fe97fd3b682f506ce2e6896be3041", "fluke"),
+    Project(
+        "APPFL",
+        "APPFL",
+        "appfl",
+        "96f5f2677d0aaa9f667fcb60e1700ca492357adc044fde451048f465058776b3",
+        release="1.12.0",
+    ),
 ]
 
 
@@ -114,7 +124,8 @@ def table(project: Project, checkout: Path) -> tuple[str, list[str]]:
     problems = [problem for one in wrong for problem in one]
     if (found := commit(checkout)) != project.commit:
         problems.append(f"the checkout is {found}, the page speaks of {project.commit}")
-    source = f"`{project.owner}/{project.name}`, commit `{project.commit[:8]}`.\n"
+    kind = f"wheel {project.release}, SHA-256 of RECORD" if project.release else "commit"
+    source = f"`{project.owner}/{project.name}`, {kind} `{project.commit[:8]}`.\n"
     return "\n".join([source, HEADER, *rows]), [
         f"{project.name}: {problem}" for problem in problems
     ]

@@ -1,4 +1,4 @@
-"""What the code of methods' authors computes instead."""
+"""What the code of methods' authors, and APPFL, computes instead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.agreement.problem import Iterates, arrays
 from benchmarks.agreement.readings.common import CarriedpFedMe, relative_sizes
-from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedDyn, FedPD
+from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBuff, FedDyn, FedPD
 from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Message, dense
 
 
@@ -170,3 +170,14 @@ class DoubleAlphaAPFL(APFL):
             own -= self.lr * momentum
         clients.state["v"] = own
         return shared
+
+
+class PresentFedBuff(FedBuff):
+    """A message's change is from the server's present model, and its weight 0.9 s(τ_i) / N."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        return self.rows(self.local_sgd(clients, w))
+
+    def server_update(self, received: dict[str, Tensor]) -> None:
+        scale = 0.9 * len(received["w"]) / self.num_clients
+        super().server_update({"w": scale * (received["w"] - self.global_model)})

@@ -657,7 +657,10 @@ class FederatedAlgorithm(LocalTraining):
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
         self.to(device)  # Lightning would do this later, but the network is inspected there here
-        probe = inspect_network(self, loop, device, trainer.precision_plugin.forward_context)
+        # What 64-true makes a float64 network of later, would have been stored in float32.
+        final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
+        context = trainer.precision_plugin.forward_context
+        probe = inspect_network(self, loop, device, context, store=final)
         for name, initial in self._late_states.items():
             if not len(getattr(self, name)):
                 setattr(self, name, initial())

@@ -33,7 +33,7 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
     has a trained parameter. What it makes of each different sample is kept in memory, or, where
     that is short, in a mapped file. Samples stay as they are if they are streamed, transformed or
     poisoned, if the network draws random numbers or keeps running statistics, and under an engine
-    that was chosen by name.
+    that was chosen by name. A run in 64-true whose network is float64 only later stores nothing.
 
     Args:
         oracle: The network, after `inspect`.
@@ -181,7 +181,8 @@ class _FrozenPart:
 
     def _whole(self, places: Tensor | slice) -> Tensor:
         """Returns the samples themselves."""
-        return cast(scaled(self.samples[places]), self.runner.space.vector.dtype)
+        samples = self.samples[places].clone()  # a network may change them in place
+        return cast(scaled(samples), self.runner.space.vector.dtype)
 
     # ---- hooks --------------------------------------------------------------------------------
 

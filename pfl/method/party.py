@@ -73,7 +73,8 @@ class Party:
         loop.setup()
         self.method, self.loop, self.client = method.to(dtype), loop, client
         method.run = RunFacts(loop, max_rounds=max_rounds)
-        inspect_network(method, loop, method.device, nullcontext, client)
+        single = dtype == torch.float32  # as the simulation, which stores nothing in 64-true
+        inspect_network(method, loop, method.device, nullcontext, client, store=single)
         method.check_setup()
         make_private(method, loop)
         allocate(method, loop)

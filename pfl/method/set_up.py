@@ -63,6 +63,7 @@ def inspect_network(
     device: torch.device,
     precision: Precision,
     client: int | None = None,
+    store: bool = True,
 ) -> Clients:
     """Tries network, loss and metrics on a few samples; the oracle then has its engine.
 
@@ -72,6 +73,7 @@ def inspect_network(
         device: Where the samples and models are.
         precision: Opens the precision context in which the network runs.
         client: Whose samples are used; None: those of the client with the most.
+        store: Whether the network's frozen part may run once, in the dtype that the network has.
 
     Returns:
         This client.
@@ -90,7 +92,7 @@ def inspect_network(
     batch = next(probe.batches(LocalSchedule(count)))
     inputs, targets = batch.inputs[0], batch.targets[0]
     oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
-    if (rest := store_frozen_part(oracle, data, batch)) is not None:
+    if store and (rest := store_frozen_part(oracle, data, batch)) is not None:
         inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
         oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision, rest)
     if loop.metrics:

@@ -54,8 +54,10 @@ def by_name(messages: Message | Tensor | Mapping[str, Message | Tensor]) -> dict
     return {name: m if isinstance(m, Message) else dense(m) for name, m in named.items()}
 
 
-def dense(values: Tensor) -> Message:
+def dense(values: Tensor, reduce: Literal["mean", "rows"] = "mean") -> Message:
     """Returns a message of all values [..., K], each with the bytes of its dtype.
+
+    `reduce` is that of `Message`.
 
     Example:
         >>> dense(torch.zeros(5, 10)).nbytes  # of one of five clients: 10 float32 values
@@ -69,7 +71,7 @@ def dense(values: Tensor) -> Message:
             "model: dense(values) got a single number, a tensor []; give a message of C clients "
             "the shape [C, K], and one of the server the shape [K]"
         )
-    return Message(values, values.shape[-1] * values.element_size())
+    return Message(values, values.shape[-1] * values.element_size(), reduce=reduce)
 
 
 def header(values: Tensor) -> Message:

@@ -5,7 +5,6 @@ Optimization Under Privacy Constraints", IEEE Transactions on Neural Networks an
 2021.
 """
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -114,7 +113,7 @@ class CFL(FederatedAlgorithm):
     evaluation_for = download_for
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
-        return {"update": replace(dense(self.local_sgd(clients, w) - w), reduce="rows")}
+        return {"update": dense(self.local_sgd(clients, w) - w, reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
         updates, ids = received["update"], self.participant_ids

@@ -5,7 +5,6 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -115,7 +114,7 @@ class pFedHN(FederatedAlgorithm):
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         """Trains θ_i, and sends its change."""
-        return {"change": replace(dense(self.local_sgd(clients, w) - w), reduce="rows")}
+        return {"change": dense(self.local_sgd(clients, w) - w, reduce="rows")}
 
     def server_update(self, received: dict[str, Tensor]) -> None:
         """Moves φ and all v_i, so that the clients' θ_i move along their changes."""

@@ -97,14 +97,14 @@ class Parties:
                     raise WireError(f"client {client!r}; it must be from 0 to {self.count - 1}")
                 if client in self.peers:
                     raise WireError(f"client {client} is there twice")
-                for one, others in self.facts.items():
-                    for key in ("input", "target"):
-                        if facts[key] != others[key]:
-                            this, other = (" ".join(map(str, f[key])) for f in (facts, others))
-                            raise WireError(
-                                f"{key}: a sample of party {client} is {this}, and one of party "
-                                f"{one} is {other}; all parties must have the same"
-                            )
+                one, others = next(iter(self.facts.items()), (client, facts))
+                for key in ("input", "target"):
+                    if facts[key] != others[key]:
+                        this, other = (" ".join(map(str, f[key])) for f in (facts, others))
+                        raise WireError(
+                            f"{key}: a sample of party {client} is {this}, and one of party {one} "
+                            f"is {other}; all parties must have the same"
+                        )
                 known = self.facts.setdefault(client, facts)
                 if (line := difference(facts, known)) is not None:
                     raise WireError(f"client {client} has come back with other samples: {line}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +41,7 @@ class Buffered(FederatedAlgorithm):
     """
 
     starts: Tensor
+    buffer_size: int
 
     def __init__(
         self,
@@ -63,7 +63,6 @@ class Buffered(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         """Refuses what has no meaning for messages that come one by one."""
-        assert self.buffer_size is not None  # as other methods' is
         self.run.loop.participation.check_buffer(self.buffer_size, type(self).__name__)
 
     def begin_round(self, round_index: int) -> None:
@@ -98,4 +97,4 @@ class Buffered(FederatedAlgorithm):
 
     def rows(self, values: Tensor) -> dict[str, Message]:
         """Returns the clients' messages "w" [C, P], which the server gets one by one."""
-        return {"w": replace(dense(values), reduce="rows")}
+        return {"w": dense(values, reduce="rows")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -115,7 +116,6 @@ class _FrozenPart:
 
     Attributes:
         rows: What `at` is given for each sample, [U, ...].
-        key: A checksum of the frozen parameters, the buffers and the samples.
         rest: The network without its frozen part.
     """
 
@@ -128,8 +128,6 @@ class _FrozenPart:
     ) -> None:
         self.runner, self.at, self.samples = runner, at, samples
         network = runner.original
-        tensors = {**frozen_parameters(network), **dict(network.named_buffers())}
-        self.key = digest({**tensors, at: samples})
         self.rows = known[1] if known and known[0] == self.key else self._run()
         if at == runner.head:
             self.rest = private_copy(network.get_submodule(at))
@@ -143,6 +141,13 @@ class _FrozenPart:
             self.rest.get_submodule(name).forward = self._skip
         self.rest.register_forward_pre_hook(self._begin)
         self.rest.get_submodule(at).register_forward_pre_hook(self._give)
+
+    @cached_property
+    def key(self) -> str:
+        """A checksum of the frozen parameters, the buffers and the samples."""
+        network = self.runner.original
+        tensors = {**frozen_parameters(network), **dict(network.named_buffers())}
+        return digest({**tensors, self.at: self.samples})
 
     def __deepcopy__(self, memo: Any) -> _FrozenPart:
         return self  # the copies of a network share the rows

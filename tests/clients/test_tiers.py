@@ -114,7 +114,7 @@ def group(version, path, limit, used, cached=0):
         (2, [("user/job", 2**40, 4000)], 7000 * 1024),
     ],
 )
-def testfree_memory_is_what_machine_and_container_leave(machine, version, groups, free):
+def test_free_memory_is_what_machine_and_container_leave(machine, version, groups, free):
     files = {"proc/self/cgroup": "0::/user/job\n"}
     if version == 1:
         files = {"proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/user/job\n0::/\n"}
@@ -123,7 +123,7 @@ def testfree_memory_is_what_machine_and_container_leave(machine, version, groups
     assert free_memory(machine(files)) == free
 
 
-def testfree_memory_without_the_files_of_linux(tmp_path):
+def test_free_memory_without_the_files_of_linux(tmp_path):
     assert free_memory(tmp_path) > 2**20
 
 

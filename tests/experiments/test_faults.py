@@ -251,17 +251,17 @@ def fail_first(task: str) -> None:
     if task.endswith("0"):
         raise ValueError(task)
     Path(task).touch()
-    time.sleep(0.5)
+    time.sleep(60)  # longer than the news of the refusal takes, which ends it
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_tasks_do_not_begin_after_one_has_failed(tmp_path):
-    """The other process makes some in the time that the news takes, on a busy machine as well."""
+    """The other process may have made a task, and may have begun another one."""
     tasks = [str(tmp_path / str(number)) for number in range(20)]
     with refused("fail_first failed: ValueError: "):
         list(spread(fail_first, tasks, 2))
-    assert len(list(tmp_path.iterdir())) <= 10
+    assert len(list(tmp_path.iterdir())) <= 2
 
 
 def end_after(task: str) -> str:

@@ -61,9 +61,14 @@ class Engine(ABC):
         """
 
     def descend(
-        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Buffers = None
+        self,
+        v: Tensor,
+        blocks: Iterable[StepBlock],
+        step: Step,
+        buffers: Buffers = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, list[int]]:
-        """Takes plain steps of v [C, P] in place, batch after batch; `buffers` as for `gradient`.
+        """Takes plain steps of v [C, P] in place, batch after batch; the rest as for `gradient`.
 
         Rows that a batch does not have keep their values.
 
@@ -76,13 +81,21 @@ class Engine(ABC):
             for batch in block:
                 rows = slice(batch.clients)
                 own = None if buffers is None else buffers[rows]
-                losses.append(self.take_step(v[rows], batch, step.rows(rows), own))
+                f = objective and objective.rows(rows)
+                losses.append(self.take_step(v[rows], batch, step.rows(rows), own, f))
         return torch.cat(losses), counts
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
+    def take_step(
+        self,
+        v: Tensor,
+        batch: Batch,
+        step: Step,
+        buffers: Buffers,
+        objective: Objective | None = None,
+    ) -> Tensor:
         """Takes one plain step of v [A, P] in place; returns the losses [A]."""
         u = step.gradient_point(v)
-        loss, g = self.gradient(u, batch, buffers)
+        loss, g = self.gradient(u, batch, buffers, objective)
         if step.part is None:
             v.mul_(step.shrink).sub_(g, alpha=step.lr)
         else:

@@ -136,15 +136,21 @@ class Models:
         return forward(x, chain.layers, self.parameters, keep)
 
     def backward(
-        self, kept: tuple[list[Tensor], list[Tensor]], d: Tensor, into: Models, step: Step
+        self,
+        kept: tuple[list[Tensor], list[Tensor]],
+        d: Tensor,
+        into: Models,
+        step: Step,
+        also: Tensor | None = None,
     ) -> None:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 
-        `forward` returned `kept`; d is the derivative of the loss by the output. The models `into`
-        move, in the same memory if the step has no offset.
+        `forward` returned `kept`; d is the derivative of the loss by the output, and `also` its
+        further derivative by the input of the last layer. The models `into` move, in the same
+        memory if the step has no offset.
         """
         places = self.parameters, into.parameters
-        backward(*kept, d, into.layers, *places, step.shrink, -step.lr)
+        backward(*kept, d, into.layers, *places, step.shrink, -step.lr, also)
 
     def train(
         self,

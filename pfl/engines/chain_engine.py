@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
-from pfl.engines.objective import Objective
+from pfl.engines.objective import Objective, Outputs, Samples
 from pfl.engines.runner import ModelRunner
 from pfl.torchscript import is_scripted
 
@@ -30,16 +32,22 @@ class ChainEngine(Engine):
     def __init__(self, runner: ModelRunner, chain: Chain) -> None:
         super().__init__(runner)
         self.chain, self.batched = chain, chain.batched
+        self.serves_objectives = chain.steps[-1] is runner.network.get_submodule(runner.head)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
         models, into = self.chain.models(w), self.chain.models(g)
-        return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT), g
+        return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT, objective), g
 
     def descend(
-        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Buffers = None
+        self,
+        v: Tensor,
+        blocks: Iterable[StepBlock],
+        step: Step,
+        buffers: Buffers = None,
+        objective: Objective | None = None,
     ) -> tuple[Tensor, list[int]]:
         active, losses, counts = 0, [v.new_empty(0)], []
         for block in blocks:
@@ -52,7 +60,7 @@ class ChainEngine(Engine):
                     models = self.chain.models(torch.empty_like(rows))
                 elif own.moving is not None:
                     models = self.chain.models(rows)
-            losses.append(self.train(models, block, into, own))
+            losses.append(self.train(models, block, into, own, objective))
         return torch.cat(losses), counts
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
@@ -65,34 +73,77 @@ class ChainEngine(Engine):
         return Models(self.chain, w[None]).forward(inputs[None], keep=False)[0][0]
 
     def train(
-        self, models: list[Models], block: StepBlock, into: list[Models], step: Step
+        self,
+        models: list[Models],
+        block: StepBlock,
+        into: list[Models],
+        step: Step,
+        objective: Objective | None = None,
     ) -> Tensor:
         """Moves `into` batch by batch along the gradients of `models`; returns the losses [K A]."""
         losses = []
         for batch in block:
             if len(models) < batch.clients:  # one object holds all clients' models
-                losses.append(self._train_part(models[0], batch, into[0], step))
+                f = objective and objective.rows(slice(batch.clients))
+                losses.append(self._train_part(models[0], batch, into[0], step, f))
                 continue
             for c, model in enumerate(models):
-                own = step.rows(slice(c, c + 1))
-                losses.append(self._train_part(model, batch.select(c), into[c], own))
+                client = slice(c, c + 1)
+                own, f = step.rows(client), objective and objective.rows(client)
+                losses.append(self._train_part(model, batch.select(c), into[c], own, f))
         return torch.cat(losses)
 
-    def _train_part(self, model: Models, batch: Batch, into: Models, step: Step) -> Tensor:
+    def _train_part(
+        self,
+        model: Models,
+        batch: Batch,
+        into: Models,
+        step: Step,
+        objective: Objective | None,
+    ) -> Tensor:
         """Takes one step of `into` along the gradient of `model`; returns the losses [A]."""
         if step.offset is not None:
             model.w.copy_(step.gradient_point(into.w))
         kept = model.forward(batch.inputs)
         with torch.enable_grad(), self.runner.precision():
-            outputs = kept[0][-1].requires_grad_()
-            flat = outputs if model.is_single else outputs.flatten(0, 1)
-            losses = self.runner.per_sample(flat, batch.targets.flatten(0, 1))
+            features, outputs = (x.detach().requires_grad_() for x in kept[0][-2:])
+            if objective is None:
+                flat = outputs if model.is_single else outputs.flatten(0, 1)
+                losses = self.runner.per_sample(flat, batch.targets.flatten(0, 1))
+            else:
+                losses = self._losses(objective, Outputs(outputs, features), batch)
             weights = self.runner.weights(batch, losses.dtype)
             loss = (losses.view_as(weights) * weights).sum(1)
-            (d,) = torch.autograd.grad(loss.sum(), outputs)
-        model.backward(kept, d, into, step)
+            d, also = torch.autograd.grad(loss.sum(), (outputs, features), allow_unused=True)
+        if d is None:  # the objective uses the features alone
+            d = torch.zeros_like(outputs)
+        model.backward(kept, d, into, step, also)
         step.apply_after_gradient(into.w, model.w)
         return loss.detach()
+
+    def _losses(self, objective: Objective, result: Outputs, batch: Batch) -> Tensor:
+        """Returns the objective of each sample, [A, B], or [B] for a single model's `result`."""
+        own: dict[str, Any] = dict(objective.own)
+        samples = Samples(batch.inputs, batch.targets)
+        single = batch.clients == 1
+        if single:
+            own = {name: values[0] for name, values in own.items()}
+            samples = Samples(batch.inputs[0], batch.targets[0])
+        for name, w in objective.older.items():
+            own[name] = self._run(w[None] if w.dim() == 1 else w, batch.inputs)
+        if single:
+            return objective.losses(result, samples, own)
+        losses: Tensor = vmap(objective.losses)(result, samples, own)
+        return losses
+
+    @torch.no_grad()
+    def _run(self, w: Tensor, inputs: Tensor) -> Outputs:
+        """Returns what models [A, P], or one for all, give for inputs [A, B, ...]."""
+        A = len(inputs)
+        common = len(w) < A
+        kept = Models(self.chain, w).forward(inputs.flatten(0, 1)[None] if common else inputs)[0]
+        outputs, features = (x.unflatten(0, (A, -1)) if common else x for x in (kept[-1], kept[-2]))
+        return Outputs(outputs, features)
 
 
 class CompiledChainEngine(ChainEngine):
@@ -116,8 +167,15 @@ class CompiledChainEngine(ChainEngine):
         return is_scripted(train)
 
     def train(
-        self, models: list[Models], block: StepBlock, into: list[Models], step: Step
+        self,
+        models: list[Models],
+        block: StepBlock,
+        into: list[Models],
+        step: Step,
+        objective: Objective | None = None,
     ) -> Tensor:
+        if objective is not None:
+            return super().train(models, block, into, step, objective)
         stored = (block.inputs, block.targets)
         if len(models) == 1:
             weights = block.sample_weights()

@@ -137,10 +137,12 @@ def backward(
     into: list[list[Tensor]],
     beta: float,
     alpha: float,
+    also: Tensor | None,
 ) -> None:
     """Computes into <- beta into + alpha g; see `pfl.engines.chain.Models.backward`.
 
     Parameters that do not move are empty tensors in `into`, and their gradients are not computed.
+    `also` is what the loss adds to the derivative by the input of the last layer.
     """
     for k in range(len(layers.kinds) - layers.first):
         n = len(layers.kinds) - 1 - k
@@ -209,6 +211,8 @@ def backward(
             d = torch.ops.aten.tanh_backward(d, y)
         else:
             d = torch.ops.aten.sigmoid_backward(d, y)
+        if k == 0 and on and also is not None:
+            d = d + also
 
 
 def train(
@@ -263,7 +267,7 @@ def train(
         chosen.append(log)
         if factors is not None:
             d.mul_(factors[k])
-        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate)
+        backward(values, kept, d.mT, layers, parameters, into, step.shrink, rate, None)
         if step.decay > 0.0:
             v.sub_(w, alpha=step.lr * step.decay)
         if shift is not None:

@@ -63,6 +63,12 @@ class Objective:
     own: Mapping[str, Tensor] = field(default_factory=dict)
     older: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def rows(self, rows: slice) -> Objective:
+        """Returns the objective of some clients, which are rows of what this one has."""
+        own = {name: values[rows] for name, values in self.own.items()}
+        older = {name: w if w.dim() == 1 else w[rows] for name, w in self.older.items()}
+        return Objective(self.loss, own, older)
+
     def losses(self, result: Outputs, samples: Samples, own: Mapping[str, Any]) -> Tensor:
         """Returns the loss of each of a client's n samples, [n].
 

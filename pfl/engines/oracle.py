@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl.engines.base import Engine, EngineName
-from pfl.engines.batch import Batch, StepBlock
+from pfl.engines.batch import Batch, StepBlock, cast
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.private import PrivateEngine
@@ -113,6 +113,7 @@ class Oracle:
                 the loss is not per sample, or the requested engine cannot run this network.
         """
         old = self.runner
+        self._few = inputs, targets
         batch = Batch(inputs[None], targets[None], [len(inputs)])
         transform = select_transform(self.requested, inputs.device)
         runner = ModelRunner(network or self._network, old.network, old.space, old.loss, precision)
@@ -149,24 +150,31 @@ class Oracle:
                 function alone needs no tensors of the clients.
         """
         A = batch.clients
-        if objective is None:
-            loss, g = self.engine.gradient(w[:A], batch, buffers)
-        else:
-            if isinstance(self.engine, PrivateEngine):
-                raise ConfigError(
-                    "loop.sample_privacy: the method has a loss of its own, whose gradients of "
-                    "single samples are not known; take another method"
-                )
-            f = objective if isinstance(objective, Objective) else Objective(objective)
-            if self._objective_engine is None:
-                with _choosing:
-                    self._objective_engine = self._objective_engine or select_objective_engine(
-                        self.engine, batch.select(0)
-                    )
-            loss, g = self._objective_engine.gradient(w[:A], batch, buffers, f)
+        engine, f = self._engine_of(objective)
+        loss, g = engine.gradient(w[:A], batch, buffers, f)
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
+
+    def _engine_of(
+        self, objective: Objective | ObjectiveLoss | None
+    ) -> tuple[Engine, Objective | None]:
+        """Returns the engine that takes the gradients of an objective, and the objective."""
+        if objective is None:
+            return self.engine, None
+        if isinstance(self.engine, PrivateEngine):
+            raise ConfigError(
+                "loop.sample_privacy: the method has a loss of its own, whose gradients of "
+                "single samples are not known; take another method"
+            )
+        with _choosing:
+            if self._objective_engine is None:
+                at, few = self.space.vector, self._few
+                inputs, targets = (cast(x.to(at.device), at.dtype) for x in few)
+                batch = Batch(inputs[None], targets[None], [len(inputs)])
+                self._objective_engine = select_objective_engine(self.engine, batch)
+        f = objective if isinstance(objective, Objective) else Objective(objective)
+        return self._objective_engine, f
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the method's loss of each of n samples, [n], for use in an objective."""
@@ -174,7 +182,12 @@ class Oracle:
 
     @torch.no_grad()
     def descend(
-        self, v: Tensor, blocks: Iterable[StepBlock], step: Step, buffers: Tensor | None = None
+        self,
+        v: Tensor,
+        blocks: Iterable[StepBlock],
+        step: Step,
+        buffers: Tensor | None = None,
+        objective: Objective | ObjectiveLoss | None = None,
     ) -> tuple[Tensor, list[int]]:
         """Takes plain steps of v [C, P] in place, batch after batch; see `Engine.descend`.
 
@@ -183,7 +196,8 @@ class Oracle:
         """
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))
-        return self.engine.descend(v, blocks, step, buffers)
+        engine, f = self._engine_of(objective)
+        return engine.descend(v, blocks, step, buffers, f)
 
     # ---- evaluation ---------------------------------------------------------------------------
 

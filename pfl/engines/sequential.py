@@ -39,7 +39,14 @@ class SequentialEngine(Engine):
 
         return self._each_client(w, batch, buffers, keep, objective=objective), g
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
+    def take_step(
+        self,
+        v: Tensor,
+        batch: Batch,
+        step: Step,
+        buffers: Buffers,
+        objective: Objective | None = None,
+    ) -> Tensor:
         # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)
 
@@ -53,7 +60,7 @@ class SequentialEngine(Engine):
                     place.mul_(step.shrink)
                 place.sub_(piece, alpha=step.lr)
 
-        loss = self._each_client(u, batch, buffers, move, step.moving)
+        loss = self._each_client(u, batch, buffers, move, step.moving, objective)
         step.apply_after_gradient(v, u)
         return loss
 

@@ -64,9 +64,16 @@ class VmapEngine(Engine):
                 given[name] = vmap(run)(rows, batch.inputs)
         return given
 
-    def take_step(self, v: Tensor, batch: Batch, step: Step, buffers: Buffers) -> Tensor:
-        if step.moving is None:
-            return super().take_step(v, batch, step, buffers)
+    def take_step(
+        self,
+        v: Tensor,
+        batch: Batch,
+        step: Step,
+        buffers: Buffers,
+        objective: Objective | None = None,
+    ) -> Tensor:
+        if step.moving is None or objective is not None:
+            return super().take_step(v, batch, step, buffers, objective)
         # Only the gradient of the parameters that move is computed.
         runner, u = self.runner, step.gradient_point(v)
         network, _ = runner.replica(training=True)

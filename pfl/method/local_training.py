@@ -248,11 +248,11 @@ class LocalTraining(MovableModule):
             prox_center = torch.full_like(v, prox_center)
         drift = prox_weight * prox_center if prox_weight else 0.0
         drift = drift if linear is None else drift - linear
-        if prox is None and self.optimizer_factory is None and objective is None:
+        if prox is None and self.optimizer_factory is None:
             shift = (lr * drift).expand_as(v) if isinstance(drift, Tensor) else None
             shrink = 1 - lr * (self.weight_decay + prox_weight)
             step = Step(lr, shrink, shift, offset, lr * l1, part=part, mask=mask)
-            self.run_local_steps(clients, v, step, schedule, name)
+            self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
         optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
         for batch in clients.batches(schedule):
@@ -274,7 +274,13 @@ class LocalTraining(MovableModule):
         return v
 
     def run_local_steps(
-        self, clients: Clients, v: Tensor, step: Step, schedule: LocalSchedule, name: str
+        self,
+        clients: Clients,
+        v: Tensor,
+        step: Step,
+        schedule: LocalSchedule,
+        name: str,
+        objective: Objective | ObjectiveLoss | None = None,
     ) -> None:
         """Takes plain local steps of v [C, P] in place, in several threads if that is faster.
 
@@ -284,9 +290,10 @@ class LocalTraining(MovableModule):
             step: The line of one step.
             schedule: How many steps each client takes.
             name: The losses are logged as `<name>/loss`.
+            objective: A loss that replaces the method's; see `local_sgd`.
         """
         data = clients.data
-        free = data.in_memory and self.oracle.engine.releases_gil()
+        free = data.in_memory and objective is None and self.oracle.engine.releases_gil()
         parts = self.threads.workers(len(clients)) if free else 1
 
         def train_part(part: int) -> tuple[Tensor, list[int]]:
@@ -295,7 +302,7 @@ class LocalTraining(MovableModule):
             own = clients.rows(rows)
             with torch.no_grad():
                 return self.oracle.descend(
-                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
+                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers, objective
                 )
 
         for losses in self.threads.map(train_part, range(parts)):

@@ -67,6 +67,7 @@ class Unnamed(nn.Module):
 NETWORKS = {
     "MLP": (lambda: MLP(6, (5,), CLASSES), (6,)),
     "unnamed": (Unnamed, (6,)),
+    "only a head": (lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, CLASSES)), (2, 3)),
     "SmallCNN": (lambda: SmallCNN(num_classes=CLASSES, width=2), (1, 8, 8)),
 }
 
@@ -150,7 +151,9 @@ def test_engines_chunks_and_threads_agree(tmp_path, build):
 
 
 def test_one_line_says_which_engine_takes_over(tmp_path, caplog):
-    method = Decayed(MLP(64, (8,)), lr=0.05, local_steps=1)
+    """A chain takes the gradients of an objective only if its last layer is the head."""
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10), nn.Tanh())
+    method = Decayed(network, lr=0.05, local_steps=1)
     with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         run(method, DigitsDataModule(3), 2, root=tmp_path, evaluate=())
     said = [r.message for r in caplog.records if r.message.startswith("engine: ")]

@@ -46,7 +46,7 @@ class Functional(Engine):
 
     name = "functional"
 
-    def gradient(self, w, batch, buffers=None):
+    def gradient(self, w, batch, buffers=None, objective=None):
         def loss(model, c):
             n = batch.counts[c]
             parameters = self.runner.space.split(model)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,10 +114,10 @@ class ChainEngine(Engine):
                 losses = self._losses(objective, Outputs(outputs, features), batch)
             weights = self.runner.weights(batch, losses.dtype)
             loss = (losses.view_as(weights) * weights).sum(1)
-            d, also = torch.autograd.grad(loss.sum(), (outputs, features), allow_unused=True)
-        if d is None:  # the objective uses the features alone
-            d = torch.zeros_like(outputs)
-        model.backward(kept, d, into, step, also)
+            ends = (outputs, features)
+            found: Sequence[Any] = torch.autograd.grad(loss.sum(), ends, allow_unused=True)
+        d = torch.zeros_like(outputs) if found[0] is None else found[0]  # f may use features alone
+        model.backward(kept, d, into, step, found[1])
         step.apply_after_gradient(into.w, model.w)
         return loss.detach()
 

@@ -291,9 +291,9 @@ def test_an_unknown_file_gets_one_line(capsys):
     assert capsys.readouterr().err == "error: tune: nothing.yaml: there is no such file\n"
 
 
-def test_every_method_has_a_space_on_the_leaderboard():
+def test_every_method_has_a_space():
     """Of arguments that it has, each with the learning rate that all are tuned by."""
-    tuning = Tuning.from_file("results/leaderboard")
+    tuning = Tuning.from_file("tune/methods")
     kinds = {run: change["model"]["class_path"] for run, change in tuning.runs.items()}
     lora = {"FLoRA", "FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "RoLoRA"}  # no adapters there
     others = {"FederatedAlgorithm", "FedAsync", "FedBuff"}  # these are FedAvg without a clock

@@ -20,6 +20,7 @@ from pfl.clients.store import ClientStore
 from pfl.errors import ConfigError
 from pfl.method import checkpoint
 from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.scoring import clients_in_group
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import ClientScores, Scores, by_name, row_scores
@@ -205,7 +206,8 @@ def train_local_baseline(
     def evaluate(rounds: int) -> NumbersOf:
         metric = ClientScores(loop.num_clients, loop.metrics).to(algorithm.device)
         for chunk in chunks(loop.population, rounds, "test"):
-            for _, parts in algorithm.groups.run(chunk, score, len(chunk), "evaluation"):
+            size = clients_in_group(algorithm, chunk)
+            for _, parts in algorithm.groups.run(chunk, score, size, "evaluation"):
                 for one in parts:
                     metric.add(one)
                 metric.finish()
@@ -216,7 +218,9 @@ def train_local_baseline(
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
-                for clients, w in algorithm.groups.run(part, train, len(chunk)):
+                # The groups of the method's training: others would round otherwise.
+                size = algorithm.oracle.engine.group_size(len(part), algorithm.threads.count)
+                for clients, w in algorithm.groups.run(part, train, size):
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)

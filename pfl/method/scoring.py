@@ -158,7 +158,7 @@ class Evaluation:
                 scored = statistics.of_model(kind, algorithm, group)
                 return numbers, list(row_scores(algorithm.oracle, scored, w, keep))
 
-        size = _clients_at_once(algorithm, clients)
+        size = clients_in_group(algorithm, clients)
         for _, (numbers, parts) in algorithm.groups.run(clients, score, size, "evaluation"):
             self.numbers += numbers
             for part in parts:
@@ -203,7 +203,7 @@ class Evaluation:
                     scores[model] = list(row_scores(algorithm.oracle, adapted, v, keep))
                 return scores
 
-        size = _clients_at_once(algorithm, clients)
+        size = clients_in_group(algorithm, clients)
         for _, scores in algorithm.groups.run(clients, score, size, "evaluation"):
             for model, parts in scores.items():
                 for part in parts:
@@ -263,7 +263,7 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: 
     metric.finish()
 
 
-def _clients_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
+def clients_in_group(algorithm: FederatedAlgorithm, clients: Clients) -> int:
     """Returns how many clients a group has.
 
     On a CPU a group is a thread's share, or less if models and samples would exceed 32 MiB.

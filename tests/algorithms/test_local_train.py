@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from datamodules import DigitsDataModule, Dirichlet
-from models import MLP, HalfSquaredError
+from models import HalfSquaredError, SmallCNN
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline
 from tests.problems import History, least_squares, matrix_problem
@@ -43,14 +43,17 @@ def test_clients_continue_from_their_last_model_and_keep_it_between_rounds(fit):
 
 
 def test_it_equals_the_train_alone_callback(fit):
-    """Same network, loop and local settings: exactly the same scores of every client."""
+    """Same network, loop and local settings: exactly the same scores of every client.
+
+    Its convolutions train one client after another where other networks train a chunk at once.
+    """
     digits = DigitsDataModule(num_clients=8, partition=Dirichlet(0.3))
     settings = dict(lr=0.2, lr_decay=0.9, weight_decay=1e-3, local_epochs=2, batch_size=16)
     loop = dict(clients_per_round=3, clients_at_once=2, precision="32-true")
 
     def network():
         torch.manual_seed(0)
-        return MLP(64, (16,))
+        return SmallCNN(width=4)
 
     alone = LocalBaseline()
     fit(FedAvg(network(), **settings), digits, 4, callbacks=[alone], evaluate=(), **loop)

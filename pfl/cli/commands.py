@@ -279,7 +279,8 @@ def add_parsers(commands: Any) -> None:
     one.add_argument("--pfllib", type=Path, help=pfllib)
 
     one = command(compare, "run several methods, and say which differ by more than noise")
-    one.add_argument("what", nargs="+", help="a YAML file, or folders of finished runs")
+    files = "a YAML file, or folders of finished runs"
+    one.add_argument("what", nargs="+", metavar="FILE_OR_FOLDER", help=files)
     runs(one, "runs")
     one.add_argument("--share", type=_share, help="k/n: the k-th of n shares, for n machines")
     keep = "keeps checkpoints, for `pfl export` of the models"

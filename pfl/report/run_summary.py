@@ -13,7 +13,8 @@ COLUMNS = {"": "mean", "_std": "std", "_worst10": "worst 10%", "_clients": "clie
 
 def summary_table(summary: dict[str, Any]) -> str:
     """Returns a run's summary in a few lines: scores, gains, bytes, parameters."""
-    title = f"{summary['algorithm']}, {summary['round']} rounds, {summary['wall_seconds']:.0f} s"
+    rounds = f"{summary['round']} round{'s' * (summary['round'] != 1)}"
+    title = f"{summary['algorithm']}, {rounds}, {summary['wall_seconds']:.0f} s"
     numbers = numbers_of(summary)
     shown = [number for number in numbers if number != "loss" or "accuracy" not in numbers]
     lines = ["", title, *([] if numbers else ["  nothing was tested"])]

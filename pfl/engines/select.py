@@ -18,6 +18,7 @@ from pfl.engines.debug import DebugEngine
 from pfl.engines.probe import MISFITS, first_line
 from pfl.engines.runner import ModelRunner, Transform, keep_layers
 from pfl.engines.sequential import SequentialEngine
+from pfl.engines.shared_body import SharedBodyEngine
 from pfl.engines.vmap import VmapEngine
 from pfl.engines.winograd import use_winograd
 from pfl.errors import ConfigError
@@ -46,6 +47,10 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
     reason = _obstacle(runner)
     if reason is None:
         w = runner.space.vector.detach().clone()[None]
+        if _has_body(runner):  # two models that differ, as adapters begin at 0
+            w = torch.cat([w, 1.1 * w + 0.01])
+            x, y = batch.inputs, batch.targets
+            batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
         # A copy of the inputs, since a network may change what it is given.
         copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
         expected = sequential.gradient(w, copied)[1]
@@ -91,8 +96,15 @@ def _candidates(requested: EngineName, runner: ModelRunner, batch: Batch) -> Ite
         if CompiledChainEngine.supports(runner, batch.targets[0]):
             yield CompiledChainEngine(runner, chain)
         yield ChainEngine(runner, chain)
+    if requested == "auto" and _has_body(runner):
+        yield SharedBodyEngine(runner)
     if not one_by_one:
         yield VmapEngine(runner)
+
+
+def _has_body(runner: ModelRunner) -> bool:
+    """Whether a part of the network is frozen."""
+    return any(not p.requires_grad for p in runner.original.parameters())
 
 
 CONVOLUTIONS = (
@@ -117,7 +129,7 @@ def _obstacle(runner: ModelRunner) -> str | None:
 def _fault(
     engine: Engine, w: Tensor, batch: Batch, expected: Tensor, *, is_auto: bool
 ) -> str | None:
-    """Returns why an engine does not give the gradient `expected` [1, P]; None if it does.
+    """Returns why an engine does not give the gradients `expected` [A, P]; None if it does.
 
     The batch is padded for the trial, by a changed copy of its last sample: the sequential engine
     never sees padding, and a network whose samples influence each other gives another gradient.

@@ -7,6 +7,7 @@ import io
 import logging
 import tempfile
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -108,7 +109,7 @@ class Recorder(pl.Callback):
 def run(
     kind: type[FederatedAlgorithm],
     *,
-    everyone: bool = False,
+    cohorts: Sequence[Sequence[int]] = COHORTS,
     clock: Clock | None = None,
     **settings: Any,
 ) -> Iterates:
@@ -116,7 +117,7 @@ def run(
 
     Args:
         kind: The method.
-        everyone: All clients take part in every round, instead of the cohorts.
+        cohorts: The clients of each round.
         clock: How fast clients are, of methods that take messages as they come.
         settings: The method's arguments.
     """
@@ -136,8 +137,8 @@ def run(
             enable_progress_bar=False,
             enable_checkpointing=False,
         )
-        trace = [list(EVERYONE if everyone else c) for c in COHORTS]
-        loop = FederatedLoop(datamodule(), trace=None if clock else trace, clock=clock)
+        trace = None if clock else [list(cohort) for cohort in cohorts]
+        loop = FederatedLoop(datamodule(), trace=trace, clock=clock)
         trainer.fit(kind(network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
 

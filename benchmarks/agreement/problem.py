@@ -25,6 +25,8 @@ SECONDS = (1.0, 1.3, 1.6, 1.9, 0.7)  # of a client's turn, where the server wait
 COHORTS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3, 4), (0, 1, 3), (0, 3, 4))
 ROUNDS = len(COHORTS)
 EVERYONE = tuple(range(len(SIZES)))
+ALL = (EVERYONE,) * ROUNDS
+ONE_EACH = tuple((cohort[now % 3],) for now, cohort in enumerate(COHORTS))
 
 Iterates: TypeAlias = dict[str, np.ndarray]
 """What a method has after every round: by name [rounds, ...]."""
@@ -93,6 +95,22 @@ def arrays() -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
     shapes = ((HIDDEN, FEATURES), (HIDDEN,), (CLASSES, HIDDEN), (CLASSES,))
     start = np.concatenate([0.5 * rng.normal(size=shape).ravel() for shape in shapes])
     return inputs, targets, start
+
+
+def starts(start: np.ndarray, count: int) -> np.ndarray:
+    """First parameters of methods that have several models, [count, P]: the given ones and others.
+
+    Args:
+        start: The given ones [P].
+        count: How many there are.
+    """
+    draw = np.random.default_rng(1)
+    return np.stack([start, *(start + draw.normal(size=(count - 1, len(start))))])
+
+
+def hypernetwork(size: int) -> np.ndarray:
+    """The first values of a network at the server, and of its inputs, [size]."""
+    return 0.5 * np.random.default_rng(2).normal(size=size)
 
 
 BODY = HIDDEN * FEATURES + HIDDEN  # the first entries of a parameter vector; the head's follow

@@ -6,6 +6,7 @@ from functools import partial
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
+from benchmarks.agreement.problem import ALL
 from benchmarks.agreement.readings import common
 from pfl.algorithms import CFL
 
@@ -15,13 +16,13 @@ CASES = [
         "CFL",
         "fl_devices.py:133, clustered_federated_learning.ipynb",
         ("v",),
-        partial(run, CFL, everyone=True, mean_norm=10.0, largest_norm=0.1, lr_decay=0.99),
+        partial(run, CFL, cohorts=ALL, mean_norm=10.0, largest_norm=0.1, lr_decay=0.99),
         "Clusters of two are not split, in the notebook; the two parts come from complete linkage, "
         "which is not always the split with the least similarity across.",
         partial(
             run,
             common.complete_linkage(0),
-            everyone=True,
+            cohorts=ALL,
             mean_norm=10.0,
             largest_norm=0.1,
             lr_decay=0.99,

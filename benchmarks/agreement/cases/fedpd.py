@@ -6,12 +6,12 @@ from functools import partial
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import RATE
+from benchmarks.agreement.problem import ALL, RATE
 from benchmarks.agreement.readings import authors
 from pfl.algorithms import FedPD
 
 MU = 0.5  # their `mu` is 1 / η
-fedpd = partial(run, everyone=True, proximal_step=1 / MU, local_steps=4)
+fedpd = partial(run, cohorts=ALL, proximal_step=1 / MU, local_steps=4)
 # Their step is γη / (γ + η).
 corrected = partial(
     fedpd, variance_reduction=True, refresh_period=1, inner_step=RATE / (1 - RATE * MU)

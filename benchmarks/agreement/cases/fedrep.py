@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import HEAD_EPOCHS, Iterates
+from benchmarks.agreement.problem import ALL, HEAD_EPOCHS, Iterates
 from benchmarks.agreement.readings import authors, common
 from pfl.algorithms import APFL, FedPer, FedRep
 from pfl.method import FederatedAlgorithm
@@ -28,7 +28,7 @@ def changed(kind: Any) -> Any:
 
 
 def first_round(kind: type[FederatedAlgorithm]) -> Iterates:
-    iterates = run(kind, everyone=True, batch_size=None, alpha=0.6)
+    iterates = run(kind, cohorts=ALL, batch_size=None, alpha=0.6)
     return {"client v": iterates["client v"][:1]}
 
 

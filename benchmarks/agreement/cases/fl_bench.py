@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE
+from benchmarks.agreement.problem import ALL, EPOCHS, HEAD_EPOCHS, RATE
 from benchmarks.agreement.readings import common, fl_bench
 from pfl.algorithms import (
     APFL,
@@ -208,11 +208,11 @@ CASES = [
         "CFL",
         "server/cfl.py:53-66, 84-90",
         ("v",),
-        partial(run, CFL, everyone=True, **SPLITTING),
+        partial(run, CFL, cohorts=ALL, **SPLITTING),
         "The parts of a cluster are the places of clients in it (61-64), not their numbers, so "
         "that after a second split clients are in several clusters or in none. The parts come from "
         "complete linkage, which is not always the split with the least similarity across; "
         "clusters of two, and the first rounds, are not split.",
-        partial(run, fl_bench.PlacesCFL, everyone=True, **SPLITTING),
+        partial(run, fl_bench.PlacesCFL, cohorts=ALL, **SPLITTING),
     ),
 ]

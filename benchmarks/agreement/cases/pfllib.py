@@ -9,7 +9,15 @@ import numpy as np
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, Iterates, arrays
+from benchmarks.agreement.problem import (
+    ALL,
+    EPOCHS,
+    HEAD_EPOCHS,
+    RATE,
+    ROUNDS,
+    Iterates,
+    arrays,
+)
 from benchmarks.agreement.readings import common, pfllib
 from pfl.algorithms import (
     APFL,
@@ -48,7 +56,7 @@ HEAD: dict[str, Any] = dict(server_lr=0.5, server_batch_size=None)
 
 def known_mean() -> Iterates:
     """FedDBE whose mean is that of a first round of all clients, whose models are forgotten."""
-    first = run(FedDBE, everyone=True, **DOMAIN)["server mean"][0]
+    first = run(FedDBE, cohorts=ALL, **DOMAIN)["server mean"][0]
     return run(pfllib.starting_mean(first), **DOMAIN)
 
 
@@ -190,7 +198,7 @@ CASES = [
         "FedALA",
         "utils/ALA.py:104-156",
         ("w",),
-        partial(run, FedALA, everyone=True, **MIXED),
+        partial(run, FedALA, cohorts=ALL, **MIXED),
     ),
     Case(
         "FedALA, full batches",
@@ -200,7 +208,7 @@ CASES = [
         partial(run, FedALA, **MIXED),
         "Clients outside of the cohort mix their models with the new one and learn weights, too, "
         "in every round.",
-        partial(run, pfllib.EveryoneMixes, everyone=True, **MIXED),
+        partial(run, pfllib.EveryoneMixes, cohorts=ALL, **MIXED),
     ),
     Case(
         "FedRoD",

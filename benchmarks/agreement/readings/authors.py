@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.agreement.problem import Iterates, arrays
 from benchmarks.agreement.readings.common import CarriedpFedMe, relative_sizes
-from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBuff, FedDyn, FedPD
+from pfl.algorithms import APFL, SCAFFOLD, Ditto, FedBuff, FedDyn, FedNova, FedPD
 from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Message, dense
 
 
@@ -181,3 +181,11 @@ class PresentFedBuff(FedBuff):
     def server_update(self, received: dict[str, Tensor]) -> None:
         scale = 0.9 * len(received["w"]) / self.num_clients
         super().server_update({"w": scale * (received["w"] - self.global_model)})
+
+
+class LongFedNova(FedNova):
+    """τ is the mean of the clients' numbers of steps, also with a proximal term."""
+
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+        steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
+        return super().client_update(clients, w) | {"norm": dense(steps)}

@@ -153,6 +153,8 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
         raise ConfigError(f"{key} cannot be read: {error}") from error
     if "\0" in text:
         raise ConfigError(f"{key} holds the character NUL, as UTF-16 does; {_UTF8}")
+    if len(names) == 1 and ";" in names[0]:  # as spreadsheets write it where numbers have commas
+        raise ConfigError(f"{key} has semicolons between its cells; they must be commas")
     if "" in names:
         raise ConfigError(
             f"{key} has a column without a name, as an index of pandas; name it, or leave it out"

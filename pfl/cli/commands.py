@@ -206,7 +206,7 @@ def export(given: argparse.Namespace) -> None:
     for text in [] if everyone else given.client:
         if not text.isdecimal():
             raise ConfigError(
-                f"export: --client: {text}; it must be the number of a client, or all"
+                f"export: --client: {text}; it must be a client's number in clients.csv, or all"
             )
     from pfl.export import export as write
 

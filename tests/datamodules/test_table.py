@@ -163,6 +163,7 @@ def test_names_of_classes_and_hospitals_are_kept(file):
         (b"age,y\n1,a\n2\n", ["row 2 after the names has 1 cells instead of 2"]),
         (b'age,y\n1,"a\n2,b\n', ["cannot be read: unexpected end of data"]),
         ("age,y\n1,a\n".encode("utf-16"), ["table.csv' holds the character NUL", "saved as UTF-8"]),
+        (b"age;y\n1,5;a\n2;b\n", ["table.csv' has semicolons between its cells"]),
         (b",age,y\n0,1,a\n", ["table.csv' has a column without a name", "leave it out"]),
         (b"age,y\n", ["a file with at least one row"]),
         (b"", ["a file with at least one row"]),

@@ -260,6 +260,10 @@ class RunRecorder(Callback):
         if outputs:
             files.append_csv(self.folder / f"predictions{rank}.csv", outputs)
 
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
+        if trainer.is_global_zero:
+            print(f"predictions: {self.folder}", flush=True)
+
     # ---- the result ---------------------------------------------------------------------------
 
     def _write_result(

@@ -89,10 +89,12 @@ def _check_fit(
             f"debug an error names the layer"
         )
     if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
+        one = outputs.numel() == len(outputs)
+        less = "for a regression, make the targets floating numbers"
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
-            f"with {num_classes} classes; give it num_classes={num_classes}, or, if the labels "
-            f"begin with 1, subtract 1"
+            f"with {num_classes} classes; give it num_classes={num_classes}, or, "
+            f"{less if one else 'if the labels begin with 1, subtract 1'}"
         )
     try:
         with warnings.catch_warnings():

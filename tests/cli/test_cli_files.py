@@ -161,12 +161,13 @@ def evaluated(run, subcommand):
     kept = ("metrics.csv", "clients.csv", "summary.json", "config.yaml")
     before = [(folder / name).read_bytes() for name in kept]
     others = {path.name for path in folder.parent.iterdir()}
-    status, _, err = call(
+    status, out, err = call(
         subcommand,
         f"--config={folder / 'config.yaml'}",
         f"--ckpt_path={folder / 'checkpoints' / 'last.ckpt'}",
     )
     assert status == 0 and err == ""
+    assert subcommand != "predict" or f"predictions: {folder}" in out
     assert [(folder / name).read_bytes() for name in kept] == before
     assert {path.name for path in folder.parent.iterdir()} == others
     return folder

@@ -43,7 +43,7 @@ def test_too_few_outputs_are_refused(engine):
     with refused("Sequential", "[3]", "4 classes", "num_classes=4"):
         make(network, batch.inputs[0], batch.targets[0], engine=engine, num_classes=4)
     flat, _, batch = problem(lambda: nn.Sequential(mlp(outputs=1), nn.Flatten(0)), (12,), labels(2))
-    with refused("Sequential", "2 classes"):
+    with refused("Sequential", "2 classes", "floating numbers"):
         make(flat, batch.inputs[0], batch.targets[0], engine=engine, num_classes=2)
 
 

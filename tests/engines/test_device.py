@@ -72,7 +72,7 @@ def test_every_method_gives_the_numbers_of_the_cpu(tmp_path, name):
     """Once, and then waits are counted with every sample twice: twice as many local steps."""
 
     def make():
-        loss, train = HalfSquaredError(), {"lr": 0.2, "batch_size": 1, "local_epochs": 2}
+        loss, train = HalfSquaredError(), {"lr": 0.2, "batch_size": 1}
         return METHODS[name].make(small_network(), loss=loss, **train)
 
     few = on_both(tmp_path, make, small_world())
@@ -116,7 +116,7 @@ PER_EPOCH = {"tolerance": {"pfl/algorithms/fedpd.py"}, "fixed point": {"pfl/algo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_networks_and_options_give_the_numbers_of_the_cpu(tmp_path, name):
-    """Handwritten digits, dealt unequally to five clients; with one local epoch and with three."""
+    """Handwritten digits, dealt unequally to five clients; with one local epoch and with two."""
     network, kind, arguments, loop = RUNS[name]
     data = DigitsDataModule(None, SIZES)
     train = {"lr": 0.05, "batch_size": 32, **arguments}
@@ -127,7 +127,7 @@ def test_networks_and_options_give_the_numbers_of_the_cpu(tmp_path, name):
 
         return on_both(tmp_path, make, data, **loop)
 
-    few, many = waits(1), waits(3)
+    few, many = waits(1), waits(2)
     assert in_every_step(few, many) == PER_EPOCH.get(name, set())
 
 

@@ -423,6 +423,22 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         cells = [", ".join(map(str, pair)).replace("inf", "–") for pair in rounds]
         assert f"| {label} | {' | '.join(cells)} |" in pages["fedpd"]
 
+    gaps = curves(
+        "results/fedpd-floor", "train/global/gap", "heterogeneity", "skip_probability", "step"
+    )
+    floor = {tuple(map(float, key)): np.median(gap[100:]) for key, gap in gaps.items()}
+    by_r = {r: floor[r, 0.5, 0.3] for r in (0, 0.1, 1, 10)}
+    by_p = {p: floor[1, p, 0.3] for p in (0, 0.1, 0.25, 0.5, 0.75)}
+    slopes = []
+    for line in (by_r, by_p):
+        assert f"| floor | {' | '.join(f'{f:.1e}' for f in line.values())} |" in pages["fedpd"]
+        x, y = (np.log(list(values)[1:]) for values in (line, line.values()))
+        slopes.append(np.polyfit(x, y, 1)[0])
+    assert f"Slope of log floor on log R: {slopes[0]:.2f}." in pages["fedpd"]
+    assert f"the slope {slopes[1]:.2f} of log floor on log p" in pages["fedpd"]
+    for key in (("0", "0.5", "0.3"), ("1", "0", "0.3")):
+        assert (np.diff(gaps[key]) < 0).all() and gaps[key][-1] < 1e-16
+
     error = "train/personalized/optimization_error"
     errors = curves("fedclup-figure7", error, "run", "condition", "seed")
     for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, one_line, require
+from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 
@@ -84,6 +86,13 @@ class TableDataModule(FederatedDataModule):
         ids = None
         if self.client_column is not None:
             ids = self._column(tables, "client_column", self.client_column)
+            rule = type(self.partitioner)
+            if rule.bound is Partitioner.bound:  # it sees no column
+                rank_zero_warn(
+                    f"TableDataModule.client_column: {self.client_column!r} is not used by "
+                    f"{rule.__name__}; with partition: Natural each of its values is a client",
+                    category=UserWarning,
+                )
         inputs = np.concatenate([self._inputs(table, features) for table in tables])
         columns = {  # for rules such as ByValue("age")
             name: np.concatenate([table[name] for table in tables])

@@ -150,6 +150,13 @@ def test_names_of_classes_and_hospitals_are_kept(file):
     assert (data.class_names, data.client_names) == (["ill", "well"], ["north", "south"])
 
 
+def test_a_client_column_without_effect_is_told(file):
+    path, rule = file(COLUMNS), IID()
+    data = TableDataModule(path, "outcome", client_column="hospital", num_clients=2, partition=rule)
+    with pytest.warns(UserWarning, match="'hospital' is not used by IID; with partition: Natural"):
+        data.load()
+
+
 @pytest.mark.parametrize(
     ("content", "parts"),
     [

@@ -21,6 +21,7 @@ import numpy as np
 SIZES = (12, 7, 10, 6, 3)  # samples of the clients
 FEATURES, HIDDEN, CLASSES = 5, 4, 3
 BATCH, EPOCHS, HEAD_EPOCHS, RATE = 4, 2, 3, 0.1
+NEIGHBOURS, SHARE = 4, 0.3  # of training samples that vote, and their weight
 SECONDS = (1.0, 1.3, 1.6, 1.9, 0.7)  # of a client's turn, where the server waits for no cohort
 COHORTS = ((0, 1, 2), (2, 3, 4), (0, 2, 4), (1, 3, 4), (0, 1, 3), (0, 3, 4))
 ROUNDS = len(COHORTS)

@@ -83,6 +83,8 @@ PROJECTS = [
     Project("JYWa", "FedNova", "fednova", "47b4e096dfb19dc43c728896fff335a5befb645d"),
     Project("jichan3751", "ifca", "ifca", "61e44b8977a53c25368e8120aac6a505496ebbdf"),
     Project("AvivSham", "pFedHN", "pfedhn", "1bc054975232bdd6985f931030753ebbab48c56d"),
+    Project("omarfoq", "knn-per", "knn_per", "ee1752027798e8ab8f57f77c6ee74f946c0f4cd7"),
+    Project("facebookresearch", "FLSim", "flsim", "7311f2db471f89f14a0c8c9ea1c9584171677f5a"),
     Project("pliang279", "LG-FedAvg", "lg_fedavg", "7af0568b2cae88922ebeacc021b1679815092f4e"),
     Project("jhoon-oh", "FedBABU", "fedbabu", "e34c15b4288224f0af1bc13670bc0cdc373c9576"),
     Project("lgcollins", "FedRep", "fedrep", "d82e62982e107bb3322541604f059c0ff28bd289"),

@@ -37,6 +37,7 @@ META: dict[str, Any] = dict(alpha=RATE, lr=0.3, batch_size=None)
 ADAGRAD: dict[str, Any] = dict(server_lr=0.1, tau=0.01, beta=0.9)
 ADAPTIVE: dict[str, Any] = dict(server_lr=0.1, tau=0.01, betas=(0.9, 0.99))
 SPLITTING: dict[str, Any] = dict(mean_norm=10.0, largest_norm=0.1)
+SIMPLEX: dict[str, Any] = dict(endpoints=3, radius=0.1, simplex=["head.weight"])
 FROM_ZERO = "v begins at 0 instead of τ²."
 NEW_HEADS = (
     "The personal layers are averaged with all others, and a client that takes part for the first "
@@ -214,5 +215,16 @@ CASES = [
         "complete linkage, which is not always the split with the least similarity across; "
         "clusters of two, and the first rounds, are not split.",
         partial(run, fl_bench.PlacesCFL, cohorts=ALL, **SPLITTING),
+    ),
+    Case(
+        "Floco, `simplex: [head.weight]`",
+        "Floco",
+        "server/floco.py:43-55, 115-137",
+        ("server endpoints", "v"),
+        partial(run, fl_bench.GivenFloco, projection_round=2, **SIMPLEX),
+        "At the round τ all clients train once more before it; the centres are found from what "
+        "this turn made of the heads, instead of from the clients' last changes before, and "
+        "nothing else of it is used.",
+        partial(fl_bench.projected_after_a_turn, 2, **SIMPLEX),
     ),
 ]

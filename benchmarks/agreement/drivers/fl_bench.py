@@ -11,6 +11,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 
 from benchmarks.agreement.problem import (
     BATCH,
+    BODY,
     CLASSES,
     COHORTS,
     EPOCHS,
@@ -35,9 +37,11 @@ from benchmarks.agreement.problem import (
     Problem,
     absent,
     main,
+    starts,
 )
 
 Purposes = list[tuple[str, int]]
+ENDPOINTS, PROJECTION = 3, 2  # of Floco
 
 
 class Settings(dict[str, Any]):
@@ -61,6 +65,27 @@ class Dataset:
     def train(self) -> None: ...
 
     def eval(self) -> None: ...
+
+
+class Draws:
+    """What replaces np.random in their Floco: points of the simplex for a client's turn.
+
+    A direction from a centre is drawn together with the distance, as ours are.
+    """
+
+    length = 0.0
+
+    def begin(self, round_index: int, client: int) -> None:
+        self.draw = np.random.default_rng([round_index, client])
+
+    def exponential(self, scale: float, size: int) -> np.ndarray:
+        return self.draw.exponential(scale, size)
+
+    def uniform(self, low: float, high: float, size: int = 0) -> Any:
+        if not size:
+            return high * (self.length + 1) / 2
+        *direction, self.length = self.draw.uniform(low, high, size + 1)
+        return np.array(direction)
 
 
 class Loader:
@@ -90,13 +115,13 @@ class Runner:
 
     def __init__(self, problem: Problem, checkout: Path) -> None:
         torch.set_default_dtype(torch.float64)
-        self.problem = problem
+        self.problem, self.draws = problem, Draws()
         sys.path.insert(0, str(checkout))
         absent("ray", "ray.actor", "pynvml", "hydra", "hydra.core", "hydra.core.hydra_config")
         absent("rich", "rich.console", "rich.pretty", "rich.progress", "omegaconf")
         sys.modules["omegaconf"].DictConfig = Settings  # type: ignore[attr-defined]
         base: Any = importlib.import_module("src.server.fedavg").FedAvgServer
-        base.__init__ = lambda server, args: self.set_up(server, args)
+        base.__init__ = lambda server, args, *given: self.set_up(server, args)
         made = importlib.import_module("src.utils.models").DecoupledModel()
         made.base = nn.Sequential(nn.Linear(FEATURES, HIDDEN), nn.Tanh())
         made.classifier = nn.Linear(HIDDEN, CLASSES)
@@ -155,11 +180,17 @@ class Runner:
             local_epoch=EPOCHS,
             reset_optimizer_on_global_epoch=True,
             client_side_evaluation=False,
+            seed=0,
             test=test,
         )
         args = Settings(
             mode="serial",
-            model=Settings(external_model_weights_path=None),
+            model=Settings(
+                name="given",
+                external_model_weights_path=None,
+                use_torchvision_pretrained_weights=False,
+            ),
+            dataset=Settings(name="given"),
             common=Settings(shared | (common or {})),
             optimizer=Settings(dict(name="sgd", lr=RATE) | (optimizer or {})),
             **{module: Settings(settings)},
@@ -168,7 +199,8 @@ class Runner:
         client = run.trainer.worker
         client.trainloader = loader = Loader(client, purposes or [("train", EPOCHS)])
         rounds: list[dict[str, np.ndarray]] = []
-        for now, cohort in enumerate(cohorts):
+        for self.now, cohort in enumerate(cohorts):
+            now = self.now
             loader.coming = {
                 i: Epochs(self.problem, now, i, loader.purposes, tensors) for i in cohort
             }
@@ -177,6 +209,8 @@ class Runner:
             row = {"w": vector(run.public_model_params.values())}
             if personal is not None:
                 row["v"] = np.stack([vector(personal(run, i)) for i in EVERYONE])
+            if module == "floco":
+                row["server endpoints"] = vector(run.model.classifier._weights)
             if hasattr(run, "c_local"):
                 row["client c_i"] = np.stack([vector(c) for c in run.c_local])
             if hasattr(run, "c_global"):
@@ -199,9 +233,43 @@ def with_own_part(run: Any, i: int) -> Any:
     return (run.public_model_params | run.clients_personal_model_params[i]).values()
 
 
+def prepare_floco(run: Runner) -> None:
+    """Floco with the given first values, and points of the simplex as ours are drawn."""
+    there: Any = importlib.import_module("src.server.floco")
+    there.MODELS = {"given": lambda dataset, pretrained: copy.deepcopy(run.network)}
+    there.NUM_CLASSES = {"given": CLASSES}
+    first, heads = run.network, starts(run.problem.start, ENDPOINTS)[:, BODY:-CLASSES]
+
+    class Simplex(there.SimplexModel):
+        def __init__(self, args: Any) -> None:
+            super().__init__(args)
+            self.classifier.bias.data.copy_(first.classifier.bias.data)
+            for weight, given in zip(self.classifier._weights, heads, strict=True):
+                weight.data.copy_(torch.from_numpy(given).view_as(weight))
+
+    def fit(client: Any) -> None:  # clients have two turns in one round
+        i, loader = client.client_id, client.trainloader
+        loader.coming[i] = Epochs(run.problem, run.now, i, loader.purposes, tensors)
+        run.draws.begin(run.now, i)
+        their_fit(client)
+
+    their_fit, there.FlocoClient.fit = there.FlocoClient.fit, fit
+    there.SimplexModel = Simplex
+    there.np = SimpleNamespace(**vars(np) | {"random": run.draws})
+
+
+def at_point(run: Any, i: int) -> Any:
+    """The model at the client's point of the simplex, or at its centre."""
+    points = run.projected_clients
+    layer = run.model.classifier
+    layer.alphas = [1 / ENDPOINTS] * ENDPOINTS if points is None else points[i]
+    return [*run.model.base.parameters(), layer.weight, layer.bias]
+
+
 def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
     """The iterates of all methods."""
     run = Runner(problem, checkout)
+    prepare_floco(run)
     both = [("train", EPOCHS), ("personal", EPOCHS)]
     head = [("head", HEAD_EPOCHS), ("train", EPOCHS)]
     moreau: dict[str, Any] = dict(lamda=2.0, k=3, pers_lr=0.1, beta=0.8, mu=0.001)
@@ -252,6 +320,15 @@ def theirs(problem: Problem, checkout: Path) -> dict[str, Iterates]:
             eps_2=0.1,
             min_cluster_size=2,
             start_clustering_round=2,
+        ),
+        "Floco": run(
+            "floco",
+            "FlocoServer",
+            personal=at_point,
+            endpoints=ENDPOINTS,
+            tau=PROJECTION,
+            rho=0.1,
+            pers_epoch=0,
         ),
         "FedAdagrad": run("fedopt", "FedOptServer", type="adagrad", **adaptive),
         "FedAdam": run("fedopt", "FedOptServer", type="adam", **adaptive),

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.agreement.ours import run
+from benchmarks.agreement.problem import (
+    BODY,
+    CLASSES,
+    COHORTS,
+    EVERYONE,
+    ROUNDS,
+    Iterates,
+    arrays,
+    starts,
+)
 from benchmarks.agreement.readings.common import CarriedpFedMe, complete_linkage
-from pfl.algorithms import MOON, SCAFFOLD, FedBABU, FedDyn
+from pfl.algorithms import MOON, SCAFFOLD, FedBABU, FedDyn, Floco
 from pfl.method import Clients, Message, dense
 
 
@@ -101,3 +113,33 @@ class PlacesCFL(complete_linkage(2)):  # type: ignore[misc]
         self.parts, models = new, self.models.view(self.most_clusters, -1)
         for members in new:
             models[members] += updates[members].mean(0)
+
+
+class GivenFloco(Floco):
+    """The first heads and the draws of points are given; with `found`, the centres from a round."""
+
+    found: tuple[int, np.ndarray] | None = None
+
+    def begin_round(self, round_index: int) -> None:
+        if round_index == 0:
+            heads = starts(arrays()[2], self.count)[:, BODY:-CLASSES]
+            self.endpoints.copy_(torch.from_numpy(heads).ravel())
+        if self.found is not None and round_index == self.found[0]:
+            self.centres.copy_(torch.from_numpy(self.found[1]))
+
+    def _points(self, clients: Clients, like: Tensor) -> Tensor:
+        with patch(
+            "pfl.algorithms.floco.generator", lambda *given: np.random.default_rng(given[2:])
+        ):
+            return super()._points(clients, like)
+
+
+def projected_after_a_turn(at: int, **settings: Any) -> Iterates:
+    """Floco whose centres are those of a turn of all clients with the models of the round `at`."""
+    cohorts = [*COHORTS[:at], EVERYONE, *COHORTS[at + 1 :]]
+    turn = run(GivenFloco, cohorts=cohorts, projection_round=at + 1, **settings)
+
+    class Found(GivenFloco):
+        found = at, turn["server centres"][at]
+
+    return run(Found, projection_round=ROUNDS + 1, **settings)

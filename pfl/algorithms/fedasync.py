@@ -33,9 +33,10 @@ class FedAsync(Buffered):
         proximal_weight: ρ.
 
     Note:
-        APPFL's code has the same s, and this step with α over the number of clients. From memory of
-        the paper are the defaults: α = 0.6, a = 0.5 of "polynomial", a = 10 and b = 4 of "hinge",
-        ρ = 0.005.
+        APPFL's code has the same s, and this step with α over the number of clients; FLSim's has
+        the step too, without "hinge". Their defaults are s = 1, with α = 0.9 and 0.001. Those here
+        are from memory of the paper, whose text was not at hand: α = 0.6, a = 0.5 of "polynomial",
+        a = 10 and b = 4 of "hinge", ρ = 0.005.
 
     Example:
         >>> from models import MLP

@@ -27,11 +27,13 @@ class FedBuff(Buffered):
 
     Args:
         buffer_size: K.
-        staleness_exponent: a; 1/2 in the paper.
+        staleness_exponent: a.
 
     Note:
-        Written from memory of the paper: K = 10 is the default of its experiments. Old changes are
-        scaled and not weighted anew, as in APPFL's code, so that the weights sum to less than 1.
+        K = 10 and a = 1/2 are from memory of the paper, whose text was not at hand. FLSim's code
+        has K = 1, weights of 1 and a server's rate of 0.001 by default; its buffer is a sum and no
+        mean. Old changes are scaled and not weighted anew, as in FLSim's and APPFL's code, so that
+        the weights sum to less than 1.
 
     Example:
         >>> from models import MLP

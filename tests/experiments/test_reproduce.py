@@ -423,6 +423,14 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         cells = [", ".join(map(str, pair)).replace("inf", "–") for pair in rounds]
         assert f"| {label} | {' | '.join(cells)} |" in pages["fedpd"]
 
+    gaps = curves("results/fedpd-further", "train/global/gap", "run", "non_iid")
+    for run in {run for run, _ in gaps}:
+        lines = [gaps[run, kind] for kind in ("weak", "strong")]
+        rounds = ", ".join(str(until(line, 1e-8)) for line in lines).replace("inf", "–")
+        ends = f"{lines[0][-1]:.1e}, {lines[1][-1]:.1e} after {len(lines[0])}"
+        assert f"| {run} | {ends} | {rounds} |" in pages["fedpd"]
+        assert all((np.diff(line) < 0).all() for line in lines)
+
     gaps = curves(
         "results/fedpd-floor", "train/global/gap", "heterogeneity", "skip_probability", "step"
     )

@@ -179,7 +179,8 @@ class FedAgg(FederatedAlgorithm):
             own = rates[:, epoch, None]
             gradients[:, epoch] = g = self._epoch(clients, v, own, epoch)
             v -= own * (g if self.dynamics == "own" else phi[epoch])
-            path.append(v - w)
+            if self.mean_field == "fixed_point":  # the damped mode has no use for L more [C, P]
+                path.append(v - w)
         self.log_table(
             "rates",
             client=np.repeat(clients.ids, L),

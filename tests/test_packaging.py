@@ -105,7 +105,7 @@ def test_the_quick_start_of_the_wheel_trains_a_method_of_the_current_folder(inst
     options = ["--config", "quickstart", "--model", "mine.Mine", "--trainer.callbacks=[]"]
     options += ["--model.network", "models.Net"]
     options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2"]
-    assert "Mine, 1 rounds" in pfl("fit", *options, installed=installed, cwd=tmp_path)
+    assert "Mine, 1 round" in pfl("fit", *options, installed=installed, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/summary.json").is_file()
 
 

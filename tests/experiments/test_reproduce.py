@@ -447,6 +447,16 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     for key in (("0", "0.5", "0.3"), ("1", "0", "0.3")):
         assert (np.diff(gaps[key]) < 0).all() and gaps[key][-1] < 1e-16
 
+    noise = curves(
+        "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"
+    )
+    mean = {tuple(map(int, key)): np.square(line[30:]).mean() for key, line in noise.items()}
+    for points in ([(b, (b, 16)) for b in (1, 4, 16)], [(m, (4, m)) for m in (4, 16, 64)]):
+        values = [mean[key] for _, key in points]
+        assert f"| error | {' | '.join(f'{v:.1e}' for v in values)} |" in pages["fedclup"]
+        slope = np.polyfit(np.log([x for x, _ in points]), np.log(values), 1)[0]
+        assert f"Slope on log scales: {slope:.2f}." in pages["fedclup"]
+
     error = "train/personalized/optimization_error"
     errors = curves("fedclup-figure7", error, "run", "condition", "seed")
     for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ

@@ -8,8 +8,10 @@ import hashlib
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,6 +35,7 @@ from pfl.scores.runs import OUTCOME, Run
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": True}
 PACKAGES = ("pfl", "pfl.models", "pfl.datamodules")
 DOTTED = re.compile(r'"([A-Za-z_]\w*)\.[\w.]*\w"')  # such as "mine.Net" in JSON
+INSTALLED, STDLIB = {"site-packages", "dist-packages"}, Path(sysconfig.get_path("stdlib"))
 DATA_KEYS = ("model", "data", "loop")  # the groups whose files a run reads
 DOWNLOADS = ("root", "cache")  # keys of folders into which a run writes published data sets
 
@@ -155,8 +158,8 @@ def code_version(config: str = "") -> str:
     """Returns a hash of the code that a run executes, 16 hexadecimal digits.
 
     It covers the source files of this framework, the versions of the packages that could change a
-    result, the modules in the current folder that the configuration (as JSON) names, and what these
-    import from there.
+    result, the modules that the configuration (as JSON) names and that are not installed, and what
+    these import of such modules.
     """
     digest, files = hashlib.sha256(_framework()), dict[Path, None]()
     modules = sorted({match[1] for match in DOTTED.finditer(config)} - {*PACKAGES})
@@ -185,7 +188,7 @@ def _framework() -> bytes:
 
 
 def _sources(module: str) -> list[Path]:
-    """Returns the files of a module or package of the user, in the current folder."""
+    """Returns the files of a module or package of the user: of one that is not installed."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # such as __main__
@@ -193,9 +196,13 @@ def _sources(module: str) -> list[Path]:
     if spec is None:
         return []
     places = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
-    own = [Path(place) for place in places if Path.cwd() in Path(place).parents]
-    own = [path for path in own if "site-packages" not in path.parts]  # of a .venv that is here
-    return sorted({p for path in own for p in (path.rglob("*.py") if path.is_dir() else [path])})
+    own = [
+        Path(p)
+        for p in places
+        if not INSTALLED & {*Path(p).parts} and STDLIB not in Path(p).parents
+    ]
+    files = (path.rglob("*.py") if path.is_dir() else [path] for path in own)
+    return sorted({p for paths in files for p in paths if p.is_file()})  # "built-in" is none
 
 
 def _imports(path: Path) -> set[str]:
@@ -213,12 +220,14 @@ def data_version(config: Config) -> str:
     """Returns a hash of the files and folders that a configuration names, 16 hexadecimal digits.
 
     Of a file the content counts; of a folder the names, sizes and times of all files in it. Folders
-    for downloads do not count: the data sets in them are published ones.
+    for downloads do not count: the data sets in them are published ones, but for those that LEAF's
+    scripts have made.
     """
     digest = hashlib.sha256()
     for path in sorted(set(_paths({key: config.get(key) for key in DATA_KEYS}))):
-        entries = sorted(path.rglob("*")) if path.is_dir() else [path]
-        for entry in (entry for entry in entries if entry.is_file()):
+        walked = os.walk(path, followlinks=True)
+        found = sorted(Path(base, name) for base, _, names in walked for name in names)
+        for entry in (entry for entry in found or [path] if entry.is_file()):
             about = entry.stat()
             stamp = (str(entry), about.st_size, about.st_mtime_ns)
             digest.update(json.dumps(stamp).encode() if path.is_dir() else _content(*stamp))
@@ -231,11 +240,14 @@ def _paths(value: Any, key: str = "") -> Iterator[Path]:
         items = value.items() if isinstance(value, dict) else ((key, entry) for entry in value)
         for name, entry in items:
             yield from _paths(entry, str(name))
-    elif isinstance(value, str) and key not in (*DOWNLOADS, "class_path"):
+    elif isinstance(value, str) and value and key != "class_path":
         try:
-            if value and Path(value).exists():
-                yield Path(value)
-        except (OSError, ValueError):  # a text that is too long, or has a NUL
+            path = Path(value).expanduser()
+            if key in DOWNLOADS:
+                yield from path.glob("data/*/data")  # in LEAF's repository
+            elif path.exists():
+                yield path
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL, or the home of nobody
             return
 
 

@@ -60,27 +60,35 @@ def test_a_run_is_repeated_where_its_data_or_its_trace_changed(tmp_path, monkeyp
 
 def test_folders_of_samples_count_and_downloads_do_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("images", "downloads"):
-        Path(name).mkdir()
-    config = {"data": {"init_args": {"folder": "images", "root": "downloads"}}}
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("home/images", "linked", "downloads/data/femnist/data/train"):
+        Path(name).mkdir(parents=True)
+    Path("home/images/more").symlink_to(Path("linked").absolute())
+    config = {"data": {"init_args": {"folder": "~/images", "root": "downloads"}}}
     config["trainer"] = {"logger": {"save_dir": "logs"}}
     before = data_version(config)
     for name in ("downloads/set.gz", "logs"):
         Path(name).touch()
     assert data_version(config) == before
-    Path("images/a.png").touch()
-    assert data_version(config) != before
+    seen = {before}
+    files = ("home/images/a.png", "linked/b.png", "downloads/data/femnist/data/train/c.json")
+    for name in files:
+        Path(name).touch()
+        seen.add(data_version(config))
+    assert len(seen) == 1 + len(files)
 
 
 def test_modules_that_the_users_module_imports_are_its_code(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    for folder in ("here", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        monkeypatch.syspath_prepend(str(tmp_path / folder))
+    monkeypatch.chdir(tmp_path / "here")
     Path("helpers_of_mine").mkdir()
     sources = {
         "mine_a.py": "from helpers_of_mine import deep",
         "helpers_of_mine/__init__.py": "",
-        "helpers_of_mine/deep.py": "import mine_b, json",
-        "mine_b.py": "",
+        "helpers_of_mine/deep.py": "import mine_b, json, sys, torch",
+        "../elsewhere/mine_b.py": "",
     }
     for name, text in sources.items():
         Path(name).write_text(text)

@@ -16,6 +16,7 @@ import argparse
 import ast
 import gc
 import importlib
+import itertools
 import json
 import os
 import re
@@ -24,6 +25,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,6 +41,7 @@ from tests.sources import ROOT
 METHODS = ROOT / "pfl" / "algorithms"
 EQUIVALENT = Path(__file__).with_name("equivalent.yaml")
 WITHOUT = ("processes", "cli", "slow")  # marks of tests that take long and concern no formulas
+FAILED = 3  # exit status of a process in which this tool itself fails
 NOTE = "__note__"  # of a module whose functions note the lines that they execute
 
 
@@ -203,8 +206,10 @@ class Session:
                     os.dup2(log, 1)
                     os.dup2(log, 2)
                     os._exit(int(task()))
+                except BaseException:
+                    traceback.print_exc()
                 finally:
-                    os._exit(1)
+                    os._exit(FAILED)
             running[process] = place
         while running:
             yield self.ended(running)
@@ -212,6 +217,8 @@ class Session:
     def ended(self, running: dict[int, int]) -> tuple[int, bool]:
         """Waits for a process."""
         process, status = os.wait()
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == FAILED:
+            raise RuntimeError((self.folder / "log").read_text())
         caught = self.folder / f"caught{process}"
         if caught.exists():
             self.catches[caught.read_text()] += 1
@@ -230,7 +237,7 @@ def loaded(path: Path) -> ModuleType:
 
 def pairs(items: list[pytest.Item]) -> Iterator[tuple[pytest.Item, pytest.Item | None]]:
     """Yields each test and the one after it."""
-    return zip(items, [*items[1:], None], strict=True)
+    return itertools.zip_longest(items, items[1:])
 
 
 def row(name: str, planted: int, caught: int, missed: int, known: int) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -46,7 +48,14 @@ def settings(configured: dict[str, Any]) -> dict[str, Any]:
         "trainer.precision": (configured.get("trainer") or {}).get("precision")
     }
     left_out = (*SEPARATE, *NO_RESULT, "data.batch_size", "data.num_workers", "data.seed")
-    return {key: value for key, value in chosen.items() if not key.startswith(left_out)}
+    return {key: _with_sum(key, v) for key, v in chosen.items() if not key.startswith(left_out)}
+
+
+def _with_sum(key: str, value: Any) -> Any:
+    """Adds a checksum to the name of a file that the loop reads, such as a trace."""
+    if key.startswith("loop.") and isinstance(value, str) and Path(value).expanduser().is_file():
+        return f"{value} ({zlib.crc32(Path(value).expanduser().read_bytes()):08x})"
+    return value
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]:

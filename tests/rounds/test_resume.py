@@ -23,6 +23,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
+from pfl.callbacks.run_settings import changes, settings
 from pfl.cli import main
 from pfl.rounds.checkpoint_io import StreamedCheckpointIO
 from pfl.scores.table import header_size
@@ -255,9 +256,9 @@ def saved(tmp_path_factory):
         (lambda: FedProx(mlp()), 0, ["algorithm", "FedAvg", "FedProx"]),
         (lambda: FedAvg(mlp(9)), 0, ["parameters", "610", "685"]),
         (lambda: FedAvg(nn.Sequential(mlp(), nn.Tanh())), 0, ["network"]),
-        (lambda: FedAvg(mlp()), 1, ["partition"]),
+        (lambda: FedAvg(mlp()), 1, ["seed is 0", "1"]),
     ],
-    ids=["algorithm", "network", "layers", "partition"],
+    ids=["algorithm", "network", "layers", "seed"],
 )
 def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, words):
     files = [path for path in saved.parents[1].rglob("*") if path.is_file()]
@@ -340,7 +341,7 @@ def test_checkpoint_of_plain_lightning_is_refused(tmp_path):
 
 def fit_arrays(root, inputs, rounds, *, lr=0.1, ckpt_path=None, **loop):
     """Trains on arrays; the method."""
-    data = ArrayDataModule(inputs, np.arange(40) % 2, num_clients=4, partition=IID())
+    data = ArrayDataModule(inputs, np.arange(len(inputs)) % 2, num_clients=4, partition=IID())
     algorithm = FedAvg(nn.Linear(3, 2), lr=lr)
     trainer = Trainer(
         max_epochs=rounds, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
@@ -358,6 +359,10 @@ def test_other_samples_or_another_seed_are_refused(tmp_path):
         fit_arrays(tmp_path, -inputs, 2, ckpt_path=last)
     with refused("ckpt_path", "seed is 0", "5"):
         fit_arrays(tmp_path, inputs, 2, ckpt_path=last, seed=5)
+    with refused("ckpt_path", "partition"):
+        fit_arrays(tmp_path, inputs[:-1], 2, ckpt_path=last)
+    with refused("ckpt_path", "seed is 0", "6"):  # which is said of another partition, too
+        fit_arrays(tmp_path, inputs[:-1], 2, ckpt_path=last, seed=6)
     assert "resumed" not in fit_arrays(tmp_path, inputs, 2, ckpt_path=last)
 
 
@@ -371,6 +376,15 @@ def test_other_settings_are_told_and_recorded(tmp_path):
     with pytest.warns(UserWarning, match="From round 4 on .* loop.clients_per_round was None"):
         again = fit_arrays(tmp_path, inputs, 4, lr=0.05, ckpt_path=last, clients_per_round=2)
     assert [entry["round"] for entry in again["resumed"]] == [3, 4]
+
+
+def test_another_content_of_a_trace_is_another_setting(tmp_path):
+    path = tmp_path / "trace.json"
+    found = []
+    for text in ("[[0]]", "[[1]]"):
+        path.write_text(text)
+        found.append(settings({"loop": {"trace": str(path)}}))
+    assert list(changes(*found)) == ["loop.trace"]
 
 
 @pytest.mark.slow

@@ -140,9 +140,17 @@ class FederatedDataModule(LightningDataModule, ABC):
         assert self._num_clients is not None
         self._class_names = None if loaded.class_names is None else list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
-        self._client_names = rule.client_names(owned)
+        self._client_names = names = rule.client_names(owned)
+        if names is not None and not (
+            isinstance(names, list) and len({*names}) == self._num_clients
+        ):
+            given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
+            raise ConfigError(f"{name}.client_names: {given}")
         whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
+        if not partition.train.sizes.any():
+            rule_text = f"{self.partitioner!r} and {self.protocol!r}"
+            raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
         about = partition.about or {  # what is partitioned and how, for `Partition.save`
             "data": name,

@@ -192,6 +192,8 @@ def written(tmp_path, about=None, **arrays):
 
 def test_a_file_of_another_program_is_read(tmp_path):
     assert written(tmp_path).partition.train[1].tolist() == [4, 5]
+    data = written(tmp_path, train_indices=np.array([0, 1, 4, 5], np.uint64))
+    assert data.partition.train[1].tolist() == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -206,13 +208,27 @@ def test_a_file_of_another_program_is_read(tmp_path):
         ({"train_indices": [0.0, 1.5, 4, 5]}, ["train_indices are float64", "whole numbers"]),
         ({"train_sizes": [2, 1]}, ["train_sizes add up to 3; they must add up to 4"]),
         ({"train_sizes": [3, -1]}, ["train_sizes", "from -1 to 3"]),
-        ({"train_sizes": [2, 3]}, ["train_sizes add up to 5", "or all be that number"]),
+        ({"train_sizes": [4, 4]}, ["train_sizes add up to 8; they must add up to 4"]),
+        ({"test_sizes": [1, 2]}, ["test_sizes add up to 3", "or all be that number"]),
         ({"test_indices": [2, 6, 7], "test_sizes": [1, 1, 1]}, ["'test': 3", "as many"]),
     ],
 )
 def test_samples_that_a_file_gives_wrongly_are_refused(arrays, parts, tmp_path, one_line):
     with one_line("Given.file", "p.npz", *parts):
         written(tmp_path, **arrays)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], "ab"])
+def test_names_that_a_file_gives_wrongly_are_refused(names, tmp_path, one_line):
+    data = written(tmp_path, {"client_names": names})
+    with one_line("client_names", repr(names), "2 different names"):
+        data.setup()
+
+
+def test_a_partition_without_training_samples_is_refused(tmp_path, one_line):
+    data = written(tmp_path, train_indices=np.array([], int), train_sizes=[0, 0])
+    with one_line("TensorDataModule", "no client has a training sample"):
+        data.setup()
 
 
 def test_samples_that_clients_share_are_stated_in_the_file(tmp_path):

@@ -125,16 +125,24 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
     except WorkerLost as error:
         _refuse(str(error))
         return 1
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         line = mistake(error)
         if line is None and isinstance(error, OSError) and error.filename:
             line = f"{error.filename}: the file cannot be read or written ({error.strerror})"
         if line is None or everything:
             raise
-        return _refuse(line)
+        # Where a user's code has called sys.exit, the run has not ended well, whatever the status.
+        return _refuse(line, _code(error))
     return 0
 
 
-def _refuse(line: str) -> int:
+def _code(error: BaseException) -> int:
+    """Returns the exit status of an error: that of `sys.exit`, unless it means success or text."""
+    if not isinstance(error, SystemExit):
+        return 2
+    return error.code if isinstance(error.code, int) and error.code else 1
+
+
+def _refuse(line: str, status: int = 2) -> int:
     print(f"error: {printable(line)}", file=sys.stderr)
-    return 2
+    return status

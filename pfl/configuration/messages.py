@@ -50,7 +50,7 @@ _INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
 _FEW = 30  # names that a line has room for
 
 
-def explain(error: Exception) -> str | None:
+def explain(error: BaseException) -> str | None:
     """Returns a mistake of the user as one line; None if the error is something else."""
     line = " ".join(str(error).split())
     if isinstance(error, ConfigError | MisconfigurationException):

@@ -20,13 +20,13 @@ LIBRARY = sysconfig.get_path("stdlib")
 WRONG_ARGUMENTS = re.compile(r"([\w.]+)\(\) (?:takes|missing|got) ")
 
 
-def mistake(error: Exception) -> str | None:
+def mistake(error: BaseException) -> str | None:
     """Returns one line about an error that a user can mend; None if it is the framework's own."""
     line = explain(error)
     return _failure(error) if line is None else line + _cause(error)
 
 
-def _failure(error: Exception) -> str | None:
+def _failure(error: BaseException) -> str | None:
     """Returns what of a user's code failed, and where, if the framework was calling such code."""
     frames = _frames(error)
     ours = [place for place, (code, _) in enumerate(frames) if code.co_filename.startswith(OURS)]
@@ -44,7 +44,7 @@ def _failure(error: Exception) -> str | None:
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
 
 
-def _wrong_arguments(error: Exception) -> CodeType | None:
+def _wrong_arguments(error: BaseException) -> CodeType | None:
     """Returns the user's function that was called with other arguments than it takes, if any."""
     match = WRONG_ARGUMENTS.match(str(error))
     if match is None or not isinstance(error, TypeError):

@@ -109,12 +109,12 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
             return
         try:
             answer: tuple[bool, Any] = True, work(task)
-        except Exception as error:  # without its traceback, which cannot be sent
+        except Ended as error:  # by SIGTERM, in a round; the line is printed
+            answer = False, error
+        except (Exception, SystemExit) as error:  # without its traceback, which cannot be sent
             line = None if os.environ.get("PFL_TRACEBACK") else mistake(error)
             everything = "".join(traceback.format_exception(error))
             answer = False, RuntimeError(everything) if line is None else ConfigError(line)
-        except Ended as error:  # by SIGTERM, in a round; the line is printed
-            answer = False, error
         pipe.send(answer)
 
 

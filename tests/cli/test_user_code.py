@@ -28,6 +28,14 @@ class Net(nn.Module):
             self.laier  # the network
         return self.layer(x.flatten(1))
 
+class Leaves(Net):
+    def __init__(self, status: int | str):
+        super().__init__()
+        self.status = status
+
+    def forward(self, x):
+        raise SystemExit(self.status)  # the network leaves
+
 class Data(DigitsDataModule):
     def load(self):
         return {}["columns"]  # the data module
@@ -293,6 +301,16 @@ def test_an_error_of_the_network_in_a_round(run):
     assert status == 2 and err.count("\n") == 1, err
     line = line_of("the network")
     assert f"error: {path}:{line}: " in err and "forward failed: AttributeError" in err, err
+
+
+@pytest.mark.parametrize(("code", "expected"), [(3, 3), (0, 1), ("so", 1)])
+def test_a_network_that_leaves_the_program_ends_the_run_with_a_line(run, code, expected):
+    path, fit = run
+    value = {"class_path": "owncode.Leaves", "init_args": {"status": code}}
+    status, err = fit(NETWORK, value)
+    assert status == expected and err.count("\n") == 1, err
+    line = line_of("the network leaves")
+    assert f"error: {path}:{line}: " in err and f"forward failed: SystemExit: {code} " in err, err
 
 
 def test_the_traceback_shows_everything(run):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import re
@@ -100,6 +101,8 @@ class Run:
                 f"ended"
             )
         known |= {"rows": _rows(folder / "metrics.csv"), "summary": _summary(folder)}
+        if known["summary"].get("finished") and not (folder / "clients.csv").is_file():
+            raise ConfigError(f"{folder} has no clients.csv; restore it, or leave its run out")
         known |= {"scores": ScoreTable.read(folder), "local": ScoreTable.read(folder, LOCAL)}
         return cls(label, seed, folder, **known)
 
@@ -150,14 +153,19 @@ class Run:
     @cached_property
     def clients(self) -> dict[str, np.ndarray]:
         """The columns of `clients.csv` [M], text or float64; none before the end."""
-        path = self.folder / "clients.csv"
-        if not path.is_file():
-            return {}
-        with files.reading(path), path.open(newline="") as file:
-            if not (lines := list(csv.reader(file))):
-                raise ValueError("it is empty")
-            names, *rows = lines
-            columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {}
+        path, table = self.folder / "clients.csv", self.scores
+        with files.reading(path):
+            if not path.is_file():
+                return {}
+            text = path.read_text()
+            names, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+            if not rows or not text.endswith("\n"):
+                raise ValueError("its end is missing")
+            if table is not None and table.names and not table.percentiles:
+                clients = table.values(table.names[0]).shape[1]
+                if len(rows) != clients:
+                    raise ValueError(f"it has {len(rows)} rows, client_scores.npy {clients}")
+            columns = dict(zip(names, zip(*rows, strict=True), strict=True))
             numbers = {
                 k: np.array([v or "nan" for v in values], np.float64)
                 for k, values in columns.items()

@@ -232,7 +232,13 @@ def test_named_clients_have_their_names(tmp_path):
 
 DAMAGE = {
     "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}'],
-    "clients.csv": ["", "client\nx\n", "client,train_samples\n0,1\n"],
+    "clients.csv": [
+        "",
+        "client\nx\n",
+        "client,train_samples\n0,1\n",
+        "client,train_samples\n",
+        None,
+    ],
     "metrics.csv": ["round,a\n1,b\n", "round,a\n,1\n"],
     "config.yaml": ["a: [", "- 1", "\0", "model: 3"],
     "outcome.json": ["[1]"],
@@ -253,10 +259,11 @@ def test_a_damaged_folder_gets_one_line(tmp_path, monkeypatch, capsys, command, 
     if name == "config.yaml" and content != "a: [":  # whose content the summary may lack
         path = tmp_path / "runs" / "a" / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "seed": None, "algorithm": 0}))
-    if name == "clients.csv" and "train" in content:  # fewer clients than in the scores
+    if name == "clients.csv" and "train" in str(content):  # fewer clients than in the scores
         loss = {"test/global/accuracy": np.zeros(3)}
         append(tmp_path / "runs" / "a" / "client_scores.npy", 2, loss)
-    (tmp_path / "runs" / "a" / name).write_text(content, "latin-1")
+    path = tmp_path / "runs" / "a" / name
+    path.unlink() if content is None else path.write_text(content, "latin-1")
     status, errors = main([command, "runs"]), capsys.readouterr().err
     if status:
         assert status == 2 and errors.startswith("error: runs/a"), errors

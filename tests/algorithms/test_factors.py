@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from models import LoRA
+from pfl.aggregation.robust import Median
 from pfl.algorithms import FedAvg, FedDPA, FedExLoRA, FedPer, FedSALoRA, FlexLoRA, FLoRA, RoLoRA
 from pfl.communication import Message
 from tests.algorithms.test_trainable import FULL, SIZES, Linear, world
@@ -67,7 +68,7 @@ def test_fedex_lora_moves_the_weight_to_the_exact_mean(fit):
     """Every round against NumPy: A and B are the means, and D what is missing of the mean product;
     the server's weight is sum p_i (W + D + s B_i A_i)."""
     w, a, b = first(trained(fit, FedExLoRA, 0)[1])
-    _, layer = trained(fit, FedExLoRA)
+    method, layer = trained(fit, FedExLoRA)
     d = np.zeros((2, 4))
     for _ in range(3):
         pairs = [local_steps(i, w + d, a, b) for i in range(3)]
@@ -75,6 +76,7 @@ def test_fedex_lora_moves_the_weight_to_the_exact_mean(fit):
         a, b = (sum(p * pair[k] for p, pair in zip(P, pairs, strict=True)) for k in (0, 1))
         d = exact - w - SCALE * b @ a
         assert np.abs(d).max() > 1e-3
+    assert method.residual_rank == 3 * 3 * 2  # rounds, clients and the rank of each one's product
     for name, expected in (("lora_A", a), ("lora_B", b), ("residual", d)):
         np.testing.assert_allclose(getattr(layer, name).detach(), expected, **EXACT)
     np.testing.assert_allclose(layer.weight.detach(), exact, **EXACT)
@@ -239,8 +241,31 @@ def test_feddpa_trains_two_adapters_whose_outputs_add(fit):
     assert method.bytes_up == 2 * 3 * 8 * (8 + 4)
 
 
+def test_feddpa_weighs_its_adapters_alike_and_counts_the_epochs_of_both():
+    method = FedDPA(
+        nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), local_epochs=2, personal_epochs=3
+    )
+    assert method.network[0].shares == {"lora": 0.5, "own": 0.5}
+    assert method.cost(np.array([10, 20])).tolist() == [50, 100]  # 10 (2 + 3)
+
+
+def test_flex_lora_takes_layers_with_more_outputs_than_inputs():
+    """The factors of an update of rank 1 in R^(3 x 2) have that product."""
+    method = FlexLoRA(
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)).double(), trainable=LoRA(1, 1)
+    )
+    product = torch.tensor([[2.0, 4.0], [1.0, 2.0], [0.0, 0.0]]).double()
+    method.products = lambda mean: [product]
+    method.server_update({"w": method.global_model.clone()})
+    b, a = (method.space.split(method.global_model)[f"0.lora_{name}"] for name in "BA")
+    torch.testing.assert_close(b @ a, product)
+
+
 def test_mistakes_name_the_key(fit):
     with refused("model.trainable: FedExLoRA aggregates LoRA's factors", "lora, without freeze_a"):
         trained(fit, FedExLoRA, 1, trainable=LoRA(2, freeze_a=True))
+    for kind in (FedExLoRA, FLoRA, FlexLoRA):
+        with refused(f"loop.aggregation: {kind.__name__} needs the mean of the products"):
+            fit(kind(Linear(), trainable=LoRA(2), **SETTINGS), world()[2], 1, aggregation=Median())
     with refused("model.ranks: [1, 3]", "ranks from 1 to 2"):
         FLoRA(Linear(), trainable=LoRA(2), ranks=[1, 3])

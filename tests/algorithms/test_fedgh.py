@@ -12,6 +12,8 @@ from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDa
 from models import MLP, SmallCNN
 from pfl.algorithms import FedGH
 from pfl.randomness import generator
+from tests.algorithms.test_trainable import FULL, SIZES
+from tests.algorithms.test_trainable import world as regression
 from tests.problems import History, Received, run
 from tests.refusal import refused
 
@@ -210,6 +212,24 @@ def test_prototypes_are_the_class_means_of_a_module_s_features(tmp_path, digits,
             assert bool(rows[label, 0]) == (len(own) > 0)
             expected = own.mean(0) if len(own) else torch.zeros_like(rows[label, 1:])
             torch.testing.assert_close(rows[label, 1:], expected, rtol=0, atol=1e-12)
+
+
+def test_for_regression_a_client_sends_the_means_of_its_features_and_targets(fit):
+    """Of one linear layer R^4 -> R^2: 1, the means of its inputs and of its targets."""
+    x, y, data = regression()
+    method, sent = FedGH(nn.Linear(4, 2).double(), lr=0.1, local_steps=1, **FULL), {}
+    update = method.client_update
+
+    def recorded(clients, w):
+        message = update(clients, w)
+        sent.update(zip(clients.ids.tolist(), message.values, strict=True))
+        return message
+
+    method.client_update = recorded
+    fit(method, data, 1)
+    for client, (z, t) in enumerate(zip(x.split(SIZES), y.split(SIZES), strict=True)):
+        expected = torch.cat([torch.ones(1).double(), z.mean(0), t.mean(0)])
+        torch.testing.assert_close(sent[client], expected)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

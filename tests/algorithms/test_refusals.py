@@ -69,6 +69,12 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedCLUP", "patience", 0, "at least 1"),
     ("FedCLUP", "tolerance", -1e-3, "at least 0"),
     ("FedCLUP", "max_penalty", 0.1, "at least the first penalty, 0.5"),  # it would be lowered
+    ("FedAsync", "mixing", 0.0, "in (0, 1]"),
+    ("FedAsync", "mixing", 1.5, "in (0, 1]"),
+    ("FedAsync", "exponent", -1.0, "at least 0"),
+    ("FedAsync", "slope", -1.0, "at least 0"),
+    ("FedAsync", "delay", -1, "at least 0"),
+    ("FedAsync", "proximal_weight", -1.0, "at least 0"),
     ("FedDBE", "penalty", -1.0, "at least 0"),
     ("FedDBE", "momentum", 0.0, "in (0, 1]"),
     ("FedDBE", "momentum", 1.5, "in (0, 1]"),
@@ -148,7 +154,8 @@ def test_impossible_values_are_refused(kind, key, value, right):
 # What methods set in place of their user: the server's step, equal weights, or whose statistics.
 FIXED = {
     "server_optimizer": "APFL CFL FedAdam FedAgg FedAMP FedBABU FedCLUP FedDyn FedGH FedPD FedPer "
-    "FedProto FedSLR FedSpa GlobalTrain GPGD IFCA L2GD LocalTrain MRMTL PerFedAvg pFedMe SCAFFOLD",
+    "FedProto FedSLR FedSpa FlexLoRA GlobalTrain GPGD IFCA L2GD LocalTrain MRMTL PerFedAvg pFedMe "
+    "RoLoRA SCAFFOLD",
     "weighting": "APFL FedAMP FedDyn FedGH FedPD FedProto FedSLR FedSpa GlobalTrain GPGD L2GD "
     "LocalTrain LPGD MRMTL PerFedAvg pFedMe SCAFFOLD",
     "buffers": "CFL FedBN FedGH FedProto GlobalTrain LGFedAvg LocalTrain",

@@ -212,3 +212,8 @@ def test_a_client_without_samples_learns_nothing(fit):
     assert np.array_equal(two["w"], one["w"])
     assert (two["weights"][4] == 1).all()
     assert not two["learned"][4]
+
+
+def test_the_weights_cost_their_share_of_a_pass():
+    method = FedALA(torch.nn.Linear(4, 2), adaptive="*", share=0.5, local_epochs=2)
+    assert method.cost(np.array([10, 20])).tolist() == [25, 50]  # 10 (2 + 0.5)

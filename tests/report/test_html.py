@@ -230,7 +230,7 @@ def test_named_clients_have_their_names(tmp_path):
     assert text.startswith("<b>client 2, hospital 2</b>")
 
 
-DAMAGE = {
+DAMAGE: dict[str, list[str | None]] = {
     "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}'],
     "clients.csv": [
         "",

@@ -8,10 +8,11 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import pfl.algorithms
-from models import HalfSquaredError
-from pfl.algorithms import FederatedAlgorithm, FedPer, FedSLR, LocalTrain
+from models import Delta, HalfSquaredError, LoRA
+from pfl.algorithms import GPGD, LPGD, FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.communication import Message
 from pfl.method.sides import refuse_all_reads
 from tests.algorithms import closed_forms as forms
@@ -269,6 +270,55 @@ def test_a_frozen_parameter_never_moves(train, method):
     moving = ~algorithm.space.mask(method.still).numpy()
     for model in models(algorithm):
         assert model is None or not np.isclose(model, start)[..., moving].any()
+
+
+class Handwritten(nn.Module):
+    """W x + b with a fixed W, plus 1.5 B A x or D x, with the names of `LoRA` and of `Delta`."""
+
+    def __init__(self, base, **adapters):
+        super().__init__()
+        self.register_buffer("W", base.weight.detach().clone())
+        self.register_buffer("b", base.bias.detach().clone())
+        for name, values in adapters.items():
+            setattr(self, name, nn.Parameter(values.detach().clone()))
+        self.dense = "delta" in adapters
+
+    def forward(self, x):
+        update = self.delta if self.dense else 1.5 * self.lora_B @ self.lora_A
+        return x @ (self.W + update).T + self.b
+
+
+ON_ADAPTERS = {
+    name: method
+    for name, method in METHODS.items()
+    if method.kind.__name__ != "OnFactors"  # these entries have LoRA in all tests
+}
+
+
+@pytest.mark.parametrize("method", ON_ADAPTERS.values(), ids=ON_ADAPTERS)
+def test_adapters_are_trained_as_any_parameters(train, method):
+    """With `trainable` a method has the models, states and bytes that it has on a network whose
+    adapter is written by hand, here in the plain engine; and W stays."""
+    dense = method.kind in (FedSLR, LPGD, GPGD)  # which refuse factors
+    what = Delta(["0"]) if dense else LoRA(2, 3.0, ["0"])
+    torch.manual_seed(0)
+    copied = small_network()
+    what.apply(copied)
+    adapters = dict(copied[0].named_parameters(recurse=False))
+    by_hand = small_network()
+    by_hand[0] = Handwritten(by_hand[0], **adapters)
+    torch.manual_seed(0)  # A is drawn
+    actual = train(method, 2, settings=BATCHES | dict(trainable=what))
+    expected = train(method, 2, settings=BATCHES | dict(engine="sequential"), network=by_hand)
+    assert torch.equal(actual.network[0].base.weight, by_hand[0].W)
+    assert actual.space.size == sum(p.numel() for p in by_hand.parameters())
+    for one, other in zip(models(actual), models(expected), strict=True):
+        if other is not None:
+            np.testing.assert_allclose(one, other, rtol=0, atol=1e-10)
+    found, known = everything(actual), everything(expected)
+    for name, value in known.items():
+        if name.split()[0] in ("client", "ledger"):
+            torch.testing.assert_close(found[name], value, rtol=0, atol=1e-10, equal_nan=True)
 
 
 # ---- what is sent -------------------------------------------------------------------------------

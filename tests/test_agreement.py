@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from benchmarks.agreement import ours
+from benchmarks.agreement import lora, ours
 from benchmarks.agreement.problem import (
     BODY,
     CLASSES,
@@ -48,3 +48,22 @@ def test_our_side_takes_the_steps_that_the_others_are_given(tmp_path):
         expected.append(w)
     np.testing.assert_allclose(ours.run(FedAvg)["w"], expected, rtol=0, atol=1e-12)
     assert np.abs(np.diff(expected, axis=0)).max() > 0.01
+
+
+def test_lora_is_the_same_network_on_both_sides():
+    """FedAvg of A, B and the head, from the local steps of the network that drivers train."""
+    problem, server, rows = ours.problem(), lora.Network(), []
+    for now, cohort in enumerate(COHORTS):
+        client, sent = lora.Network(), []
+        for i in cohort:
+            client.load_state_dict(server.state_dict())
+            client.train_on(problem, now, i)
+            sent.append({name: value.clone() for name, value in client.state_dict().items()})
+        shares = [SIZES[i] / sum(SIZES[k] for k in cohort) for i in cohort]
+        mean = {n: sum(p * s[n] for p, s in zip(shares, sent, strict=True)) for n in sent[0]}
+        server.load_state_dict(mean)
+        rows.append(server.row())
+    actual, expected = ours.run_lora(FedAvg), lora.stacked(rows)
+    for name in ("A", "B", "head", "update"):
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-12)
+    assert np.abs(expected["update"][0]).max() > 0.01

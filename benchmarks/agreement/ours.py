@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.agreement import lora
 from benchmarks.agreement.problem import (
     BATCH,
     CLASSES,
@@ -34,7 +35,7 @@ from benchmarks.agreement.problem import (
 from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.method import FederatedAlgorithm
+from pfl.method import FederatedAlgorithm, LoRA, MovedWeights
 from pfl.models.classifier import Classifier
 from pfl.rounds.clock import Clock
 
@@ -111,6 +112,7 @@ def run(
     *,
     cohorts: Sequence[Sequence[int]] = COHORTS,
     clock: Clock | None = None,
+    of: nn.Module | None = None,
     **settings: Any,
 ) -> Iterates:
     """The iterates of a method, with the problem's settings where no others are given.
@@ -119,6 +121,7 @@ def run(
         kind: The method.
         cohorts: The clients of each round.
         clock: How fast clients are, of methods that take messages as they come.
+        of: Another network.
         settings: The method's arguments.
     """
     settings = {"lr": RATE, "batch_size": BATCH, "local_epochs": EPOCHS} | settings
@@ -139,8 +142,37 @@ def run(
         )
         trace = None if clock else [list(cohort) for cohort in cohorts]
         loop = FederatedLoop(datamodule(), trace=trace, clock=clock)
-        trainer.fit(kind(network(), **settings), datamodule=loop)
+        trainer.fit(kind(of or network(), **settings), datamodule=loop)
     return {name: np.stack([row[name] for row in recorder.rounds]) for name in recorder.rounds[0]}
+
+
+def run_lora(
+    kind: type[FederatedAlgorithm],
+    *,
+    head: bool = True,
+    freeze_a: bool = False,
+    pair: float | None = None,
+    **settings: Any,
+) -> Iterates:
+    """The iterates of a method with LoRA, by the names of `lora.Network.row`, and those of `run`.
+
+    Args:
+        kind: The method.
+        head: Whether the head is trained.
+        freeze_a: As of `LoRA`.
+        pair: As of `LoRA`.
+        settings: Further arguments of `run`.
+    """
+    first = lora.first_values()
+    body = nn.Sequential(nn.Linear(FEATURES, FEATURES), nn.Tanh())
+    made = Classifier(body, nn.Linear(FEATURES, CLASSES)).double()
+    values = [first[name].flatten() for name in ("base", "base_bias", "head", "head_bias")]
+    nn.utils.vector_to_parameters(torch.cat(values), made.parameters())
+    what = LoRA(lora.RANK, lora.SCALE * lora.RANK, ["body.0"], head, freeze_a=freeze_a, pair=pair)
+    what.residual = issubclass(kind, MovedWeights)
+    what.apply(made)
+    made.get_parameter("body.0.lora_A").data.copy_(first["A"])
+    return lora.named(made, run(kind, of=made, trainable=None, **settings))
 
 
 def _array(values: Tensor) -> np.ndarray:

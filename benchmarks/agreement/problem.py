@@ -233,7 +233,8 @@ def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
     if ours.shape != theirs.shape:
         raise ValueError(f"{ours.shape} here and {theirs.shape} there")
     axes = tuple(range(1, ours.ndim))
-    return float((np.abs(ours - theirs).max(axes) / np.abs(ours).max(axes)).max())
+    largest = np.abs(ours).max(axes).clip(1e-300)  # what is 0 on both sides is the same
+    return float((np.abs(ours - theirs).max(axes) / largest).max())
 
 
 def main(theirs: Callable[[Problem, Path], dict[str, Iterates]]) -> None:

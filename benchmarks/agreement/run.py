@@ -106,6 +106,17 @@ PROJECTS = [
         "96f5f2677d0aaa9f667fcb60e1700ca492357adc044fde451048f465058776b3",
         release="1.12.0",
     ),
+    Project(
+        "RaghavSinghal10", "fedex-lora", "fedex_lora", "683a3f30dd969c19a6a995d424f2e475cc283e4c"
+    ),
+    Project(
+        "ATP-1010", "FederatedLLM", "federated_llm", "7bea15826bc0de37da35e44bc34a39274e3cc09f"
+    ),
+    Project("Pengxin-Guo", "FedSA-LoRA", "fedsa_lora", "fc276b5ead4208c75fb0b2dd16923f307afb3acd"),
+    Project(
+        "boyi-liu", "FedLLM-Factory", "fedllm_factory", "6a0679920adfc397ea3ab8727ee380b9f1593cb7"
+    ),
+    Project("rui-ye", "OpenFedLLM", "openfedllm", "14c6af2dd5c830e8b22a48b263ae33afdd285fc8"),
 ]
 
 

@@ -457,6 +457,21 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         slope = np.polyfit(np.log([x for x, _ in points]), np.log(values), 1)[0]
         assert f"Slope on log scales: {slope:.2f}." in pages["fedclup"]
 
+    keys = ("samples_per_client", "num_clients", "heterogeneity")
+    errors = curves(
+        "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"
+    )
+    points: dict[Any, dict[str, float]] = {}
+    for (*point, run), seeds in errors.items():
+        points.setdefault(tuple(map(float, point)), {})[run] = np.square(seeds).mean()
+    for (n, m, r), found in points.items():
+        theirs = found.pop("Corollary 1's λ")
+        best = min(found, key=lambda run: found[run])
+        rate, least = 1 / (m * n) + min(r**2, 1 / n), found[best]
+        numbers = f"{least:.3f} | {least / rate:.1f} | {theirs / least:.2f}"
+        row = f"| {n:g} | {m:g} | {r:g} | {best} | {numbers} | {n * found['LocalTrain']:.0f} |"
+        assert row in pages["fedclup"]
+
     error = "train/personalized/optimization_error"
     errors = curves("fedclup-figure7", error, "run", "condition", "seed")
     for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ

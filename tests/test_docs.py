@@ -8,12 +8,14 @@ import runpy
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import griffe
 import matplotlib
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 import datamodules
 import models
@@ -204,36 +206,108 @@ def test_the_page_of_a_method_has_its_rows_of_the_tables():
     assert re.findall(r"^\| (\S+) \| PerFedAvg", page, re.M) == [
         "PFLlib", "FL-bench", "FL-bench", "fluke", "pFedMe",
     ]  # fmt: skip
-    assert "| two domains, natural | 57.1 ± 6.8 |" in page  # which the leaderboard calls Per-FedAvg
-    assert "| mean rank | 14.57 |" in HOOKS["method_page"]("FedAvg")
+    assert "The method is not on [the leaderboard](../results.md)." in page
+    page = HOOKS["method_page"]("Ditto")  # its two models, at one of the problems
+    assert re.findall(r"^\| (?:model|groups) \| (.*) \|$", page, re.M) == [
+        "personalized", "88.8 ± 1.6", "global", "88.1 ± 2.1",
+    ]  # fmt: skip
 
 
 def test_the_advice_has_the_numbers_of_the_leaderboard():
-    """Of each row the means over the groups of problems; and who is ahead where labels differ."""
+    """The table of baselines and best methods, from the table on the leaderboard's page."""
+    (head, rows) = next(
+        (head, rows) for _, head, rows in HOOKS["tables"]("results.md") if "mean rank" in head
+    )
     page = (ROOT / "docs" / "choose-a-method.md").read_text()
-    scores, worst = {}, {}
-    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "comparison.csv"):
-        of, problem = row["method"], row["problem"]
-        scores.setdefault(of, {})[problem] = 100 * float(row[row["model"]] or "nan")
-        worst.setdefault(of, {})[problem] = 100 * float(row["worst 10%"] or "nan")
-    iid = [problem for problem in scores["FedAvg"] if problem.endswith("IID")]
-    domains = ["two domains, natural"]
-    labels = sorted({*scores["FedAvg"]} - {*iid, *domains})
-    rows = re.findall(r"^\| ([\w-]+) \|((?: [\d.]+ \|){5})$", page, re.MULTILINE)
-    assert len(rows) == 16 and len(labels) == 6
-    for name, cells in rows:
-        own, there = scores[name], [scores[name], scores[name], worst[name], scores[name]]
-        means = [
-            np.mean([numbers[problem] for problem in problems])
-            for numbers, problems in zip(there, (iid, labels, labels, domains), strict=True)
-        ]
-        behind = max(scores["FedAvg"][problem] - own[problem] for problem in own)
-        printed = list(map(float, cells.split("|")[:-1]))
-        np.testing.assert_allclose(printed, [*means, behind], atol=0.0501, err_msg=name)
-    (ahead,) = re.findall(r"^\| labels \| (.*): each", page, re.MULTILINE)
-    for name in re.findall(r"`(.*?)`", ahead):
-        for other in ("FedAvg", "LocalTrain"):
-            assert all(scores[name][problem] > scores[other][problem] for problem in labels)
+    lines = re.findall(r"^\| (\w+) \| .+ \| (.+ \| .+ \| .+ \| .+ \| .+ \| .+) \|$", page, re.M)
+    assert [name for name, _ in lines] == ["problem", *head[2:-1]]
+    for name, cells in lines[1:]:
+        scores = {(row[0], row[1]): float(row[head.index(name)].split()[0]) for row in rows}
+        baselines = ("LocalTrain", "FedAvg", "FedAvg + fine-tuning")
+        kinds = zip(baselines, ("personalized", "global", "finetuned/10"), strict=True)
+        own = [scores[base] for base in kinds]
+        others = [v for k, v in scores.items() if k[0] not in (*baselines, "GlobalTrain")]
+        *told, one, two, three = cells.split(" | ")
+        assert [f"{v:.1f}" for v in own] == told
+        best = [cell.rsplit(" ", 1) for cell in (one, two, three)]
+        assert [f"{v:.1f}" for v in sorted(others)[:-4:-1]] == [number for _, number in best]
+        for method, number in best:
+            assert scores[method, "personalized"] == float(number)
+
+
+def test_the_leaderboard_has_the_numbers_of_its_runs():
+    """Every cell of its four tables, the ranks, and the critical difference of its caption."""
+    page = (ROOT / "docs" / "results.md").read_text()
+    runs: dict[Any, list[dict[str, float]]] = {}
+    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "rounds.csv"):
+        key = row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed")
+        runs.setdefault(key, []).append({name: float(value) for name, value in row.items()})
+    problems = list(dict.fromkeys(key[0] for key in runs))
+    rows = list(dict.fromkeys(key[1:3] for key in runs))
+    ends: dict[Any, list[dict[str, float]]] = {}  # FedAvg's last rounds
+    for key, rounds in runs.items():
+        if key[1:3] == ("FedAvg", "global"):
+            ends.setdefault(key[0], []).append(rounds[-1])
+
+    def scores(problem, row, what, limit=None):
+        """Each seed's number in its best round on validation data, of those within the limit."""
+        found = []
+        for seed in "23456":
+            rounds = runs[(problem, *row, seed)]
+            if limit:  # 0.1 % more is the same
+                most = 1.001 * np.mean([end[limit] for end in ends[problem]])
+                rounds = [one for one in rounds if one[limit] <= most]
+            best = max([one["validation"] for one in rounds])
+            found.append(next(one[what] for one in rounds if one["validation"] == best))
+        diverged = any(runs[(problem, *row, seed)][-1]["diverged"] for seed in "23456")
+        return [np.nan] * 5 if diverged else [100 * one for one in found]
+
+    ranks: dict[Any, list[float]] = {row: [] for row in rows if row[0] != "GlobalTrain"}
+    for problem in problems:
+        means = {row: np.mean(scores(problem, row, "test")) for row in ranks}
+        filled = {row: -1.0 if np.isnan(mean) else mean for row, mean in means.items()}
+        for row, mean in filled.items():  # 1 + the better ones + half of the equal others
+            better = sum(other > mean for other in filled.values())
+            equal = sum(other == mean for other in filled.values()) - 1
+            ranks[row].append(1 + better + equal / 2)
+    for row in rows:
+        for what, limit in (
+            ("test", None), ("worst10", None), ("test", "gradients"), ("test", "bytes")
+        ):  # fmt: skip
+            cells = []
+            for problem in problems:
+                values = scores(problem, row, what, limit)
+                spread = (
+                    f" ± {np.std(values, ddof=1):.1f}" if (what, limit) == ("test", None) else ""
+                )
+                cells.append("–" if np.isnan(values).any() else f"{np.mean(values):.1f}{spread}")
+            if (what, limit) == ("test", None):
+                cells.append(f"{np.mean(ranks[row]):.2f}" if row in ranks else "–")
+            assert f"| {' | '.join([*row, *cells])} |" in page, (row, what, limit)
+    for problem in problems:  # FedAvg's mean accuracy in the round nearest to three quarters
+        of_seeds = [runs[(problem, "FedAvg", "global", seed)] for seed in "23456"]
+        numbers = [one["round"] for one in of_seeds[0]]
+        late = min(numbers, key=lambda number: abs(number - 0.75 * numbers[-1]))
+        ends_at = []
+        for number in (late, numbers[-1]):
+            reached = [rounds[numbers.index(number)]["test"] for rounds in of_seeds]
+            ends_at.append(f"{number:.0f}: {100 * np.mean(reached):.1f}")
+        both = ("FedAvg", "global"), ("GlobalTrain", "global")
+        cells = [f"{np.mean(scores(problem, row, 'test')):.1f}" for row in both]
+        assert f"| {' | '.join([problem, *ends_at, *cells])} |" in page
+    longer: dict[Any, dict[str, list[float]]] = {}
+    for row in table(ROOT / "docs" / "data" / "results" / "leaderboard" / "longer.csv"):
+        key = row["method"], row["model"]
+        longer.setdefault(key, {}).setdefault(row["problem"], []).append(100 * float(row["test"]))
+    for row, found in longer.items():
+        cells = []
+        for problem in ("users", "schools"):
+            cells += [np.mean(scores(problem, row, "test")), np.mean(found[problem])]
+        assert f"| {row[0]} | {' | '.join(f'{cell:.1f}' for cell in cells)} |" in page
+    k, blocks = len(ranks), len(problems)
+    # Demšar 2006, Table 5(a), has q for up to ten; the studentized range gives them for more.
+    q = stats.studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2)
+    assert f"critical difference is {q * np.sqrt(k * (k + 1) / (6 * blocks)):.2f}" in page
 
 
 def test_the_leaderboard_marks_the_best_federated_method():

@@ -107,7 +107,7 @@ def method_page(name: str) -> str:
 def mark_best(markdown: str) -> str:
     """Returns the leaderboard with the best method of each column in bold.
 
-    GlobalTrain, which pools the samples, and FedBN, whose network is another one, do not count.
+    GlobalTrain, which pools the samples, does not count.
     """
 
     def mark(found: re.Match[str]) -> str:
@@ -118,8 +118,7 @@ def mark_best(markdown: str) -> str:
             numbers = {
                 number: float(value[0])
                 for number, row in enumerate(rows)
-                if (value := re.match(r" [\d.]+", row[column]))
-                and row[0].strip() not in ("GlobalTrain", "FedBN")
+                if (value := re.match(r" [\d.]+", row[column])) and row[0].strip() != "GlobalTrain"
             }
             best = (min if "rank" in name else max)(numbers.values(), default=None)
             for number in (number for number, value in numbers.items() if value == best):

@@ -47,4 +47,5 @@ class FedExLoRA(MovedWeights):
         for pair, product in zip(self.factors, self.products(mean), strict=True):
             self.add_residual(new, pair, product - pair.product(mean["w"]))
         self.global_model.copy_(new)
-        self.residual_rank += self.participants * max(pair.a.shape[0] for pair in self.factors)
+        ranks = [pair.a.shape[0] for pair in self.factors]
+        self.residual_rank += self.participants * max(ranks, default=0)

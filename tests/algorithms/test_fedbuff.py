@@ -130,6 +130,11 @@ def test_equal_speeds_and_a_buffer_for_all_are_fedavg(tmp_path):
     assert len({tuple(cohort) for cohort in ours.participants()}) > 1
 
 
+def test_the_least_values_of_fedasync_are_allowed():
+    zeros = dict.fromkeys(("exponent", "slope", "delay", "proximal_weight"), 0.0)
+    assert FedAsync(least_squares(SIZES).network(0.5), **zeros).proximal_weight == 0
+
+
 @pytest.mark.parametrize("kind", [FedBuff, FedAsync])
 def test_a_resumed_run_is_the_same(tmp_path, kind):
     """Bit for bit, from every round, with three of five clients at a time and mini-batches."""

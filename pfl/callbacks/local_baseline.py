@@ -218,9 +218,7 @@ def train_local_baseline(
         for chunk in chunks(loop.cohort(round_index), round_index, "train"):
             kept = [part for part, arrives in loop.participation.parts(chunk) if arrives]
             for part in kept:
-                # The groups of the method's training: others would round otherwise.
-                size = algorithm.oracle.engine.group_size(len(part), algorithm.threads.count)
-                for clients, w in algorithm.groups.run(part, train, size):
+                for clients, w in algorithm.groups.run(part, train):
                     store.write("w", clients.ids, w)
                     if clients.buffers is not None:
                         store.write("buffers", clients.ids, clients.buffers)

@@ -38,7 +38,7 @@ class ClientGroups:
         self,
         clients: Clients,
         work: Callable[[Clients], R],
-        size: int,
+        size: int | None = None,
         doing: Literal["training", "evaluation"] = "training",
     ) -> Iterator[tuple[Clients, R]]:
         """Yields groups of at most `size` clients with the result of `work`.
@@ -49,9 +49,12 @@ class ClientGroups:
         Args:
             clients: A chunk of clients.
             work: What is done with each group.
-            size: The largest group.
+            size: The largest group; None: what the engine trains at once. Other groups would round
+                otherwise.
             doing: What `work` does; training and evaluation have limits of their own.
         """
+        if size is None:
+            size = self.oracle.engine.group_size(len(clients), self.threads.count)
         groups = clients.groups(max(1, min(size, self._limits[doing])))
         if self.threads.count > 1:
             yield from zip(groups, self.threads.map(work, groups), strict=True)

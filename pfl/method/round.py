@@ -120,8 +120,7 @@ class Round:
     def train_part(self, clients: Clients, arrives: bool) -> None:
         """Trains clients in groups; what they send and remember is kept only if it `arrives`."""
         method, totals = self.method, self.totals
-        size = method.oracle.engine.group_size(len(clients), method.threads.count)
-        for group, sent in method.groups.run(clients, self._train_group, size):
+        for group, sent in method.groups.run(clients, self._train_group):
             down, up = method.ledger.add(group.ids, sent.down, sent.up if arrives else 0)
             method.states.commit(group, arrives)  # else new states stay pending, and are forgotten
             if not arrives:

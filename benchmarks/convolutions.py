@@ -1,7 +1,8 @@
-"""3x3 convolutions by tiles (`pfl.engines.winograd`) and directly, on one core.
+"""Convolutions by tiles and as one product with their pooling, beside PyTorch's, on one core.
 
     python -m benchmarks.convolutions > benchmarks/results/convolutions.md
 
+`pfl.engines.winograd` has the tiles, `pfl.engines.pooled_convolution` the products with pooling.
 Times of output and derivatives together, in turn, the medians of seven; float32.
 """
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import models
 from benchmarks.clock import medians
 from benchmarks.compare import machine
+from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
 from pfl.engines.winograd import Convolution, tile_size, use_winograd
 
 FIRST, LAST = torch.contiguous_format, torch.channels_last
@@ -30,6 +32,7 @@ LAYERS = [  # channels in, out, height and width: of ResNet-18, VGG-11, and narr
     (512, 512, 2),
 ]
 SAMPLES = (4, 10, 20, 50)
+POOLED = [(1, 6, 28), (6, 16, 12), (3, 6, 32), (1, 8, 28), (1, 16, 28), (16, 32, 12)]
 
 
 def step(
@@ -60,6 +63,30 @@ def layer(C: int, K: int, side: int, n: int) -> str:
     return f"| {C}, {K}, {side} x {side} | {n} | {cells} | {choice} |"
 
 
+def pooled(C: int, K: int, side: int, n: int) -> str:
+    """A row of the table of 5x5 convolutions with pooling; images have no derivative if C < 4."""
+    x, w, bias = torch.randn(n, C, side, side), torch.randn(K, C, 5, 5), torch.randn(K)
+    pools, rest = ([2, 2], [2, 2]), ([1, 1], [0, 0], [1, 1])
+    wanted = [C > 3, True, True]
+    d = torch.randn(n, K, (side - 4) // 2, (side - 4) // 2)
+    aten = torch.ops.aten
+
+    def apart(layout: torch.memory_format) -> object:
+        images = x.to(memory_format=layout)
+        y = torch.conv2d(images, w, bias)
+        places = aten.max_pool2d_with_indices(y, *pools)[1]
+        back = aten.max_pool2d_with_indices_backward(d, y, *pools, *rest[1:], False, places)
+        return aten.convolution_backward(back, images, w, [K], *rest, False, [0, 0], 1, wanted)
+
+    def together() -> object:
+        kept = pooled_convolution(x, w, bias, [0, 0])[1]
+        return pooled_convolution_backward(d, x, w, kept, [0, 0], wanted)
+
+    ms = medians({"first": lambda: apart(FIRST), "last": lambda: apart(LAST), "one": together}, 50)
+    cells = " | ".join(f"{time:.2f}" for time in ms.values())
+    return f"| {C}, {K}, {side} x {side} | {n} | {cells} |"
+
+
 def network(name: str, n: int) -> str:
     """A row of the table of networks."""
     own, tiled, shape = getattr(models, name)(), getattr(models, name)(), (n, 3, 32, 32)
@@ -86,6 +113,11 @@ def main() -> None:
     for C, K, side in LAYERS:
         for n in SAMPLES:
             print(layer(C, K, side, n), flush=True)
+    print("\n| channels, image; 5x5, pooled | samples | directly | channels last | one product |")
+    print("|---|---|---|---|---|")
+    for C, K, side in POOLED:
+        for n in SAMPLES[1:]:
+            print(pooled(C, K, side, n), flush=True)
 
 
 if __name__ == "__main__":

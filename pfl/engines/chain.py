@@ -37,19 +37,25 @@ class Chain:
     """
 
     def __init__(self, steps: list[nn.Module], spans: dict[nn.Module, list[slice]]) -> None:
-        self.steps, self.spans = _pool_first(steps), spans
+        steps = _pool_first(steps)
+        pooled = _pools_narrow_convolutions(steps)
+        if pooled:  # one kernel for a convolution and its pooling
+            steps = [step for step in steps if type(step) is not nn.MaxPool2d]
+        self.steps, self.spans = steps, spans
         starts = sorted(span.start for own in spans.values() for span in own)
         self.order = {start: n for n, start in enumerate(starts)}  # of the parameters in the space
         self.shapes = [[_shape(step, p) for p in step.parameters()] for step in self.steps]
         kinds = [KINDS[type(step)] for step in self.steps]
         self.batched = "convolution" not in kinds
+        if pooled:
+            kinds = [f"pooled {kind}" if kind == "convolution" else kind for kind in kinds]
         self.layers = Layers(
             kinds,
             settings=[_settings(step) for step in self.steps],
             epsilons=[float(getattr(step, "eps", 0)) for step in self.steps],
             first=next(n for n, step in enumerate(self.steps) if spans[step]),
             flat=self.batched,
-            channels_last=not self.batched and "pooling" in kinds,
+            channels_last=pooled or (not self.batched and "pooling" in kinds),
         )
 
     @classmethod
@@ -121,7 +127,9 @@ class Models:
             moves = [n for n, own in enumerate(self.parameters) if any(p.numel() for p in own)]
             self.layers = chain.layers._replace(first=moves[0])
 
-    def forward(self, inputs: Tensor, *, keep: bool = True) -> tuple[list[Tensor], list[Tensor]]:
+    def forward(
+        self, inputs: Tensor, *, keep: bool = True
+    ) -> tuple[list[Tensor], list[list[Tensor]]]:
         """Runs the layers on inputs [C, B, ...].
 
         Returns:
@@ -137,7 +145,7 @@ class Models:
 
     def backward(
         self,
-        kept: tuple[list[Tensor], list[Tensor]],
+        kept: tuple[list[Tensor], list[list[Tensor]]],
         d: Tensor,
         into: Models,
         step: Step,
@@ -193,6 +201,30 @@ def _pool_first(steps: list[nn.Module]) -> list[nn.Module]:
         if type(one) is nn.ReLU and type(two) is nn.MaxPool2d:
             steps[n : n + 2] = two, one
     return steps
+
+
+def _pools_narrow_convolutions(steps: list[nn.Module]) -> bool:
+    """Whether all pooling is 2x2 and follows a convolution, and the first has few channels.
+
+    With more than eight, the kernels of PyTorch fill the vector units and are faster.
+    """
+    places = [n for n, step in enumerate(steps) if type(step) is nn.Conv2d]
+    if not places or [n + 1 for n in places] != [
+        n for n, step in enumerate(steps) if type(step) is nn.MaxPool2d
+    ]:
+        return False
+    convolutions: list[Any] = [steps[n] for n in places]
+    return (
+        convolutions[0].out_channels <= 8
+        and all(_settings(steps[n + 1]) == [2, 2, 2, 2, 0, 0, 1, 1, 0] for n in places)
+        and all(
+            side % 2 == 1 and stride == dilation == step.groups == 1
+            for step in convolutions
+            for side, stride, dilation in zip(
+                step.kernel_size, step.stride, step.dilation, strict=True
+            )
+        )
+    )
 
 
 def _has_kernel(step: nn.Module) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfl.engines.local_step import Step
+from pfl.engines.pooled_convolution import pooled_convolution, pooled_convolution_backward
 from pfl.torchscript import scripted
 
 
@@ -90,20 +91,29 @@ def move(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float)
 
 def forward(
     x: Tensor, layers: Layers, parameters: list[list[Tensor]], keep: bool
-) -> tuple[list[Tensor], list[Tensor]]:
+) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Runs the layers; see `pfl.engines.chain.Models.forward`."""
-    values, kept = [x], [x]
+    values = [x]
+    kept: list[list[Tensor]] = [[]]
     for n, kind in enumerate(layers.kinds):
-        x, s, extra = values[-1], layers.settings[n], x
+        x, s = values[-1], layers.settings[n]
+        extra: list[Tensor] = []
         if kind == "linear":
             y = linear(x, parameters[n])
         elif kind == "convolution":
             bias = parameters[n][1] if len(parameters[n]) > 1 else None
             y = torch.conv2d(x, parameters[n][0], bias, s[:2], s[2:4], s[4:6], s[6])
+        elif kind == "pooled convolution":
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
+            if keep:
+                y, extra = pooled_convolution(x, parameters[n][0], bias, s[2:4])
+            else:  # faster with the large batches of evaluations
+                y = torch.max_pool2d(torch.conv2d(x, parameters[n][0], bias, [1], s[2:4]), [2])
         elif kind == "pooling":
-            y, extra = torch.ops.aten.max_pool2d_with_indices(
+            y, places = torch.ops.aten.max_pool2d_with_indices(
                 x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0
             )
+            extra = [places]
         elif kind == "group norm":
             own = parameters[n]
             scale, shift = (own[0], own[1]) if len(own) > 0 else (None, None)
@@ -111,7 +121,7 @@ def forward(
             y, mean, inverse = torch.native_group_norm(
                 x, scale, shift, b, c, pixels, s[0], layers.epsilons[n]
             )
-            extra = torch.stack([mean, inverse])
+            extra = [mean, inverse]
         elif kind == "flatten":
             y = x.flatten(1)
         elif kind == "relu":
@@ -130,7 +140,7 @@ def forward(
 
 def backward(
     values: list[Tensor],
-    kept: list[Tensor],
+    kept: list[list[Tensor]],
     d: Tensor,
     layers: Layers,
     parameters: list[list[Tensor]],
@@ -176,6 +186,13 @@ def backward(
             )
             move(into[n], [g, of_bias], beta, alpha)
             d = before
+        elif kind == "pooled convolution":
+            moving = [into[n][0].numel() > 0, len(into[n]) > 1 and into[n][-1].numel() > 0]
+            before, g, of_bias = pooled_convolution_backward(
+                d, x, parameters[n][0], kept[n + 1], s[2:4], [on, moving[0], moving[1]]
+            )
+            move(into[n], [g, of_bias], beta, alpha)
+            d = before
         elif kind == "group norm":
             scale = parameters[n][0] if len(parameters[n]) > 0 else None
             moving = [len(into[n]) > 0 and into[n][i].numel() > 0 for i in range(2)]
@@ -201,7 +218,7 @@ def backward(
             d = before
         elif kind == "pooling":
             d = torch.ops.aten.max_pool2d_with_indices_backward(
-                d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1]
+                d, x, s[:2], s[2:4], s[4:6], s[6:8], s[8] != 0, kept[n + 1][0]
             )
         elif kind == "flatten":
             d = d.reshape(x.shape)

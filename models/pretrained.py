@@ -167,7 +167,13 @@ class Pretrained(nn.Module):
             rows = rows.movedim(0, -3).reshape(len(tokens), *prompt.shape[-2:])
             given = {"inputs_embeds": torch.cat([rows, embedded], 1)}
             mask = torch.cat([torch.ones_like(mask[:, :1]).expand(-1, length), mask], 1)
-        result = self.model(**given, attention_mask=mask.long(), return_dict=True)
+        try:
+            result = self.model(**given, attention_mask=mask.long(), return_dict=True)
+        except IndexError as error:
+            raise ValueError(
+                f"{error}; tokens must be below {self.vocabulary}, as of the folder's tokenizer, "
+                "and texts not longer than the transformer allows"
+            ) from error
         if self.task == "causal":
             return result.logits[:, length:].mT
         assert self.head is not None

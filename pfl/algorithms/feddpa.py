@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
+    ConfigError,
     LoRA,
     Message,
     Network,
@@ -67,6 +68,11 @@ class FedDPA(PartlyPersonal):
         **kwargs: Any,
     ) -> None:
         trainable = LoRA(pair=0.5) if trainable == "lora" else trainable
+        if trainable is not None and getattr(trainable, "pair", None) is None:
+            raise ConfigError(
+                "model.trainable: FedDPA adds the outputs of two adapters; it must be LoRA with a "
+                "pair, such as 0.5"
+            )
         super().__init__(
             network, trainable=trainable, personal=personal, weighting=weighting, **kwargs
         )

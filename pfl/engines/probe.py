@@ -73,7 +73,7 @@ def _check_fit(
     try:
         with torch.no_grad(), runner.precision():
             outputs = runner.load(w[0], None, training=True)[0](inputs)
-    except MISFITS as error:
+    except (*MISFITS, AssertionError) as error:  # timm asserts the sizes of images
         single = ", in a batch of one sample, as a client's last one is with this model.batch_size"
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}"
@@ -81,7 +81,8 @@ def _check_fit(
         ) from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
-            f"network: {name} returns a {type(outputs).__name__}; it must return one tensor"
+            f"network: {name} returns a {type(outputs).__name__}; it must return one tensor, as "
+            f"models.Pretrained does for a transformer of Hugging Face"
         )
     if not (names_layers or outputs.isfinite().all()):
         raise ConfigError(

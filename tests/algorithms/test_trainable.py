@@ -9,7 +9,7 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Natural, SplitOwn, TensorDataModule
 from models import MLP, Delta, HalfSquaredError, LoRA
-from pfl.algorithms import GPGD, LPGD, FedAvg, FedSLR
+from pfl.algorithms import GPGD, LPGD, FedAvg, FedBN, FedDPA, FedSLR
 from pfl.engines.oracle import Oracle
 from pfl.parameters import frozen_parameters
 from tests.refusal import refused
@@ -120,6 +120,12 @@ def test_ranks_of_factors_are_refused(kind):
 def test_mistakes_name_the_key():
     with refused("model.trainable: LoRA.layers: 'query' matches none"):
         FedAvg(MLP(64, (16,)), trainable=LoRA(layers=["query"]))
+    with refused("model.trainable: FedDPA", "pair"):
+        FedDPA(MLP(64, (16,)), trainable=LoRA(rank=2))
+    normed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    with refused("model.trainable: FedBN", "frozen", "norm, bias or all"):
+        FedBN(normed, trainable="lora")
+    assert FedBN(normed, trainable="norm").personal_part.sum() == 8
 
 
 def test_there_is_one_frozen_body(fit):

@@ -288,6 +288,7 @@ def test_a_prox_center_may_be_a_number(tmp_path):
         (nn.Sequential(nn.LSTM(6, 3)), 5, "returns a tuple; it must return one tensor"),
         (chain(nn.BatchNorm1d(4)), 3, "a batch of one sample, as a client's last one is"),
         (Written(lambda network, x: network.missing), 5, "no attribute 'missing'"),
+        (Written(lambda network, x: torch._assert(False, "Too small")), 5, "inputs .* Too small"),
     ],
 )
 def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, network, batch_size, says):

@@ -119,6 +119,8 @@ def test_mistakes_have_one_line(folders, arguments, message):
         Pretrained(**{"folder": folders["bert"], **arguments})
     with pytest.raises(ValueError, match="padding_id: null"):
         Pretrained(folders["gpt"], task="causal")
+    with pytest.raises(ValueError, match=r"tokens must be below \d+, as of the folder's tokenizer"):
+        Pretrained(folders["bert"])(torch.tensor([[5, 1000]]))
     with pytest.raises(ValueError, match=r"SoftPrompt: it needs Pretrained\.pooling: mean"):
         SoftPrompt(2).apply(Pretrained(folders["bert"]))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from pfl.cli import main
+from tests.forks import Popen
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -34,48 +35,31 @@ def elsewhere(folder):
     assert list(folder.iterdir()) == []
 
 
-def python(*command, cwd, path=ROOT):
-    """Runs Python in another process, with `pfl` from `path`; returns the completed process."""
-    return subprocess.run(
+def python(*command, cwd, path=ROOT, fresh=False):
+    """Runs Python in another process, with `pfl` from `path`; returns the completed process.
+
+    A process that is not `fresh` is a fork of one that has imported the large packages of others.
+    """
+    start = subprocess.Popen if fresh or path != ROOT else Popen
+    process = start(
         [sys.executable, *map(str, command)],
         cwd=cwd,
         # The processes meet on this machine's own address, with or without a network.
         env={**os.environ, "PYTHONPATH": str(path), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=400,
     )
+    with process:
+        out, err = process.communicate(timeout=400)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
-def finish(*command, cwd, path=ROOT):
+def finish(*command, **options):
     """Returns what Python in another process prints until it ends without an error."""
-    done = python(*command, cwd=cwd, path=path)
+    done = python(*command, **options)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-FORKS = """
-import os, traceback
-import lightning.pytorch, matplotlib, scipy.stats, torchvision  # of others, which take seconds
-for code in {codes!r}:
-    child = os.fork()
-    if not child:
-        try:
-            exec(code, {{"__name__": "__main__"}})
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0, code
-"""
-
-
-def finish_each(codes, cwd):
-    """Runs each piece of Python in a process of its own, before which nothing of ours is imported.
-
-    The processes are forks of one that has imported the large packages.
-    """
-    finish("-c", FORKS.format(codes=list(codes)), cwd=cwd)
 
 
 def free_port():

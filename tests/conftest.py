@@ -9,6 +9,7 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 
 import functools
+import multiprocessing.util
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import torch.fx.traceback
 from lightning.fabric.utilities import registry
 
 from tests.commands import elsewhere
+from tests.forks import spawnv_passfds
 
 torch.set_num_threads(1)
 # Each Trainer searches all installed packages for callbacks, which takes as long as a small run.
@@ -23,6 +25,7 @@ registry.entry_points = functools.cache(registry.entry_points)  # type: ignore[a
 # With anomaly detection, which the engine `debug` turns on, PyTorch writes down Python's stack at
 # every operation: a quarter of the time of a test. No test reads the stack.
 torch.fx.traceback.format_stack = lambda: ["a stack"]
+multiprocessing.util.spawnv_passfds = spawnv_passfds
 LARGE = (
     "ResNet18",
     "VGG11",

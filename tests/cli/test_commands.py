@@ -40,7 +40,7 @@ def test_the_version(capsys):
 def test_an_answer_imports_nothing_that_takes_long(words, tmp_path):
     code = f"import sys\nfrom pfl.cli import main\ntry:\n    main({words})\nexcept SystemExit:\n"
     code += "    pass\nprint([*sys.modules])"
-    names = finish("-c", code, cwd=tmp_path).splitlines()[-1]
+    names = finish("-c", code, cwd=tmp_path, fresh=True).splitlines()[-1]
     heavy = ("torch", "lightning", "jsonargparse", "scipy", "matplotlib")
     assert not [name for name in heavy if f"'{name}'" in names]
 

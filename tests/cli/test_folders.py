@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from tests.commands import call, finish, finish_each
+from tests.commands import call, finish
 
 NET = """
 import torch
@@ -100,14 +100,16 @@ def test_a_project_with_such_packages_and_ours_are_imported_together(folder):
     if not (folder / "models/__init__.py").exists():
         # Ours have the names, and what the folders have is found in them.
         codes = [code.split("assert models.__name__")[0] for code in codes]
-    finish_each(codes, folder)
+    for code in codes:
+        finish("-c", code, cwd=folder)
 
 
 @pytest.mark.slow
 @pytest.mark.processes
 def test_short_names_are_the_same_modules_in_either_order(tmp_path):
     first = ["", "import pfl", "import models", "import datamodules", "import pfl.models"]
-    finish_each(map(ALONE.format, first), tmp_path)
+    for code in first:
+        finish("-c", ALONE.format(code), cwd=tmp_path)
 
 
 @pytest.mark.cli
@@ -122,23 +124,3 @@ def test_our_class_by_a_short_name_that_the_folder_has_is_refused_with_both(tmp_
     monkeypatch.delitem(sys.modules, "models", raising=False)
     assert (status, err.count("\n")) == (2, 1), err
     assert f"; models is {tmp_path / 'models.py'}, pfl's own is pfl.models" in err
-
-
-MISSING = """
-import sys
-
-class Missing:
-    @staticmethod
-    def find_spec(name, *_):
-        if name in ("resource", "fcntl", "grp", "pwd", "termios", "wandb"):
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Missing)
-import pfl, pfl.cli, pfl.algorithms
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.processes
-def test_import_needs_neither_unix_nor_wandb(tmp_path):
-    finish("-c", MISSING, cwd=tmp_path)

@@ -35,7 +35,7 @@ def test_rules_need_numpy_only_and_models_no_framework(tmp_path):
 
     `models` needs PyTorch only: no framework, no data set, no torchvision.
     """
-    assert finish("-c", SCRIPT, cwd=tmp_path) == "\n" * 3
+    assert finish("-c", SCRIPT, cwd=tmp_path, fresh=True) == "\n" * 3
 
 
 def test_every_name_of_the_stub_is_public_and_found():

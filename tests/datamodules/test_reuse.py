@@ -40,7 +40,7 @@ def printed(tmp_path_factory):
     """What the process prints before each example and in it, in an empty folder."""
     folder = tmp_path_factory.mktemp("project")
     files = [ROOT / "examples" / f"plain_{name}.py" for name in ("lightning", "pytorch")]
-    parts = finish("-c", SCRIPT, *files, cwd=folder).split("example\n")
+    parts = finish("-c", SCRIPT, *files, cwd=folder, fresh=True).split("example\n")
     assert list(folder.iterdir()) == []
     assert [part.splitlines()[-1].strip() for part in parts[1:]] == ["needed:"] * 2
     return parts

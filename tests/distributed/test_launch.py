@@ -25,6 +25,7 @@ from pfl.distributed.launch import (
     _describe,
 )
 from tests.commands import ROOT, free_port
+from tests.forks import Popen
 
 # One process sends a signal to itself, or to all processes, in the middle of the third round or
 # while that round is saved; the other processes are busy for some time.
@@ -58,7 +59,7 @@ class Dying(LocalTrain):
     def now(self, what):
         first = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0"
         if os.environ.get("WHEN") == what and first:
-            Path(os.environ["PIDS"], str(os.getpid())).touch()
+            Path(os.environ["PIDS"], str(os.getpid())).write_text(os.environ.get("GROUP_RANK", ""))
             if self.trainer.global_rank == int(os.environ["VICTIM"]):
                 to = 0 if "GROUP" in os.environ else os.getpid()
                 os.kill(to, int(os.environ["SIGNAL"]))
@@ -128,7 +129,7 @@ def arguments(folder, *more):
 
 def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **environment):
     """Returns exit status, error lines and the seconds after the kill of a run."""
-    done = subprocess.run(
+    process = Popen(
         [sys.executable, *starter, "-m", "pfl", *arguments(folder, *more)],
         env={
             **os.environ,
@@ -141,15 +142,17 @@ def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **e
             "BUSY": str(busy),
             "PIDS": str(folder / "pids"),
         },
-        capture_output=True,  # until the last process that could write is gone
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=300,
         start_new_session=True,  # its processes are one group
     )
+    with process:  # until the last process that could write is gone
+        error = process.communicate(timeout=300)[1]
     ended = [path.stat().st_mtime for path in (folder / "pids").iterdir()]
     seconds = time.time() - max(ended, default=0)
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    return done.returncode, lines, seconds
+    lines = [line for line in error.splitlines() if line.startswith("error: ")]
+    return process.returncode, lines, seconds
 
 
 @pytest.mark.slow
@@ -187,7 +190,7 @@ def two_machines(folder, **environment):
         command = [*nodes, "--node_rank", rank, "-m", "pfl", *arguments(folder, *more)]
         with (folder / f"err{rank}").open("w") as err:
             command = [sys.executable, *command]
-            started.append(subprocess.Popen(command, env=environment, stdout=err, stderr=err))
+            started.append(Popen(command, env=environment, stdout=err, stderr=err))
     return started
 
 
@@ -197,12 +200,12 @@ def two_machines(folder, **environment):
 def test_the_same_commands_go_on_after_one_of_two_machines_is_gone(folder, in_two):
     """All processes of the second machine are killed in round 3, torchrun's own among them."""
     first, second = two_machines(folder, WHEN="training", BUSY="2")
-    while len(pids := [int(path.name) for path in (folder / "pids").iterdir()]) < 2:
+    while len(pids := {int(p.name): p.read_text() for p in (folder / "pids").iterdir()}) < 2:
         assert first.poll() is None and second.poll() is None
         time.sleep(0.05)
     second.kill()
-    for pid in pids:
-        if b"GROUP_RANK=1" in Path(f"/proc/{pid}/environ").read_bytes():
+    for pid, machine in pids.items():
+        if machine == "1":
             os.kill(pid, signal.SIGKILL)
     assert (first.wait(120), second.wait()) == (1, -9)
     lines = [n for n in (folder / "err0").read_text().splitlines() if n.startswith("error: ")]
@@ -353,7 +356,7 @@ def test_the_others_are_gone_within_a_second_outside_of_the_run_too(folder, mome
     (folder / "dying.py").write_text(LATE.replace("Late", "Dying"))
     pids = folder / "pids"
     needed = 1 if moment == "importing" else 2
-    first = subprocess.Popen(
+    first = Popen(
         [sys.executable, "-m", "pfl", *arguments(folder, *TWO, "--trainer.max_epochs", "1")],
         env={
             **os.environ,

@@ -21,6 +21,7 @@ from pfl.experiments.jobs import code_version, data_version, execute
 from pfl.experiments.workers import WorkerLost, spread
 from tests.commands import ROOT, call
 from tests.experiments.test_compare import RUNS, comparison
+from tests.forks import Popen
 from tests.refusal import refused
 
 # ---- what a run is recognised by ----------------------------------------------------------------
@@ -240,9 +241,7 @@ def test_no_process_outlives_a_command(tmp_path, number, of_parent, status, line
     script = tmp_path / "work.py"
     script.write_text(COMMAND.format(tasks=[str(task) for task in tasks]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    parent = subprocess.Popen(
-        [sys.executable, script], env=environment, stderr=subprocess.PIPE, text=True
-    )
+    parent = Popen([sys.executable, script], env=environment, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: all(task.exists() and task.read_text() for task in tasks), 120)
         workers = [int(task.read_text()) for task in tasks]

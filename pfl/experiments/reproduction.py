@@ -110,7 +110,7 @@ class Reproduction(Comparison):
             base = (files.read(path) or {}).get("base")
             if base is None:
                 break
-            path = figure_files().get(base) or Path(base)
+            path = _resolve(base)[0]
         rows: dict[Path, list[Cell]] = {}
         for job in self.jobs():
             model, data = job.config["model"], job.config["data"]

@@ -208,6 +208,10 @@ def test_a_dry_run_shows_runs_and_remarks_and_makes_none(here):
     assert len(rows) == 5 and rows[0] == "FedSLR, low_rank_penalty 1e-05"
     assert "1000        10 of 100" in out
 
+    # A file that starts from a results file, which starts from a recipe.
+    status, out, err = call("results/fedclup-figure5", "--dry-run")
+    assert (status, err) == (0, "") and "the whole test set, where" in out
+
 
 # ---- from the command to the files --------------------------------------------------------------
 

@@ -67,8 +67,9 @@ def collaboration_figure(
     axes = figure.subplots()
     image = axes.imshow(matrix, cmap="Blues", vmin=0, interpolation="nearest")
     ticks = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), 11)).round().astype(int))
-    axes.set_xticks(ticks, ids[ticks])
-    axes.set_yticks(ticks, ids[ticks])
+    labels = ids[ticks].astype(int)  # a table's numbers are floats
+    axes.set_xticks(ticks, labels)
+    axes.set_yticks(ticks, labels)
     axes.set(xlabel="partner", ylabel="client", title=f"Collaboration in round {round_index}")
     figure.colorbar(image, label="weight")
     return figure

@@ -461,6 +461,22 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         slope = np.polyfit(np.log([x for x, _ in points]), np.log(values), 1)[0]
         assert f"Slope on log scales: {slope:.2f}." in pages["fedclup"]
 
+    loss = curves("results/fedclup-figure2-synthetic", "train/loss", "run", "local_epochs", "seed")
+    for run in ("FedCLUP, high", "FedCLUP, low"):
+        lines = {k: [loss[run, k, s] for s in "01234"] for k in ("25", "50", "100", "150")}
+        for number in (5, 20):
+            means = [np.mean([line[number - 1] for line in own]) for own in lines.values()]
+            assert f"round {number} | {' | '.join(f'{m:.4f}' for m in means)} |" in pages["fedclup"]
+        goals = [line[-1] for line in lines["25"]]
+        cells = [
+            ", ".join(str(until(*pair)) for pair in zip(own, goals, strict=True))
+            for own in list(lines.values())[1:]
+        ]
+        assert f"| 20 | {' | '.join(cells)} |".replace("inf", "–") in pages["fedclup"]
+        falls = np.subtract(goals, [line[-1] for line in lines["150"]])
+        ends = {"FedCLUP, high": ["0.0015", "0.0085"], "FedCLUP, low": ["-0.0002", "0.0006"]}
+        assert [f"{fall:.4f}" for fall in (falls.min(), falls.max())] == ends[run]
+
     keys = ("samples_per_client", "num_clients", "heterogeneity")
     errors = curves(
         "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"
@@ -492,18 +508,19 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         assert f"| λ = {penalty} | {' | '.join(cells)} |" in pages["fedclup"]
 
     keys = ("heterogeneity", "run", "seed")
-    totals = curves("fedclup-figure1", "train/personalized/total_error", *keys)
-    for radius in ("0.1", "0.5", "2"):
-        alone = np.zeros((3, 3))
-        for seed in range(3):
-            lines = [totals[radius, f"FedCLUP λ={k}", str(seed)] for k in (0.02, 0.1, 0.5)]
-            low, high = min(map(min, lines)), max(line[0] for line in lines)
-            for target in low + (high - low) * np.arange(1000) / 1000:
-                first = np.array([until(line, target) for line in lines])
-                if (first == first.min()).sum() == 1:
-                    alone[first.argmin(), seed] += 0.1
-        cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
-        assert f"| R = {radius} | {' | '.join(cells)} |" in pages["fedclup"]
+    for name, label in (("results/fedclup-rounds", "10 steps, "), ("fedclup-figure1", "")):
+        totals = curves(name, "train/personalized/total_error", *keys)
+        for radius in ("0.1", "0.5", "2"):
+            alone = np.zeros((3, 3))
+            for seed in range(3):
+                lines = [totals[radius, f"FedCLUP λ={k}", str(seed)] for k in (0.02, 0.1, 0.5)]
+                low, high = min(map(min, lines)), max(line[0] for line in lines)
+                for target in low + (high - low) * np.arange(1000) / 1000:
+                    first = np.array([until(line, target) for line in lines])
+                    if (first == first.min()).sum() == 1:
+                        alone[first.argmin(), seed] += 0.1
+            cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
+            assert f"| {label}R = {radius} | {' | '.join(cells)} |" in pages["fedclup"]
     for radius, run, words in (
         ("0.1", "FedCLUP λ=0.02", "0.494 in round 1 to 0.634"),
         ("0.1", "LocalTrain", "0.509 to 0.920"),
@@ -522,6 +539,32 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         means = [np.mean(accuracy[run, f"linear, {s}", p, last]) for s, p in columns]
         row = " | ".join(f"{100 * mean:.2f}" for mean in means)
         assert f"| {label} models | {row} |" in pages["fedagg"]
+
+    columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
+    lines = [curves("results/fedacs-groups", column, "run", "seed") for column in columns]
+    weights = table(ROOT / "docs" / "data" / "results" / "fedacs-groups-weights.csv")
+    shares: dict[Any, float] = {}
+    for run, seed, number in {(row["run"], row["seed"], row["round"]) for row in weights}:
+        own = [
+            row for row in weights if (row["run"], row["seed"], row["round"]) == (run, seed, number)
+        ]
+        inside = sum(float(row["weight"]) for row in own if row["angle"] == row["partner_angle"])
+        shares[run, seed, number] = inside / sum(float(row["weight"]) for row in own)
+    assert len([key for key in shares if key[0] == "FedACS, p = 0.75"]) == 18
+    assert {
+        s for key, s in shares.items() if key[0] in ("FedACS, p = 0.75", "FedACS, p = 0.9")
+    } == {1}
+    for run in {run for run, _ in lines[0]}:
+        mine = [[own[run, seed][-1] for seed in "012"] for own in lines]
+        scores = 100 * np.array(mine[1] if run == "FedAvg" else mine[0])
+        text = f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}"
+        if run == "FedACS, p = 0.75":
+            text = f"**{text}**"
+        partners = f" {np.mean(mine[2]):.1f}" if run.startswith("FedACS") else ""
+        share = ", ".join(f"{shares[run, s, '40']:.2f}" for s in "012" if (run, s, "40") in shares)
+        share = share or ("–" if partners else "")
+        cells = f"| {run} | {text} |{partners} | {share} |".replace("|  |", "| |")
+        assert cells in pages["fedacs"], cells
 
     ways = [
         curves("results/fedslr-penalties", f"comm/{k}link_bytes", "change") for k in ("down", "up")

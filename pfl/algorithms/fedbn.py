@@ -55,12 +55,6 @@ class FedBN(PartlyPersonal):
                 f"parameters, which FedBN keeps with the clients; use FedAvg, with buffers: local "
                 f"if it has running statistics"
             )
-        trained = kwargs.get("trainable")
-        if getattr(trained, "part", trained) not in (None, "all", "norm", "bias"):
-            raise ConfigError(
-                "model.trainable: FedBN keeps normalization layers with the clients, and they are "
-                "frozen; it must be norm, bias or all"
-            )
         super().__init__(network, personal=self.is_personal, buffers="local", **kwargs)
 
     def is_personal(self, name: str, module: nn.Module) -> bool:

@@ -47,7 +47,9 @@ def select_part(network: nn.Module, space: ParameterSpace, part: Part, argument:
     if callable(part):
         chosen = [n for n in names if part(n, network.get_submodule(n.rpartition(".")[0]))]
         if not chosen:
-            raise ConfigError(f"{argument}: the function chooses none of {', '.join(names)}")
+            raise ConfigError(
+                f"{argument}: the function chooses none of what is trained, {', '.join(names)}"
+            )
     elif part in ("head", "body"):
         # A network whose `head` is None has none: a language model predicts by its embedding.
         has_head = getattr(network, "head", network) is not None

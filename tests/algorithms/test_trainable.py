@@ -123,8 +123,8 @@ def test_mistakes_name_the_key():
     with refused("model.trainable: FedDPA", "pair"):
         FedDPA(MLP(64, (16,)), trainable=LoRA(rank=2))
     normed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    with refused("model.trainable: FedBN", "frozen", "norm, bias or all"):
-        FedBN(normed, trainable="lora")
+    with refused("model.personal", "none of what is trained, 0.lora_A"):
+        FedBN(normed, trainable=LoRA(rank=2))
     assert FedBN(normed, trainable="norm").personal_part.sum() == 8
 
 

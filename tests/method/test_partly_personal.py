@@ -230,7 +230,7 @@ def test_a_pattern_that_matches_nothing_is_refused(kind, key, part):
 
 @EVERY_METHOD
 def test_a_function_that_chooses_nothing_is_refused(kind, key):
-    with refused(f"model.{key}: the function chooses none of body.linear1.weight"):
+    with refused(f"model.{key}: the function chooses none of what is trained, body.linear1.weight"):
         kind(MLP(64, (8,)), **{key: lambda name, module: False})
 
 

@@ -63,9 +63,9 @@ class LowRankSparse(TheoryProblem):
 class LowRankOptimality(Callback):
     """Adds to `metrics.csv`, for the global model w [d, d] of a run on `LowRankSparse`.
 
-    * `train/global/low_rank_gap`: the squared distance of 0 to grad f(w) + λ ∂|w|_*. With w = A D B',
-      nothing of ∂|w|_* but A B' is in the tangent space of w's rank; outside of it, ∂|w|_* has all
-      matrices with singular values of at most 1.
+    * `train/global/low_rank_gap`: the squared distance of 0 to grad f(w) + λ ∂|w|_*. In the tangent
+      space of w = A D B' there is only A B' in ∂|w|_*; outside of it there are all matrices with
+      singular values of at most 1.
     * `train/global/rank`: the number of singular values above 1e-6.
     * `train/personalized/support`: of the places where p_i or S_i is not 0, the share where both
       are not 0; the mean over clients.

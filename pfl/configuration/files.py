@@ -49,10 +49,31 @@ def find_run(name: str) -> str:
     return str(path)
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads `<<` as YAML has it: PyYAML 6.0.4 forgets values of one-letter keys, such as `y`.
+
+    It knows merged keys by their identity, and one-letter strings are the same object everywhere.
+    """
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        merged, own = [], []
+        for key, value in node.value:
+            if key.tag != "tag:yaml.org,2002:merge":
+                own.append((key, value))
+                continue
+            parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            if not all(isinstance(part, yaml.MappingNode) for part in parts):
+                raise yaml.MarkedYAMLError(problem="<< needs keys", problem_mark=value.start_mark)
+            for part in reversed(parts):
+                self.flatten_mapping(part)
+                merged += part.value
+        node.value = merged + own
+
+
 def read(path: Path) -> Any:
     """Returns the content of a YAML file; no key is double, and no alias stands in itself."""
     try:
-        loader = yaml.SafeLoader(path.read_text())
+        loader = _Loader(path.read_text())
         node = loader.get_single_node()
         if node is None:
             return None

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import yaml
 
+from pfl.configuration.files import read
+from pfl.errors import ConfigError
 from pfl.experiments import Reproduction
 from pfl.experiments.grid import Job, merge, nest
 from pfl.experiments.jobs import execute
@@ -213,6 +215,17 @@ def test_a_dry_run_shows_runs_and_remarks_and_makes_none(here):
     # A file that starts from a results file, which starts from a recipe.
     status, out, err = call("results/fedclup-figure5", "--dry-run")
     assert (status, err) == (0, "") and "the whole test set, where" in out
+
+
+def test_a_panel_that_starts_from_a_changed_panel_has_its_changes(tmp_path):
+    """YAML's rule for `<<`: what a mapping names itself comes before what it merges, and the first of
+    several merged mappings before the others. PyYAML 6.0.4 has y: 1 in the third."""
+    path = tmp_path / "merged.yaml"
+    path.write_text("[&a {y: 1, x: 2}, &b {<<: *a, y: 3}, {<<: *b, x: 4}, {<<: [*b, *a]}]")
+    assert read(path)[2:] == [{"y": 3, "x": 4}, {"y": 3, "x": 2}]
+    path.write_text("a: {<<: 3}")
+    with pytest.raises(ConfigError, match="merged.yaml: << needs keys"):
+        read(path)
 
 
 # ---- from the command to the files --------------------------------------------------------------
@@ -450,8 +463,34 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         slopes.append(np.polyfit(x, y, 1)[0])
     assert f"Slope of log floor on log R: {slopes[0]:.2f}." in pages["fedpd"]
     assert f"the slope {slopes[1]:.2f} of log floor on log p" in pages["fedpd"]
+    cells = [
+        [f"{max(x for x, f in line.items() if f <= 10.0**-k):g}" for k in (6, 5, 4, 3, 2)]
+        for line in (by_p, by_r)
+    ]
+    assert f"| largest p at R = 1, of the five | {' | '.join(cells[0])} |" in pages["fedpd"]
+    assert f"| largest R at p = 0.5, of the four | {' | '.join(cells[1])} |" in pages["fedpd"]
     for key in (("0", "0.5", "0.3"), ("1", "0", "0.3")):
         assert (np.diff(gaps[key]) < 0).all() and gaps[key][-1] < 1e-16
+
+    gaps = curves("results/fedpd-floor-eta", "train/global/gap", "step", "seed")
+    logs = {
+        eta: [
+            np.mean([np.log(np.median(gaps[eta, s][a:b])) for s in "012"])
+            for a, b in ((300, 500), (300, 400), (400, 500))
+        ]
+        for eta in ("0.025", "0.05", "0.1", "0.2", "0.3")
+    }
+    assert f"the factor is {np.exp(np.ptp(logs.pop('0.025')[1:])):.1f}" in pages["fedpd"]
+    assert all(np.ptp(halves[1:]) < np.log(2) for halves in logs.values())
+    floors = [whole for whole, *_ in logs.values()]
+    row = " | ".join(f"{f:.1e}" for f in np.exp(floors))
+    assert f"| floor | {row} |" in pages["fedpd"]
+    eta = np.array([*map(float, logs)])
+    slope, other = (
+        np.polyfit(np.log(x), floors[: len(x)], 1)[0] for x in (eta[:3], eta / (1 + eta))
+    )
+    assert f"log floor on log η: {slope:.2f}, just outside" in pages["fedpd"]
+    assert f"it is {other:.2f} over all four" in pages["fedpd"]
 
     noise = curves(
         "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"

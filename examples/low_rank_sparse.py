@@ -27,11 +27,14 @@ class LowRankSparse(TheoryProblem):
     Args:
         size: d; matrices are d x d.
         noise: The standard deviation of the noise.
+        samples: n.
     """
 
-    def __init__(self, num_clients: int = 10, size: int = 12, noise: float = 0.5) -> None:
-        super().__init__(num_clients, (100, 0, 0), seed=0)
-        self.size, self.noise = size, noise
+    def __init__(
+        self, num_clients: int = 10, size: int = 12, noise: float = 0.5, samples: int = 100
+    ) -> None:
+        super().__init__(num_clients, (samples, 0, 0), seed=0)
+        self.size, self.noise, self.count = size, noise, samples
 
     def sparse(self, client: int) -> np.ndarray:
         """S_i [d, d]."""
@@ -50,7 +53,7 @@ class LowRankSparse(TheoryProblem):
         )
 
     def draw(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        rng, n, d = generator(self.seed, "inputs", client), 100, self.size
+        rng, n, d = generator(self.seed, "inputs", client), self.count, self.size
         matrix = self.true_models[client].view(d, d).numpy()
         rotation = np.linalg.qr(rng.normal(size=(d, d))).Q * np.geomspace(0.25, 1, d) ** 0.5
         inputs = np.sqrt(n) * np.linalg.qr(rng.normal(size=(n, d))).Q @ rotation.T

@@ -492,6 +492,21 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     assert f"log floor on log η: {slope:.2f}, just outside" in pages["fedpd"]
     assert f"it is {other:.2f} over all four" in pages["fedpd"]
 
+    gaps = curves("results/fedpd-chain", "train/global/gap", "local_steps", "run")
+    for steps in ("10", "100"):
+        lines = [gaps[key] for key in gaps if key[0] == steps]
+        row = " | ".join(str(until(line, 1.59)) for line in lines)
+        assert f"| {steps} local steps | {row} |" in pages["fedpd"]
+        assert min(min(line[:11]) for line in lines) > 19
+
+    gaps = curves("results/fedslr-theory", "train/global/low_rank_gap", "setting")
+    lines = [gaps[f"η_g = {eta}",] for eta in ("0.1", "0.5", "1", "10")]
+    for k in (50, 200):
+        row = " | ".join(f"{line[k - 1]:.1e}" for line in lines)
+        assert f"| gap after {k} rounds | {row} |" in pages["fedslr"]
+    row = " | ".join(f"{(line[49] / line[25]) ** (1 / 24):.3f}" for line in lines)
+    assert f"| factor of a round, rounds 26 to 50 | {row} |" in pages["fedslr"]
+
     noise = curves(
         "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"
     )

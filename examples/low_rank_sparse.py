@@ -85,7 +85,7 @@ class LowRankOptimality(Callback):
                 planted = torch.from_numpy(data.sparse(client) != 0)
                 shares.append(float((own & planted).sum() / (own | planted).sum()))
         penalty = pl_module.low_rank_penalty
-        gap, rank = distance(w.view(d, d), gradient.view(d, d), float(penalty))  # type: ignore
+        gap, rank = distance(w.view(d, d), gradient.view(d, d), float(penalty))
         pl_module.row |= {
             "train/global/low_rank_gap": gap,
             "train/global/rank": rank,

@@ -507,6 +507,18 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     row = " | ".join(f"{(line[49] / line[25]) ** (1 / 24):.3f}" for line in lines)
     assert f"| factor of a round, rounds 26 to 50 | {row} |" in pages["fedslr"]
 
+    floors = [np.mean(gaps[f"B = {size}",][100:]) for size in (1, 4, 16)]
+    row = " | ".join(f"{floor:.1e}" for floor in floors)
+    assert f"| mean gap of the rounds 101 to 200 | {row} |" in pages["fedslr"]
+    slope = np.polyfit(np.log([1, 4, 16]), np.log(floors), 1)[0]
+    assert f"with the slope {slope:.2f} of log floor on log B" in pages["fedslr"]
+
+    times = curves("results/fedslr-table9", "dense_ms", "parameters")
+    thin = curves("results/fedslr-table9", "factored_ms", "parameters")
+    medians = [(np.median(times[size]), np.median(thin[size])) for size in times]
+    row = " | ".join(f"{b / a:.2f}" for a, b in medians)
+    assert f"| thin / dense | {row} |" in pages["fedslr"]
+
     noise = curves(
         "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"
     )

@@ -1,0 +1,78 @@
+"""The problems in `examples/` with which claims of FedPD's and FedSLR's papers are measured."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+from pfl.algorithms import SCAFFOLD, FedAvg, FedPD
+from tests.algorithms import reference
+from tests.problems import History
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("steps", [2, 7])
+@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedPD])
+def test_a_round_reaches_one_more_coordinate_of_the_chain(fit, method, steps):
+    """Where x_{j-1} = 0, Ψ(±x_{j-1}) and Ψ'(±x_{j-1}) are 0, so that no gradient moves x_j. The
+    agent that moves x_{j-1} lacks term j: it cannot go on in the same round. (FedPD's first step
+    only takes over what the others found.)"""
+    chain, history = example("chain"), History()
+    settings = dict(batch_size=None, local_steps=steps, lr=0.02, loss=chain.Value())
+    fit(method(chain.Chain(5).double(), **settings), chain.Agents(2), 6, callbacks=[history])
+    assert np.count_nonzero(history["w"], axis=1).tolist() == [1, 2, 3, 4, 5, 5]
+
+
+def test_the_mean_of_the_agents_is_the_chain():
+    """With x = 1 everywhere: -Ψ(1) Φ(1) for each of the five terms, and Ψ(-1) = 0."""
+    chain = example("chain")
+    network = chain.Chain(5).double()
+    torch.nn.init.ones_(network.x)
+    values = network(torch.tensor([[0.0], [1.0]], dtype=torch.float64))
+    assert values.shape == (2, 1)
+    expected = -5 * (1 - np.exp(-1)) * 3 * np.pi  # Φ(1) = 4 π/4 + 2π
+    assert values.mean().item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_distance_from_low_rank_optimality():
+    """f = |W - A|²/2 has the minimum SVT_λ(A) with λ |W|_*. At λ + δ each of its singular values
+    is δ away, and what A has outside, at most λ, is allowed; at λ - δ the outside adds its own."""
+    distance = example("low_rank_sparse").distance
+    a, penalty, delta = np.random.default_rng(0).normal(size=(6, 6)), 2.0, 0.3
+    w = reference.svt(a, penalty)
+    values = np.linalg.svd(a)[1]
+    rank, below = int((values > penalty).sum()), values[values <= penalty]
+    assert 0 < rank < 6
+    expected = {
+        penalty: 0.0,
+        penalty + delta: rank * delta**2,
+        penalty - delta: rank * delta**2
+        + (below - penalty + delta).clip(min=0) @ (below - penalty + delta).clip(min=0),
+    }
+    for value, gap in expected.items():
+        found = distance(torch.from_numpy(w), torch.from_numpy(w - a), value)
+        assert found == (pytest.approx(gap, abs=1e-12), rank)
+
+
+def test_the_planted_parts():
+    """True models are of rank 2 plus what `sparse` says; noiseless targets are theirs."""
+    problem = example("low_rank_sparse").LowRankSparse(num_clients=3, noise=0.0, samples=20)
+    for client, model in enumerate(problem.true_models.view(3, 12, 12).numpy()):
+        common = model - problem.sparse(client)
+        np.testing.assert_allclose(np.linalg.svd(common)[1][:3], [4, 3, 0], rtol=0, atol=1e-12)
+        inputs, targets = problem.draw(client)
+        np.testing.assert_allclose(targets, inputs @ model.T, rtol=0, atol=1e-12)
+        eigenvalues = np.linalg.eigvalsh(inputs.T @ inputs / 20)
+        np.testing.assert_allclose(eigenvalues[[0, -1]], [0.25, 1], rtol=0, atol=1e-12)

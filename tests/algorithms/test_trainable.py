@@ -124,7 +124,7 @@ def test_mistakes_name_the_key():
         FedDPA(MLP(64, (16,)), trainable=LoRA(rank=2))
     normed = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))
     with refused("model.personal", "none of what is trained, 0.lora_A"):
-        FedBN(normed, trainable=LoRA(rank=2))
+        FedBN(copy.deepcopy(normed), trainable=LoRA(rank=2))
     assert FedBN(normed, trainable="norm").personal_part.sum() == 8
 
 

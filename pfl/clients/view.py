@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from pfl.clients import sample_order
 from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.randomness import uniform
-from pfl.datamodules.samples.samples import Samples, TensorSamples
+from pfl.datamodules.samples.samples import Samples, TensorSamples, scaled
 from pfl.engines.batch import Batch, Origin, StepBlock, cast
 from pfl.errors import ConfigError
 from pfl.randomness import fold, key
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 READ_AHEAD = 1 << 20  # floats of streamed or transformed samples
 READ_AHEAD_ON_GPU = 1 << 24  # transforms are many small kernels, which should be few calls
+COPY = 1 << 28  # bytes that a copy of evaluated samples may have
 
 
 class Poison(Protocol):
@@ -38,6 +39,20 @@ class Poison(Protocol):
 
     def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Returns what they train on in place of the samples `inputs`, `targets` with `keys`."""
+
+
+class OrderedSamples(TensorSamples):
+    """Samples in memory of which consecutive ones are gathered without a copy."""
+
+    def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        flat = index.reshape(-1)
+        first = int(flat[0]) if len(flat) else 0
+        part = slice(first, first + len(flat))
+        if not torch.equal(flat, torch.arange(part.start, part.stop, dtype=flat.dtype)):
+            return super().gather(index)
+        found = scaled(self.inputs[part]), self.targets[part]
+        inputs, targets = (x.reshape(index.shape + x.shape[1:]) for x in found)
+        return inputs, targets
 
 
 class ClientData:
@@ -68,11 +83,13 @@ class ClientData:
         self._owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
         self.poisson = False  # whether mini-batches are Poisson samples
         self._with_backdoor: ClientData | None = None
+        self._ordered: dict[str, ClientData] = {}
         self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
 
     def show(self, samples: Samples) -> None:
         """Has samples in the place of the data module's: what a network's frozen part gives."""
         self.samples, self._pooled, self._with_backdoor = samples, None, None
+        self._ordered = {}
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns these samples as if one client, with the id 0, owned those of the clients `ids`.
@@ -105,6 +122,28 @@ class ClientData:
             view._trigger = trigger, target
             self._with_backdoor = view
         return self._with_backdoor
+
+    def in_order(self, split: str) -> ClientData:
+        """Returns the samples of a split laid out client by client, to be read without copies.
+
+        They are copied once; where that takes too much memory, these samples are returned. Inputs
+        that are gathered may be a part of the copy, and must not be changed.
+        """
+        own, samples = getattr(self.splits, split), self.samples
+        stored = isinstance(own, Ragged) and self.in_memory and self.device.type == "cpu"
+        if self.transforms or self._trigger is not None or not stored:
+            return self
+        if split not in self._ordered:
+            nbytes = own.sizes.sum() * samples.nbytes // len(samples)
+            if own.is_shared or not 0 < nbytes <= COPY:
+                return self
+            flat, view = own.flat, copy.copy(self)
+            assert isinstance(samples, TensorSamples)
+            view.samples = OrderedSamples(samples.inputs[flat], samples.targets[flat])
+            ordered: dict[str, Any] = {split: Ragged.from_sizes(np.arange(len(flat)), own.sizes)}
+            view.splits, view._stored = replace(self.splits, **ordered), {}
+            self._ordered[split] = view
+        return self._ordered[split]
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """Returns how many samples of a split each of these clients owns, int64 [C]."""

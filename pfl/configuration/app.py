@@ -67,6 +67,7 @@ class FederatedCLI(CommandLine):
             save_config_callback=None,  # RunRecorder writes it into the run's folder
             seed_everything_default=0,
             auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,  # our checkpoints have no hyperparameters
             parser_class=Parser,
             parser_kwargs={"exit_on_error": False, "prog": "pfl"},
             args=args,

@@ -40,6 +40,8 @@ class Engine(ABC):
     """How many threads may call at the same time; None: any number."""
     serves_objectives: bool = False
     """Whether `gradient` takes an `Objective`."""
+    keeps_inputs: bool = False
+    """Whether inputs are never changed, as a layer that works in place would."""
     strict: bool = False
     """Whether the method's own code is checked as closely as possible, at any cost in time."""
 
@@ -116,6 +118,10 @@ class Engine(ABC):
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
         """Returns the outputs [n, ...] of one model w [P] for inputs [n, ...], to evaluate it."""
         return self.runner.predict(w, inputs, buffers)
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns each sample's loss and share of right predictions; see `ModelRunner.scores`."""
+        return self.runner.scores(outputs, targets)
 
     def releases_gil(self) -> bool:
         """Whether `descend` runs without the interpreter's lock, so that threads run at once."""

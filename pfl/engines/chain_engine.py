@@ -28,6 +28,7 @@ class ChainEngine(Engine):
     """
 
     name = "chain"
+    keeps_inputs = True
 
     def __init__(self, runner: ModelRunner, chain: Chain) -> None:
         super().__init__(runner)
@@ -165,6 +166,11 @@ class CompiledChainEngine(ChainEngine):
 
     def releases_gil(self) -> bool:
         return is_scripted(train)
+
+    def scores(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        columns = outputs.mT.contiguous()  # over the first axis it takes a third of the time
+        losses = columns.log_softmax(0).gather(0, targets[None])[0].neg()
+        return losses, (columns.max(0).indices == targets).to(losses.dtype)
 
     def train(
         self,

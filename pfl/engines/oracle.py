@@ -219,7 +219,7 @@ class Oracle:
         """
         with self.runner.precision():
             outputs = self.engine.outputs(w, batch, buffers)
-            scores = self.runner.scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
+            scores = self.engine.scores(outputs.flatten(0, 1), batch.targets.flatten(0, 1))
         real = batch.sample_weights(scores[0].dtype) > 0
         losses, correct = (torch.where(real, x.view(real.shape), x.new_zeros(())) for x in scores)
         return losses, correct, outputs
@@ -230,7 +230,7 @@ class Oracle:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns the same for one model w [P] and samples [n, ...]: [n], [n] and [n, ...]."""
         outputs = self.predict(w, inputs, buffers)
-        return *self.runner.scores(outputs, targets), outputs
+        return *self.engine.scores(outputs, targets), outputs
 
     @torch.no_grad()
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:

@@ -148,7 +148,7 @@ def _fault(
                 warnings.filterwarnings("error", "There is a performance drop", UserWarning)
             actual = engine.gradient(w, padded)[1]
             with torch.no_grad(), runner.precision():
-                runner.scores(engine.outputs(w, batch).flatten(0, 1), batch.targets.flatten(0, 1))
+                engine.scores(engine.outputs(w, batch).flatten(0, 1), batch.targets.flatten(0, 1))
     except (*MISFITS, UserWarning) as error:
         return first_line(error)
     is_rounded = runner.device.type != "cpu" or runner.is_mixed_precision

@@ -153,7 +153,6 @@ def _identity(job: Job) -> Config:
     return {"config": config, "code": code_version(config), "data": data_version(job.config)}
 
 
-@functools.cache
 def code_version(config: str = "") -> str:
     """Returns a hash of the code that a run executes, 16 hexadecimal digits.
 
@@ -161,9 +160,14 @@ def code_version(config: str = "") -> str:
     result, the modules that the configuration (as JSON) names and that are not installed, and what
     these import of such modules.
     """
+    return _version_of(frozenset(match[1] for match in DOTTED.finditer(config)) - {*PACKAGES})
+
+
+@functools.cache  # the same modules for many configurations
+def _version_of(named: frozenset[str]) -> str:
+    """Returns the hash of this framework, some modules, and what these import."""
     digest, files = hashlib.sha256(_framework()), dict[Path, None]()
-    modules = sorted({match[1] for match in DOTTED.finditer(config)} - {*PACKAGES})
-    known = {*modules, *PACKAGES}
+    modules, known = sorted(named), {*named, *PACKAGES}
     for module in modules:  # which grows by what the modules import
         for path in _sources(module):
             files[path] = None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pfl.aggregation.attacks import Backdoor
 from pfl.clients import Clients
+from pfl.clients.view import OrderedSamples
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.method import checks, statistics
@@ -20,14 +21,21 @@ from pfl.method.client_side import guard
 from pfl.method.neighbours import neighbour_scores
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import ClientScores, Scores, client_mean, row_scores, summarize
+from pfl.scores.evaluation import (
+    ClientScores,
+    Scores,
+    client_mean,
+    in_order,
+    row_scores,
+    summarize,
+)
 from pfl.scores.names import ScoreName
 
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
 
 BACKDOOR = "backdoor"  # the number of a score: how often a backdoor gets the class that it wants
-POOL = 4096  # samples in one forward pass of one model
+POOL = 8192  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 
 
@@ -235,7 +243,9 @@ def _with_backdoor(attack: Backdoor, clients: Clients) -> Clients:
 
 def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
-    oracle, w, data = algorithm.oracle, algorithm.global_model, clients.data
+    oracle, w = algorithm.oracle, algorithm.global_model
+    clients = replace(in_order(oracle, clients), ids=np.sort(clients.ids))
+    data = clients.data
     buffers = algorithm.global_buffers if oracle.buffers.size else None
     keep = bool(metric.metrics)
 
@@ -276,12 +286,19 @@ def clients_in_group(algorithm: FederatedAlgorithm, clients: Clients) -> int:
 
 
 def _samples_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
-    """Returns how many samples one forward pass has; on a CPU as many as the cache holds."""
+    """Returns how many samples one forward pass has; on a CPU as many as the cache holds.
+
+    Samples in order, of which none is copied, have a thread's share in a pass through linear
+    layers, or one pass where that takes a few milliseconds, as long as threads wait for each other.
+    """
     if algorithm.device.type != "cpu":
         return POOL_ON_GPU
-    share = -(-int(clients.sizes.sum()) // algorithm.threads.count)
-    sample_size = math.prod(clients.data.samples.input_shape)
-    fit = algorithm.oracle.engine.samples_at_once(sample_size)
+    number, engine = int(clients.sizes.sum()), algorithm.oracle.engine
+    share, fit = -(-number // algorithm.threads.count), POOL
+    if not (engine.batched and isinstance(clients.data.samples, OrderedSamples)):
+        fit = engine.samples_at_once(math.prod(clients.data.samples.input_shape))
+    elif number * algorithm.space.size < 64 * GROUP_FLOATS:
+        share = number
     return max(1, min(POOL, share, fit))
 
 

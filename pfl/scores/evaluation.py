@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -200,13 +200,20 @@ def client_mean(
     return result
 
 
+def in_order(oracle: Oracle, clients: Clients) -> Clients:
+    """Returns the clients with samples that lie in their order, if the engine keeps its inputs."""
+    if not oracle.engine.keeps_inputs:
+        return clients
+    return replace(clients, data=clients.data.in_order(clients.split))
+
+
 def row_scores(oracle: Oracle, clients: Clients, w: Tensor, keep: bool = False) -> Iterator[Scores]:
     """Yields the scores of every client's own model, w [C, P], on the client's own samples.
 
     With `keep` the scores have predictions, for metrics.
     """
     ids = torch.from_numpy(clients.ids)
-    for rows, batch in clients.samples():
+    for rows, batch in in_order(oracle, clients).samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
         losses, correct, outputs = oracle.evaluate(w[rows], batch, buffers)
         predicted: list[tuple[Tensor, Tensor]] = []

@@ -317,3 +317,34 @@ def test_samples_drawn_when_asked_for_come_like_stored_ones(split):
     size = getattr(parts, split).size
     assert starts.tolist() == [0, size, 2 * size, 3 * size]
     assert index.tolist() == getattr(parts, split).of(ids).tolist()
+
+
+def test_samples_in_order_are_the_same_and_consecutive_ones_are_no_copies():
+    own = data()
+    ordered = own.in_order("val")
+    assert own.in_order("val") is ordered is not own  # copied once
+    everyone = np.arange(len(SIZES))
+    by_size = np.argsort(-own.sizes("val", everyone), kind="stable")
+    for ids in (by_size, by_size[[0, 3]]):
+        pair = (Clients(ids, 0, one, "val").samples(3) for one in (own, ordered))
+        for (rows, batch), (rows_there, there) in zip(*pair, strict=True):
+            assert rows == rows_there and batch.counts == there.counts
+            assert torch.equal(batch.inputs, there.inputs)
+            assert torch.equal(batch.targets, there.targets)
+    whole = ordered.owned("val", everyone)[0]
+    inputs, targets = ordered.gather(whole, torch.float32, everyone)
+    assert targets.tolist() == own.splits.val.flat.tolist()  # client by client
+    begin = ordered.samples.inputs.data_ptr()
+    assert inputs.data_ptr() == begin
+    reverse, _ = ordered.gather(whole.flip(0), torch.float32, everyone)
+    assert torch.equal(reverse.flip(0), inputs) and reverse.data_ptr() != begin
+
+
+def test_samples_are_not_laid_out_where_it_takes_much_memory_or_they_are_changed(monkeypatch):
+    own = data()
+    assert own.in_order("test") is own  # which is everyone's
+    own.transforms = Pipeline([lambda inputs, *_: inputs])
+    assert own.in_order("val") is own
+    own = data()
+    monkeypatch.setattr("pfl.clients.view.COPY", own.samples.nbytes // 3)  # a third of all samples
+    assert own.in_order("val") is own  # which is nearly half

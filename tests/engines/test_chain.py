@@ -11,7 +11,7 @@ from models import CNN, MLP, LeNet5, LogisticRegression, ResNet18, SmallCNN
 from pfl.engines.batch import Batch, StepBlock, default_loss
 from pfl.engines.chain import Chain
 from pfl.engines.chain_engine import ChainEngine
-from pfl.engines.chain_kernels import cross_entropy
+from pfl.engines.chain_kernels import cross_entropy, pool_pairs
 from pfl.engines.local_step import Step
 from pfl.engines.oracle import Oracle
 from pfl.parameters import ParameterSpace
@@ -254,3 +254,15 @@ def test_cross_entropy_and_its_derivative():
     log, d = cross_entropy(torch.from_numpy(outputs), chosen, minus_one)
     np.testing.assert_allclose(log.squeeze(-2), np.log(at_target), rtol=1e-12)
     np.testing.assert_allclose(d.mT, p - np.eye(4)[targets], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(6, 4), (7, 5), (2, 3), (1, 4)])
+def test_maxima_of_four_pixels_are_those_of_max_pooling(size, layout):
+    x = torch.randn(2, 3, *size).to(memory_format=layout)
+    x[0, 0, 0, 0], x[1, 1] = torch.nan, 0.0
+    if 1 in size:
+        assert pool_pairs(x).shape == (2, 3, 0, 2)  # which max_pool2d refuses
+    else:
+        expected = nn.functional.max_pool2d(x, 2)
+        torch.testing.assert_close(pool_pairs(x), expected, rtol=0, atol=0, equal_nan=True)

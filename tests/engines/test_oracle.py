@@ -284,3 +284,17 @@ def test_regression_has_no_accuracy(engine, outputs):
         one, right, _ = oracle.evaluate_one(w[c], batch.inputs[c, :count], targets[c, :count])
         torch.testing.assert_close(one, expected)
         assert right.isnan().all()
+
+
+def test_scores_of_a_chain_are_pytorchs_and_of_equal_outputs_the_first_counts():
+    targets, network = torch.arange(50) % 3, MLP(4, (5,), 3)
+    engine = make(network, torch.randn(50, 4), targets, engine="auto", num_classes=3).engine
+    assert engine.keeps_inputs  # it is a chain's
+    outputs = torch.randn(50, 3, dtype=torch.float64)
+    outputs[:10, 2] = outputs[:10, 1] = 5.0
+    outputs[0, 0] = torch.nan
+    losses, correct = engine.scores(outputs, targets)
+    expected = F.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(losses, expected, equal_nan=True)
+    assert correct[1:10].tolist() == [1.0, 0.0, 0.0] * 3  # class 1, not 2
+    assert torch.equal(correct, (outputs.argmax(1) == targets).double())

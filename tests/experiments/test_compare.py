@@ -189,9 +189,9 @@ def test_a_change_of_the_users_code_is_seen(tmp_path, monkeypatch):
     for path in [None, *files]:
         if path is not None:
             path.write_text("changed = True")
-        jobs.code_version.cache_clear()
+        jobs._version_of.cache_clear()
         seen.append(jobs.code_version(config))
-    jobs.code_version.cache_clear()
+    jobs._version_of.cache_clear()
     assert len(set(seen)) == len(seen)
 
 

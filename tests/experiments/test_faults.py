@@ -17,7 +17,7 @@ from pfl.cli.main import main
 from pfl.experiments import Comparison
 from pfl.experiments.callbacks import open_study, trial_of
 from pfl.experiments.grid import Job, nest
-from pfl.experiments.jobs import code_version, data_version, execute
+from pfl.experiments.jobs import _version_of, code_version, data_version, execute
 from pfl.experiments.workers import WorkerLost, spread
 from tests.commands import ROOT, call
 from tests.experiments.test_compare import RUNS, comparison
@@ -97,9 +97,9 @@ def test_modules_that_the_users_module_imports_are_its_code(tmp_path, monkeypatc
     for name in [None, *sources, "unused_by_mine.py"]:
         if name is not None:
             Path(name).write_text(sources.get(name, "") + "\nchanged = True")
-        code_version.cache_clear()
+        _version_of.cache_clear()
         seen.add(code_version('"mine_a.Net"'))
-    code_version.cache_clear()
+    _version_of.cache_clear()
     assert len(seen) == 1 + len(sources)  # the last file changes nothing
 
 

@@ -511,6 +511,19 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     slope = np.polyfit(np.log([1, 4, 16]), np.log(floors), 1)[0]
     assert f"with the slope {slope:.2f} of log floor on log B" in pages["fedslr"]
 
+    keys = ("low_rank_penalty", "sparse_penalty")
+    ranks = curves("results/fedslr-planted", "train/global/rank", *keys)
+    shares = curves("results/fedslr-planted", "train/personalized/support", *keys)
+    penalties, weights = ("0.1", "0.3", "1", "2"), ("0.05", "0.15", "0.4")
+    row = " | ".join(f"{ranks[k, '0.05'][-1]:g}" for k in penalties)
+    assert f"| rank of w, of 12, with every μ | {row} |" in pages["fedslr"]
+    assert all(ranks[k, m][-1] == ranks[k, "0.05"][-1] for k, m in ranks)
+    for m in weights:
+        row = " | ".join(f"{shares[k, m][-1]:.2f}" for k in penalties)
+        assert f"| right share of the support of pᵢ, μ = {m} | {row} |" in pages["fedslr"]
+    best = max(shares[key][-1] for key in shares if ranks[key][-1] == 2)
+    assert f"where the rank is 2 the share is at most {best:.2f}" in pages["fedslr"]
+
     times = curves("results/fedslr-table9", "dense_ms", "parameters")
     thin = curves("results/fedslr-table9", "factored_ms", "parameters")
     medians = [(np.median(times[size]), np.median(thin[size])) for size in times]

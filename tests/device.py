@@ -8,6 +8,7 @@ streams and memory of a GPU are not simulated.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,7 +23,6 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 import pfl
 
@@ -75,11 +75,12 @@ class OtherDevice(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        given: list[Tensor] = []
+        _mapped((args, kwargs), given.append)
         ours = [x for x in given if x.is_meta]  # on the simulated device
         self._check(func, args, kwargs, given)
         below = {id(x): self._below(x) for x in ours}
-        args, kwargs = tree_map_only(Tensor, lambda x: below.get(id(x), x), (args, kwargs))
+        args, kwargs = _mapped((args, kwargs), lambda x: below.get(id(x), x))
         requested = kwargs.get("device")
         if requested is not None:
             kwargs["device"] = CPU
@@ -91,9 +92,7 @@ class OtherDevice(TorchDispatchMode):
             if (low := below[id(x)]).shape != x.shape:
                 x.set_(x.untyped_storage(), low.storage_offset(), low.size(), low.stride())
         known = {self._counterpart(x)._cdata: x.untyped_storage() for x in ours}
-        return tree_map_only(
-            Tensor, lambda x: same[id(x)] if id(x) in same else self._above(x, known), result
-        )
+        return _mapped(result, lambda x: same[id(x)] if id(x) in same else self._above(x, known))
 
     def _check(self, func: Any, args: Any, kwargs: Any, given: list[Tensor]) -> None:
         """Refuses operations that mix devices, and counts those that would wait for the device."""
@@ -138,13 +137,23 @@ class OtherDevice(TorchDispatchMode):
         return x.set_(above, low.storage_offset(), low.size(), low.stride())
 
 
+def _mapped(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """Returns nested arguments with each tensor changed, as PyTorch's `tree_map`, but sooner."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)([_mapped(one, change) for one in value])
+    if type(value) is dict:
+        return {name: _mapped(one, change) for name, one in value.items()}
+    return value
+
+
 def _caller() -> str:
     """Returns the module of the package that called an operation."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
-        path = Path(frame.f_code.co_filename)
-        if PACKAGE in path.parents:
-            return path.relative_to(PACKAGE.parent).as_posix()
+        if frame.f_code.co_filename.startswith(f"{PACKAGE}{os.sep}"):
+            return Path(frame.f_code.co_filename).relative_to(PACKAGE.parent).as_posix()
         frame = frame.f_back
     return "none"
 

@@ -633,6 +633,8 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     assert {
         s for key, s in shares.items() if key[0] in ("FedACS, p = 0.75", "FedACS, p = 0.9")
     } == {1}
+    plain = [float(row["weight"]) for row in weights if row["run"] == "FedACS, no threshold"]
+    assert f"is {100 * (max(plain) / min(plain) - 1):.1f} % above the smallest" in pages["fedacs"]
     for run in {run for run, _ in lines[0]}:
         mine = [[own[run, seed][-1] for seed in "012"] for own in lines]
         scores = 100 * np.array(mine[1] if run == "FedAvg" else mine[0])
@@ -644,6 +646,38 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         share = share or ("–" if partners else "")
         cells = f"| {run} | {text} |{partners} | {share} |".replace("|  |", "| |")
         assert cells in pages["fedacs"], cells
+
+    errors = curves(
+        "results/fedclup-figure6", "train/personalized/total_error", "heterogeneity", "run"
+    )
+    for radius, best in (("0.1", 2), ("0.5", 0), ("2", 0)):
+        lines = [errors[radius, f"FedCLUP λ={k}"] for k in (0.02, 0.25, 0.5)]
+        measured = [line for line in zip(*lines, strict=True) if not np.isnan(line).any()]
+        assert len(measured) == 20 and {int(np.argmin(row)) for row in measured} == {best}
+        cells = [f"{error:.3f}" for error in measured[-1]]
+        cells[best] = f"**{cells[best]}**"
+        assert f"| R = {radius} | {' | '.join(cells)} |" in pages["fedclup"]
+
+    scores = curves("results/fedagg-dynamics", "test/global/accuracy", "setting", "run")
+    for run in {run for _, run in scores}:
+        cells = [
+            ", ".join(f"{100 * scores[setting, run][k // 2 - 1]:.1f}" for k in (4, 10, 20, 30))
+            for setting in ("IID", "non-IID")
+        ]
+        assert f"| {run} | {' | '.join(cells)} |" in pages["fedagg"]
+    pairs = (("FedAgg", "FedAvg", [15, 9]), ("FedAgg", "FedAgg, aggregated", [13, 10]))
+    for one, other, ahead in pairs:  # in how many of 15 rounds the one is above the other
+        lines = [np.subtract(scores[s, one], scores[s, other]) for s in ("IID", "non-IID")]
+        assert [int((line > 0).sum()) for line in lines] == ahead and len(lines[0]) == 15
+    keys = ("run", "setting", "participation")
+    for run, column in (("FedAvg", "global"), ("FedGH", "personalized")):
+        own = curves("results/fedagg-fedgh", f"test/{column}/accuracy", *keys)
+        cells = [
+            f"{100 * own[run, f'linear, {s}', p][-1]:.2f}"
+            for s in ("IID", "non-IID")
+            for p in ("20 %", "100 %")
+        ]
+        assert f"| {run} | {' | '.join(cells)} |" in pages["fedagg"]
 
     ways = [
         curves("results/fedslr-penalties", f"comm/{k}link_bytes", "change") for k in ("down", "up")

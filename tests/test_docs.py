@@ -412,6 +412,13 @@ def test_the_table_of_methods_names_tests_that_exist():
         assert (folder / name).exists() or (ROOT / name).exists(), name
 
 
+def test_errata_of_the_papers_name_tests_that_exist():
+    written = "".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    for page in (ROOT / "docs" / "papers").glob("*.md"):
+        named = re.findall(r"`(test_\w+)`", page.read_text())
+        assert [name for name in named if f"def {name}(" not in written] == [], page.name
+
+
 def test_links_lead_somewhere():
     broken = [
         f"{document.name}: {target}"

@@ -524,6 +524,17 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     best = max(shares[key][-1] for key in shares if ranks[key][-1] == 2)
     assert f"where the rank is 2 the share is at most {best:.2f}" in pages["fedslr"]
 
+    errors = curves("results/fedslr-kinds", "train/personalized/total_error", "run", *keys)
+    kinds = ("LR+S", "LR+LR", "S+LR", "S+S")
+    least = [
+        min((k for k in errors if k[0] == kind), key=lambda k: errors[k][-1]) for kind in kinds
+    ]
+    assert {k[1:] for k in least} == {("0.1", "0.05")}
+    row = " | ".join(f"{errors[k][-1]:.2f}" for k in least)
+    assert f"| error | {row} |" in pages["fedslr"]
+    assert errors["LR+S", "0.1", "0.4"][-1] > errors["S+LR", "0.1", "0.4"][-1]
+    assert errors["LR+S", "0.1", "0.4"][-1] > errors["LR+LR", "0.1", "0.4"][-1]
+
     times = curves("results/fedslr-table9", "dense_ms", "parameters")
     thin = curves("results/fedslr-table9", "factored_ms", "parameters")
     medians = [(np.median(times[size]), np.median(thin[size])) for size in times]

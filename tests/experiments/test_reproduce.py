@@ -510,6 +510,16 @@ def test_numbers_of_the_pages_are_those_of_their_data():
     assert f"| mean gap of the rounds 101 to 200 | {row} |" in pages["fedslr"]
     slope = np.polyfit(np.log([1, 4, 16]), np.log(floors), 1)[0]
     assert f"with the slope {slope:.2f} of log floor on log B" in pages["fedslr"]
+    noise = curves("results/fedslr-noise", "train/global/low_rank_gap", "samples", "batch_size")
+    found = {key: np.mean(line[40:]) for key, line in noise.items()}
+    slopes = [np.log(floors[2] / floors[1]) / np.log(4)]
+    for n, label in (("100", "100"), ("1000", "1,000")):
+        line = [found[n, size] for size in ("4", "8", "16")]
+        assert f"| {label} | {' | '.join(f'{f:.1e}' for f in line)} |" in pages["fedslr"]
+        slopes.append(np.log(line[2] / line[0]) / np.log(4))
+    assert f"is {slopes[1]:.2f} at\nthis rate and {slopes[0]:.2f} at 0.05" in pages["fedslr"]
+    assert f"that is drawn. | {slopes[2]:.2f} | yes |" in pages["fedslr"]
+    assert f"| {found['1000', '4'] / found['100', '4']:.1f} times. | just |" in pages["fedslr"]
 
     keys = ("low_rank_penalty", "sparse_penalty")
     ranks = curves("results/fedslr-planted", "train/global/rank", *keys)

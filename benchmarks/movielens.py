@@ -1,7 +1,7 @@
 """The tables of docs/movielens.md, of heads in closed form and of the runs of two comparisons.
 
     python -m benchmarks.movielens closed-form           # closed-form.csv, and all tables
-    python -m benchmarks.movielens HEAD_RUNS LORA_RUNS   # runs.csv of two folders, and all tables
+    python -m benchmarks.movielens HEAD_RUNS LORA_RUNS   # runs.csv of the folders, and all tables
 
 Both files are in docs/data/results/movielens. A row of runs.csv is a model of a run in the round
 that was best on validation data.
@@ -93,8 +93,8 @@ def closed_forms() -> Iterator[dict[str, object]]:
 
 
 def records(folders: list[str]) -> Iterator[dict[str, object]]:
-    """Yields every model of every run, of the folders of the heads and of LoRA."""
-    for folder, users in zip(folders, (317, 63), strict=True):
+    """Yields every model of every run, which has a `trained` where 63 users have both."""
+    for folder in folders:
         for run in read_runs(find_runs([Path(folder)], "compare")):
             method, _, trained = run.label.partition(", trained ")
             for model in MODELS:
@@ -103,7 +103,7 @@ def records(folders: list[str]) -> Iterator[dict[str, object]]:
                     continue
                 best = max(rows, key=lambda row: row[f"val/{model}/accuracy"])
                 yield {
-                    "users": users,
+                    "users": 63 if trained else 317,
                     "trained": trained or "head",
                     "method": method,
                     "model": model,
@@ -133,8 +133,9 @@ def table(name: str, keys: list[str], **of: str) -> Table:
             cells.append(f"{np.mean([int(row['bytes']) for row in seeds]) / 1e6:.2f}")
             cells.append(f"{np.mean([int(row['gradients']) for row in seeds]) / 1e3:.0f}")
         lines.append((test.mean(), [*names, *cells]))
-    columns = [*keys, "accuracy", "worst tenth", "MB", "thousands of gradients"]
-    return Table(columns[: len(lines[0][1])], [cells for _, cells in sorted(lines)[::-1]])
+    columns = [*keys, "accuracy", "worst tenth"]
+    columns += ["MB", "thousands of gradients"] if name == "runs" else []
+    return Table(columns, [cells for _, cells in sorted(lines)[::-1]])
 
 
 if __name__ == "__main__":

@@ -310,6 +310,41 @@ def test_the_leaderboard_has_the_numbers_of_its_runs():
     assert f"critical difference is {q * np.sqrt(k * (k + 1) / (6 * blocks)):.2f}" in page
 
 
+def test_the_movielens_page_has_the_numbers_of_its_runs():
+    """Every row of its tables: means and deviations over five seeds, of what the runs found."""
+    page = (ROOT / "docs" / "movielens.md").read_text()
+    folder = ROOT / "docs" / "data" / "results" / "movielens"
+    rows: dict[Any, list[dict[str, str]]] = {}
+    for name, keys in (
+        ("closed-form", ["head"]),
+        ("runs", ["users", "trained", "method", "model"]),
+    ):
+        for row in table(folder / f"{name}.csv"):
+            rows.setdefault(tuple(row[key] for key in keys), []).append(row)
+    for key, seeds in rows.items():
+        assert sorted(row["seed"] for row in seeds) == list("12345"), key
+        test, worst = (100 * np.array([float(s[n]) for s in seeds]) for n in ("test", "worst10"))
+        cells = [*key[-2:], f"{test.mean():.1f} ± {test.std(ddof=1):.1f}", f"{worst.mean():.1f}"]
+        if "bytes" in seeds[0]:
+            cells.append(f"{np.mean([int(s['bytes']) for s in seeds]) / 1e6:.2f}")
+            cells.append(f"{np.mean([int(s['gradients']) for s in seeds]) / 1e3:.0f}")
+        assert f"| {' | '.join(cells)} |" in page, key
+    mean = {key: 100 * np.mean([float(s["test"]) for s in seeds]) for key, seeds in rows.items()}
+    shared = {key[2]: value for key, value in mean.items() if key[3:] == ("global",)}
+    own = {key[2]: value for key, value in mean.items() if key[3:] not in ((), ("global",))}
+    gains = [own[name] - shared[name] for name in own.keys() & shared.keys()]
+    assert f"by {min(gains):.1f} to {max(gains):.1f} points" in page
+    drawn, alone, common = (mean[f"{k}",] for k in (
+        "own head, drawn to the one for all", "own head", "one head for all"
+    ))  # fmt: skip
+    gains = [common - value for value in shared.values()]
+    assert f"closed form is {min(gains):.1f} to {max(gains):.1f} points ahead" in page
+    assert f"gains {drawn - alone:.1f} points" in page
+    assert f"and is {drawn - max(own.values()):.1f} points" in page
+    assert f"is {alone - own['LocalTrain']:.1f} behind" in page
+    assert f"level**, {abs(own['FedSLR'] - own['FedAvg + fine-tuning']):.1f} points" in page
+
+
 def test_the_leaderboard_marks_the_best_federated_method():
     rows = ["| method | a | mean rank |", "|---|---|---|", "| GlobalTrain | 9.0 ± 1 | 1.0 |"]
     rows += ["| X | 8.5 ± 1 | 3.0 |", "| Y | 10.5 ± 2 | 2.5 |", "| Z | – | – |", ""]

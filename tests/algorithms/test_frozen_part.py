@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, Normalize, SplitOwn, TensorDataModule
-from models import LoRA
+from datamodules import DigitsDataModule, Natural, Normalize, SplitOwn, TensorDataModule
+from models import LogisticRegression, LoRA
 from pfl.algorithms import FedAvg, FedSALoRA, GlobalTrain
 from pfl.method import frozen_part
 from tests.problems import quiet
@@ -115,3 +115,11 @@ def test_another_run_on_the_same_data_has_its_own_rows(fit, tmp_path):
         trainer = quiet(tmp_path, 1, enable_checkpointing=False, precision="64-true")
         trainer.fit(FedAvg(network, trainable="head", lr=0.1), loop)
         assert (data.frozen[1] is rows) == same
+
+
+def test_a_body_without_parameters_is_not_stored(fit):
+    """All parameters of a logistic regression are in its head; its images would become floats."""
+    data = DigitsDataModule(num_clients=3)
+    method = FedAvg(LogisticRegression(64), lr=0.1)
+    fit(method, data, 1)
+    assert method.run.loop.client_data(method.device).samples.inputs is data.samples.inputs

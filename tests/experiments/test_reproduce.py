@@ -641,6 +641,21 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         assert f"| {label} models | {row} |" in pages["fedagg"]
 
     columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
+    both = [curves("results/fedacs-fashion", column, "run") for column in columns[:2]]
+    scores = {run: [100 * np.array(own[run]) for own in both] for run in both[0]}
+    for (run,), models in scores.items():
+        cells = [f"{x.mean():.2f} ± {x.std(ddof=1):.2f}".replace("nan ± nan", "–") for x in models]
+        assert f"| {run} | {' | '.join(cells)} |" in pages["fedacs"], run
+    ditto, per = scores["Ditto",], scores["Per-FedAvg",]
+    mean = {run: models[0].mean() for (run,), models in scores.items()}
+    text = f"APFL is {mean['APFL'] - mean['FedACS']:.2f} points ahead; Ditto and FedAMP are"
+    text += (
+        f" {mean['FedACS'] - mean['Ditto']:.2f} and {mean['FedACS'] - mean['FedAMP']:.2f} behind."
+    )
+    assert text in pages["fedacs"]
+    assert f"it is {mean['FedACS'] - mean['LocalTrain']:.2f} points ahead" in pages["fedacs"]
+    gains = [np.subtract(*models).mean() for models in (ditto, per)]
+    assert f"Ditto's by {gains[0]:.2f}, Per-FedAvg's by {gains[1]:.2f} points" in pages["fedacs"]
     lines = [curves("results/fedacs-groups", column, "run", "seed") for column in columns]
     weights = table(ROOT / "docs" / "data" / "results" / "fedacs-groups-weights.csv")
     shares: dict[Any, float] = {}

@@ -112,7 +112,7 @@ def test_models_score_without_the_framework_as_in_the_run(exported, tmp_path):
         inputs, targets = data.samples.gather(torch.from_numpy(index).long())
         torch.save({"inputs": inputs, "targets": targets}, folder / "samples.pt")
     folders = [folder for _, folder, _ in models(exported)]
-    scores = json.loads(finish("-c", SCORE, *folders, cwd=tmp_path))
+    scores = json.loads(finish("-c", SCORE, *folders, cwd=tmp_path, fresh=True))
     for run, folder, client in models(exported):
         rows = table(run / "clients.csv")[:5]
         if client is None:  # all samples together: the mean weighs clients by their samples

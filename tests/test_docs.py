@@ -329,7 +329,19 @@ def test_the_movielens_page_has_the_numbers_of_its_runs():
             cells.append(f"{np.mean([int(s['bytes']) for s in seeds]) / 1e6:.2f}")
             cells.append(f"{np.mean([int(s['gradients']) for s in seeds]) / 1e3:.0f}")
         assert f"| {' | '.join(cells)} |" in page, key
-    mean = {key: 100 * np.mean([float(s["test"]) for s in seeds]) for key, seeds in rows.items()}
+    means = {key: 100 * np.mean([float(s["test"]) for s in seeds]) for key, seeds in rows.items()}
+    lora = {key[1:]: value for key, value in means.items() if key[0] == "63"}
+    both = [key for key in lora if key[0] == "LoRA" and ("head", *key[1:]) in lora]
+    gains = [lora[key] - lora[("head", *key[1:])] for key in both]
+    assert f"from {min(gains):.1f} to {max(gains):+.1f} points".replace("-", "−") in page
+    for trained, text in (
+        ("LoRA", "by {:.1f} points with LoRA"),
+        ("head", "and {:.1f} with heads"),
+    ):
+        first, second = sorted((v for key, v in lora.items() if key[0] == trained))[:-3:-1]
+        assert text.format(first - second) in page
+    assert abs(lora["LoRA", "FedSALoRA", "personalized"] - lora["LoRA", "FedAvg", "global"]) < 0.7
+    mean = {key: value for key, value in means.items() if key[0] != "63"}
     shared = {key[2]: value for key, value in mean.items() if key[3:] == ("global",)}
     own = {key[2]: value for key, value in mean.items() if key[3:] not in ((), ("global",))}
     gains = [own[name] - shared[name] for name in own.keys() & shared.keys()]

@@ -641,7 +641,7 @@ def test_numbers_of_the_pages_are_those_of_their_data():
         assert f"| {label} models | {row} |" in pages["fedagg"]
 
     columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
-    both = [curves("results/fedacs-fashion", column, "run") for column in columns[:2]]
+    both = [curves("results/fedacs-fashion/runs", column, "run") for column in columns[:2]]
     scores = {run: [100 * np.array(own[run]) for own in both] for run in both[0]}
     for (run,), models in scores.items():
         cells = [f"{x.mean():.2f} ± {x.std(ddof=1):.2f}".replace("nan ± nan", "–") for x in models]

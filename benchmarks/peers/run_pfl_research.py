@@ -22,11 +22,17 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor, nn
 
-# The last place of the path: `pfl` is pfl-research here, not this repository's package.
-sys.path.append(str(Path(__file__).parents[2]))
+# `pfl` is pfl-research, but for the networks of this repository, which import its own package.
+theirs = {name: sys.modules.pop(name) for name in [*sys.modules] if name.split(".")[0] == "pfl"}
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benchmarks.peers.task import Task, report
-from benchmarks.peers.with_torch import network, samples, score
+from benchmarks.peers.task import Task, report  # noqa: E402
+from benchmarks.peers.with_torch import network, samples, score  # noqa: E402
+
+for name in [name for name in sys.modules if name.split(".")[0] == "pfl"]:
+    del sys.modules[name]
+sys.modules.update(theirs)
+sys.path.pop(0)
 
 
 class Network(nn.Module):

@@ -20,7 +20,7 @@ from models import Pretrained
 from pfl.files import write_records
 from pfl.report.table import Table, markdown
 from pfl.scores.distribution import worst_tenth
-from pfl.scores.runs import find_runs, read_runs
+from pfl.scores.runs import best_round, find_runs, read_runs
 
 DATA = Path("docs/data/results/movielens")
 RIDGES = [10.0**k for k in range(-1, 4)]
@@ -98,10 +98,10 @@ def records(folders: list[str]) -> Iterator[dict[str, object]]:
         for run in read_runs(find_runs([Path(folder)], "compare")):
             method, _, trained = run.label.partition(", trained ")
             for model in MODELS:
-                rows = [row for row in run.rows if f"val/{model}/accuracy" in row]
-                if not rows or not run.finished:
+                best = best_round(run.rows, f"{model}/accuracy")
+                if best is None or not run.finished:
                     continue
-                best = max(rows, key=lambda row: row[f"val/{model}/accuracy"])
+                last = run.rows[-1]
                 yield {
                     "users": 63 if trained else 317,
                     "trained": trained or "head",
@@ -109,8 +109,8 @@ def records(folders: list[str]) -> Iterator[dict[str, object]]:
                     "model": model,
                     "seed": run.seed,
                     "round": int(best["round"]),
-                    "gradients": int(rows[-1]["train/samples"]),
-                    "bytes": int(rows[-1]["comm/uplink_bytes"] + rows[-1]["comm/downlink_bytes"]),
+                    "gradients": int(last["train/samples"]),
+                    "bytes": int(last["comm/uplink_bytes"] + last["comm/downlink_bytes"]),
                     "validation": f"{best[f'val/{model}/accuracy']:.6f}",
                     "test": f"{best[f'test/{model}/accuracy']:.6f}",
                     "worst10": f"{best[f'test/{model}/accuracy_worst10']:.6f}",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl._private import has_hooks
-from pfl.engines.chain_kernels import Layers, backward, forward, train
+from pfl.engines.chain_kernels import Layers, backward, forward, pools_pairs, train
 from pfl.engines.local_step import Step
 from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace
@@ -209,21 +209,16 @@ def _pools_narrow_convolutions(steps: list[nn.Module]) -> bool:
     With more than eight, the kernels of PyTorch fill the vector units and are faster.
     """
     places = [n for n, step in enumerate(steps) if type(step) is nn.Conv2d]
-    if not places or [n + 1 for n in places] != [
-        n for n, step in enumerate(steps) if type(step) is nn.MaxPool2d
-    ]:
+    pools = [n for n, step in enumerate(steps) if type(step) is nn.MaxPool2d]
+    if not places or pools != [n + 1 for n in places]:
         return False
     convolutions: list[Any] = [steps[n] for n in places]
     return (
         convolutions[0].out_channels <= 8
-        and all(_settings(steps[n + 1]) == [2, 2, 2, 2, 0, 0, 1, 1, 0] for n in places)
-        and all(
-            side % 2 == 1 and stride == dilation == step.groups == 1
-            for step in convolutions
-            for side, stride, dilation in zip(
-                step.kernel_size, step.stride, step.dilation, strict=True
-            )
-        )
+        and all(pools_pairs(_settings(steps[n])) for n in pools)
+        and all(side % 2 == 1 for step in convolutions for side in step.kernel_size)
+        # stride, dilation and groups, without the padding
+        and all({*_settings(step)[:2], *_settings(step)[4:]} == {1} for step in convolutions)
     )
 
 

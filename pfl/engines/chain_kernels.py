@@ -91,6 +91,11 @@ def move(into: list[Tensor], gradients: list[Tensor], beta: float, alpha: float)
             place.mul_(beta).add_(gradient, alpha=alpha)
 
 
+def pools_pairs(settings: list[int]) -> bool:
+    """Whether a layer of pooling with these settings takes squares of four pixels."""
+    return settings == [2, 2, 2, 2, 0, 0, 1, 1, 0]
+
+
 def pool_pairs(x: Tensor) -> Tensor:
     """Returns the maxima of squares of four pixels, of images [B, K, H, W].
 
@@ -112,16 +117,15 @@ def forward(
         extra: list[Tensor] = []
         if kind == "linear":
             y = linear(x, parameters[n])
-        elif kind == "convolution":
-            bias = parameters[n][1] if len(parameters[n]) > 1 else None
-            y = torch.conv2d(x, parameters[n][0], bias, s[:2], s[2:4], s[4:6], s[6])
-        elif kind == "pooled convolution":
-            bias = parameters[n][1] if len(parameters[n]) > 1 else None
-            if keep:
-                y, extra = pooled_convolution(x, parameters[n][0], bias, s[2:4])
-            else:  # faster with the large batches of evaluations
-                y = pool_pairs(torch.conv2d(x, parameters[n][0], bias, [1], s[2:4]))
-        elif kind == "pooling" and not keep and s == [2, 2, 2, 2, 0, 0, 1, 1, 0]:
+        elif kind == "convolution" or kind == "pooled convolution":
+            w, bias = parameters[n][0], parameters[n][1] if len(parameters[n]) > 1 else None
+            if kind == "pooled convolution" and keep:
+                y, extra = pooled_convolution(x, w, bias, s[2:4])
+            else:
+                y = torch.conv2d(x, w, bias, s[:2], s[2:4], s[4:6], s[6])
+                if kind == "pooled convolution":  # faster with the large batches of evaluations
+                    y = pool_pairs(y)
+        elif kind == "pooling" and not keep and pools_pairs(s):
             y = pool_pairs(x)
         elif kind == "pooling":
             y, places = torch.ops.aten.max_pool2d_with_indices(
@@ -182,29 +186,18 @@ def backward(
                 left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
                 add_product(bias, left, d, beta, alpha)
             d = before
-        elif kind == "convolution":
-            sizes = [d.size(1)] if len(into[n]) > 1 else None
-            moving = [into[n][0].numel() > 0, len(into[n]) > 1 and into[n][-1].numel() > 0]
-            before, g, of_bias = torch.ops.aten.convolution_backward(
-                d,
-                x,
-                parameters[n][0],
-                sizes,
-                s[:2],
-                s[2:4],
-                s[4:6],
-                False,
-                [0, 0],
-                s[6],
-                [on, moving[0], moving[1]],
-            )
-            move(into[n], [g, of_bias], beta, alpha)
-            d = before
-        elif kind == "pooled convolution":
-            moving = [into[n][0].numel() > 0, len(into[n]) > 1 and into[n][-1].numel() > 0]
-            before, g, of_bias = pooled_convolution_backward(
-                d, x, parameters[n][0], kept[n + 1], s[2:4], [on, moving[0], moving[1]]
-            )
+        elif kind == "convolution" or kind == "pooled convolution":
+            w, sizes = parameters[n][0], [d.size(1)] if len(into[n]) > 1 else None
+            bias_moves = len(into[n]) > 1 and into[n][-1].numel() > 0
+            wanted = [on, into[n][0].numel() > 0, bias_moves]
+            if kind == "pooled convolution":
+                before, g, of_bias = pooled_convolution_backward(
+                    d, x, w, kept[n + 1], s[2:4], wanted
+                )
+            else:
+                before, g, of_bias = torch.ops.aten.convolution_backward(
+                    d, x, w, sizes, s[:2], s[2:4], s[4:6], False, [0, 0], s[6], wanted
+                )
             move(into[n], [g, of_bias], beta, alpha)
             d = before
         elif kind == "group norm":

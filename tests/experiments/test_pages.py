@@ -1,0 +1,389 @@
+"""The papers' pages: their figures, and their numbers, worked out from the data beside them."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pfl.experiments import Reproduction
+from tests.commands import ROOT, table
+from tests.experiments.test_reproduce import ALL, drawn
+
+pytestmark = pytest.mark.cli
+
+PAPERS = ROOT / "docs" / "papers"
+# The figures that have a page with results.
+FIGURES = [figure.name for figure in ALL if figure.panels and all(map(drawn, figure.jobs()))]
+PAGES = [PAPERS / f"{paper}.md" for paper in ("fedpd", "fedclup")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_pages_show_every_figure_and_its_data(page):
+    links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+    names = [name for name in FIGURES if name.startswith(page.stem)]
+    for file in (f"{name}.{kind}" for name in names for kind in ("png", "csv")):
+        assert any(link.endswith(file) for link in links), file
+    for name in names:
+        assert name in page.read_text()
+
+
+def curves(name, value, *keys):
+    """The values of a column of published data by round, for each place that `keys` tell apart."""
+    lines: dict[Any, list[float]] = {}
+    for row in table(ROOT / "docs" / "data" / f"{name}.csv"):
+        lines.setdefault(tuple(row[key] for key in keys), []).append(float(row[value] or "nan"))
+    return lines
+
+
+def until(line, target):
+    """The first round, from 1, whose value is at most the target; infinity if there is none."""
+    return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)
+
+
+def test_the_numbers_of_fedpd_are_those_of_its_data():
+    page = (PAPERS / "fedpd.md").read_text()
+
+    labels = {"FedPD-GD, p=0": "FedPD-GD p=0, text", "FedPD-VR": "FedPD-VR, text"}
+    labels |= {
+        "FedPD-GD, p=0, η=0.5": "FedPD-GD p=0, theory",
+        "FedPD-VR, η=0.2": "FedPD-VR, η = 0.2",
+    }
+    gaps = [curves(f"fedpd-figure{k}", "train/global/gap", "run") for k in (4, 5)]
+    for run, label in labels.items():
+        rounds = [[until(gap[run,], 10.0**-k) for gap in gaps] for k in range(6, 11)]
+        cells = [", ".join(map(str, pair)).replace("inf", "–") for pair in rounds]
+        assert f"| {label} | {' | '.join(cells)} |" in page
+
+    gaps = curves("results/fedpd-further", "train/global/gap", "run", "non_iid")
+    for run in {run for run, _ in gaps}:
+        lines = [gaps[run, kind] for kind in ("weak", "strong")]
+        rounds = ", ".join(str(until(line, 1e-8)) for line in lines).replace("inf", "–")
+        ends = f"{lines[0][-1]:.1e}, {lines[1][-1]:.1e} after {len(lines[0])}"
+        assert f"| {run} | {ends} | {rounds} |" in page
+        assert all((np.diff(line) < 0).all() for line in lines)
+
+    gaps = curves(
+        "results/fedpd-floor", "train/global/gap", "heterogeneity", "skip_probability", "step"
+    )
+    floor = {tuple(map(float, key)): np.median(gap[100:]) for key, gap in gaps.items()}
+    by_r = {r: floor[r, 0.5, 0.3] for r in (0, 0.1, 1, 10)}
+    by_p = {p: floor[1, p, 0.3] for p in (0, 0.1, 0.25, 0.5, 0.75)}
+    slopes = []
+    for line in (by_r, by_p):
+        assert f"| floor | {' | '.join(f'{f:.1e}' for f in line.values())} |" in page
+        x, y = (np.log(list(values)[1:]) for values in (line, line.values()))
+        slopes.append(np.polyfit(x, y, 1)[0])
+    assert f"Slope of log floor on log R: {slopes[0]:.2f}." in page
+    assert f"the slope {slopes[1]:.2f} of log floor on log p" in page
+    cells = [
+        [f"{max(x for x, f in line.items() if f <= 10.0**-k):g}" for k in (6, 5, 4, 3, 2)]
+        for line in (by_p, by_r)
+    ]
+    assert f"| largest p at R = 1, of the five | {' | '.join(cells[0])} |" in page
+    assert f"| largest R at p = 0.5, of the four | {' | '.join(cells[1])} |" in page
+    for key in (("0", "0.5", "0.3"), ("1", "0", "0.3")):
+        assert (np.diff(gaps[key]) < 0).all() and gaps[key][-1] < 1e-16
+
+    gaps = curves("results/fedpd-floor-eta", "train/global/gap", "step", "seed")
+    logs = {
+        eta: [
+            np.mean([np.log(np.median(gaps[eta, s][a:b])) for s in "012"])
+            for a, b in ((300, 500), (300, 400), (400, 500))
+        ]
+        for eta in ("0.025", "0.05", "0.1", "0.2", "0.3")
+    }
+    assert f"the factor is {np.exp(np.ptp(logs.pop('0.025')[1:])):.1f}" in page
+    assert all(np.ptp(halves[1:]) < np.log(2) for halves in logs.values())
+    floors = [whole for whole, *_ in logs.values()]
+    row = " | ".join(f"{f:.1e}" for f in np.exp(floors))
+    assert f"| floor | {row} |" in page
+    eta = np.array([*map(float, logs)])
+    slope, other = (
+        np.polyfit(np.log(x), floors[: len(x)], 1)[0] for x in (eta[:3], eta / (1 + eta))
+    )
+    assert f"log floor on log η: {slope:.2f}, just outside" in page
+    assert f"it is {other:.2f} over all four" in page
+
+    gaps = curves("results/fedpd-chain", "train/global/gap", "local_steps", "run")
+    for steps in ("10", "100"):
+        lines = [gaps[key] for key in gaps if key[0] == steps]
+        row = " | ".join(str(until(line, 1.59)) for line in lines)
+        assert f"| {steps} local steps | {row} |" in page
+        assert min(min(line[:11]) for line in lines) > 19
+
+
+def test_the_numbers_of_fedslr_are_those_of_its_data():
+    page = (PAPERS / "fedslr.md").read_text()
+
+    gaps = curves("results/fedslr-theory", "train/global/low_rank_gap", "setting")
+    lines = [gaps[f"η_g = {eta}",] for eta in ("0.1", "0.5", "1", "10")]
+    for k in (50, 200):
+        row = " | ".join(f"{line[k - 1]:.1e}" for line in lines)
+        assert f"| gap after {k} rounds | {row} |" in page
+    row = " | ".join(f"{(line[49] / line[25]) ** (1 / 24):.3f}" for line in lines)
+    assert f"| factor of a round, rounds 26 to 50 | {row} |" in page
+
+    floors = [np.mean(gaps[f"B = {size}",][100:]) for size in (1, 4, 16)]
+    row = " | ".join(f"{floor:.1e}" for floor in floors)
+    assert f"| mean gap of the rounds 101 to 200 | {row} |" in page
+    slope = np.polyfit(np.log([1, 4, 16]), np.log(floors), 1)[0]
+    assert f"with the slope {slope:.2f} of log floor on log B" in page
+    noise = curves("results/fedslr-noise", "train/global/low_rank_gap", "samples", "batch_size")
+    found = {key: np.mean(line[40:]) for key, line in noise.items()}
+    slopes = [np.log(floors[2] / floors[1]) / np.log(4)]
+    for n, label in (("100", "100"), ("1000", "1,000")):
+        line = [found[n, size] for size in ("4", "8", "16")]
+        assert f"| {label} | {' | '.join(f'{f:.1e}' for f in line)} |" in page
+        slopes.append(np.log(line[2] / line[0]) / np.log(4))
+    assert f"is {slopes[1]:.2f} at\nthis rate and {slopes[0]:.2f} at 0.05" in page
+    assert f"that is drawn. | {slopes[2]:.2f} | yes |" in page
+    assert f"| {found['1000', '4'] / found['100', '4']:.1f} times. | just |" in page
+
+    keys = ("low_rank_penalty", "sparse_penalty")
+    ranks = curves("results/fedslr-planted", "train/global/rank", *keys)
+    shares = curves("results/fedslr-planted", "train/personalized/support", *keys)
+    penalties, weights = ("0.1", "0.3", "1", "2"), ("0.05", "0.15", "0.4")
+    row = " | ".join(f"{ranks[k, '0.05'][-1]:g}" for k in penalties)
+    assert f"| rank of w, of 12, with every μ | {row} |" in page
+    assert all(ranks[k, m][-1] == ranks[k, "0.05"][-1] for k, m in ranks)
+    for m in weights:
+        row = " | ".join(f"{shares[k, m][-1]:.2f}" for k in penalties)
+        assert f"| right share of the support of pᵢ, μ = {m} | {row} |" in page
+    best = max(shares[key][-1] for key in shares if ranks[key][-1] == 2)
+    assert f"where the rank is 2 the share is at most {best:.2f}" in page
+
+    errors = curves("results/fedslr-kinds", "train/personalized/total_error", "run", *keys)
+    kinds = ("LR+S", "LR+LR", "S+LR", "S+S")
+    least = [
+        min((k for k in errors if k[0] == kind), key=lambda k: errors[k][-1]) for kind in kinds
+    ]
+    assert {k[1:] for k in least} == {("0.1", "0.05")}
+    row = " | ".join(f"{errors[k][-1]:.2f}" for k in least)
+    assert f"| error | {row} |" in page
+    assert errors["LR+S", "0.1", "0.4"][-1] > errors["S+LR", "0.1", "0.4"][-1]
+    assert errors["LR+S", "0.1", "0.4"][-1] > errors["LR+LR", "0.1", "0.4"][-1]
+
+    times = curves("results/fedslr-table9", "dense_ms", "parameters")
+    thin = curves("results/fedslr-table9", "factored_ms", "parameters")
+    medians = [(np.median(times[size]), np.median(thin[size])) for size in times]
+    row = " | ".join(f"{b / a:.2f}" for a, b in medians)
+    assert f"| thin / dense | {row} |" in page
+
+    ways = [
+        curves("results/fedslr-penalties", f"comm/{k}link_bytes", "change") for k in ("down", "up")
+    ]
+    shares = {k[0]: np.divide(*(w[k][-1] - w[k][-2] for w in ways)) for k in ways[0]}
+    other = {round(s, 2) for k, s in shares.items() if "pure personal" not in k}
+    assert sorted(other) == [0.08, 0.15, 0.81, 1.0]
+    assert [round(shares[k], 2) for k in ("λ = 5e-3", "η_g = 20", "η_g = 100")] == [
+        0.15,
+        0.81,
+        0.08,
+    ]
+
+
+def test_the_numbers_of_fedclup_are_those_of_its_data():
+    page = (PAPERS / "fedclup.md").read_text()
+
+    noise = curves(
+        "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"
+    )
+    mean = {tuple(map(int, key)): np.square(line[30:]).mean() for key, line in noise.items()}
+    for points in ([(b, (b, 16)) for b in (1, 4, 16)], [(m, (4, m)) for m in (4, 16, 64)]):
+        values = [mean[key] for _, key in points]
+        assert f"| error | {' | '.join(f'{v:.1e}' for v in values)} |" in page
+        slope = np.polyfit(np.log([x for x, _ in points]), np.log(values), 1)[0]
+        assert f"Slope on log scales: {slope:.2f}." in page
+
+    loss = curves("results/fedclup-figure2-synthetic", "train/loss", "run", "local_epochs", "seed")
+    for run in ("FedCLUP, high", "FedCLUP, low"):
+        lines = {k: [loss[run, k, s] for s in "01234"] for k in ("25", "50", "100", "150")}
+        for number in (5, 20):
+            means = [np.mean([line[number - 1] for line in own]) for own in lines.values()]
+            assert f"round {number} | {' | '.join(f'{m:.4f}' for m in means)} |" in page
+        goals = [line[-1] for line in lines["25"]]
+        cells = [
+            ", ".join(str(until(*pair)) for pair in zip(own, goals, strict=True))
+            for own in list(lines.values())[1:]
+        ]
+        assert f"| 20 | {' | '.join(cells)} |".replace("inf", "–") in page
+        falls = np.subtract(goals, [line[-1] for line in lines["150"]])
+        ends = {"FedCLUP, high": ["0.0015", "0.0085"], "FedCLUP, low": ["-0.0002", "0.0006"]}
+        assert [f"{fall:.4f}" for fall in (falls.min(), falls.max())] == ends[run]
+
+    keys = ("samples_per_client", "num_clients", "heterogeneity")
+    errors = curves(
+        "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"
+    )
+    points: dict[Any, dict[str, float]] = {}
+    for (*point, run), seeds in errors.items():
+        points.setdefault(tuple(map(float, point)), {})[run] = np.square(seeds).mean()
+    for (n, m, r), found in points.items():
+        theirs = found.pop("Corollary 1's λ")
+        best = min(found, key=lambda run: found[run])
+        rate, least = 1 / (m * n) + min(r**2, 1 / n), found[best]
+        numbers = f"{least:.3f} | {least / rate:.1f} | {theirs / least:.2f}"
+        row = f"| {n:g} | {m:g} | {r:g} | {best} | {numbers} | {n * found['LocalTrain']:.0f} |"
+        assert row in page
+
+    error = "train/personalized/optimization_error"
+    errors = curves("fedclup-figure7", error, "run", "condition", "seed")
+    for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ
+        cells = []
+        for kappa in (2, 8, 64):
+            factor = 1 - (penalty + 1) / (4 * kappa * (penalty + 1 / kappa))
+            lines = [errors[f"FedCLUP λ={penalty}", str(kappa), seed] for seed in "012"]
+            assert all((np.divide(e[1:], e[:-1]) ** 2 < factor).all() for e in lines)
+            falls = [2 * np.log(e[-1] / e[0]) for e in lines]
+            lengths = [len(e) for e in lines]
+            mean = np.mean([np.exp(f / (n - 1)) for f, n in zip(falls, lengths, strict=True)])
+            bound, rounds = 1 + np.mean(falls) / np.log(factor), np.mean(lengths)
+            cells.append(f"{factor:.3f}, {mean:.3f}; {bound:.0f}, {rounds:.1f}")
+        assert f"| λ = {penalty} | {' | '.join(cells)} |" in page
+
+    keys = ("heterogeneity", "run", "seed")
+    for name, label in (("results/fedclup-rounds", "10 steps, "), ("fedclup-figure1", "")):
+        totals = curves(name, "train/personalized/total_error", *keys)
+        for radius in ("0.1", "0.5", "2"):
+            alone = np.zeros((3, 3))
+            for seed in range(3):
+                lines = [totals[radius, f"FedCLUP λ={k}", str(seed)] for k in (0.02, 0.1, 0.5)]
+                low, high = min(map(min, lines)), max(line[0] for line in lines)
+                for target in low + (high - low) * np.arange(1000) / 1000:
+                    first = np.array([until(line, target) for line in lines])
+                    if (first == first.min()).sum() == 1:
+                        alone[first.argmin(), seed] += 0.1
+            cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
+            assert f"| {label}R = {radius} | {' | '.join(cells)} |" in page
+    for radius, run, words in (
+        ("0.1", "FedCLUP λ=0.02", "0.494 in round 1 to 0.634"),
+        ("0.1", "LocalTrain", "0.509 to 0.920"),
+        ("2", "FedCLUP λ=0.02", "5.042 to 4.465"),
+    ):
+        ends = np.mean([totals[radius, run, seed] for seed in "012"], axis=0)[[0, -1]]
+        assert [f"{end:.3f}" for end in ends] == re.findall(r"\d\.\d{3}", words)
+        assert words in page
+
+    errors = curves(
+        "results/fedclup-figure6", "train/personalized/total_error", "heterogeneity", "run"
+    )
+    for radius, best in (("0.1", 2), ("0.5", 0), ("2", 0)):
+        lines = [errors[radius, f"FedCLUP λ={k}"] for k in (0.02, 0.25, 0.5)]
+        measured = [line for line in zip(*lines, strict=True) if not np.isnan(line).any()]
+        assert len(measured) == 20 and {int(np.argmin(row)) for row in measured} == {best}
+        cells = [f"{error:.3f}" for error in measured[-1]]
+        cells[best] = f"**{cells[best]}**"
+        assert f"| R = {radius} | {' | '.join(cells)} |" in page
+
+
+def test_the_numbers_of_fedagg_are_those_of_its_data():
+    page = (PAPERS / "fedagg.md").read_text()
+
+    keys = ("run", "setting", "participation", "round")
+    accuracy: dict[Any, list[float]] = curves(
+        "results/fedagg-linear", "test/global/accuracy", *keys
+    )
+    for label, run, last in (("FedAvg, 60", "FedAvg", "30"), ("FedAgg, 67", "FedAgg", "10")):
+        columns = [(s, p) for s in ("IID", "non-IID") for p in ("20 %", "100 %")]
+        means = [np.mean(accuracy[run, f"linear, {s}", p, last]) for s, p in columns]
+        row = " | ".join(f"{100 * mean:.2f}" for mean in means)
+        assert f"| {label} models | {row} |" in page
+
+    scores = curves("results/fedagg-dynamics", "test/global/accuracy", "setting", "run")
+    for run in {run for _, run in scores}:
+        cells = [
+            ", ".join(f"{100 * scores[setting, run][k // 2 - 1]:.1f}" for k in (4, 10, 20, 30))
+            for setting in ("IID", "non-IID")
+        ]
+        assert f"| {run} | {' | '.join(cells)} |" in page
+    pairs = (("FedAgg", "FedAvg", [15, 9]), ("FedAgg", "FedAgg, aggregated", [13, 10]))
+    for one, other, ahead in pairs:  # in how many of 15 rounds the one is above the other
+        lines = [np.subtract(scores[s, one], scores[s, other]) for s in ("IID", "non-IID")]
+        assert [int((line > 0).sum()) for line in lines] == ahead and len(lines[0]) == 15
+    keys = ("run", "setting", "participation")
+    for run, column in (("FedAvg", "global"), ("FedGH", "personalized")):
+        own = curves("results/fedagg-fedgh", f"test/{column}/accuracy", *keys)
+        cells = [
+            f"{100 * own[run, f'linear, {s}', p][-1]:.2f}"
+            for s in ("IID", "non-IID")
+            for p in ("20 %", "100 %")
+        ]
+        assert f"| {run} | {' | '.join(cells)} |" in page
+
+
+def test_the_numbers_of_fedacs_are_those_of_its_data():
+    page = (PAPERS / "fedacs.md").read_text()
+
+    columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
+    both = [curves("results/fedacs-fashion/runs", column, "run") for column in columns[:2]]
+    scores = {run: [100 * np.array(own[run]) for own in both] for run in both[0]}
+    for (run,), models in scores.items():
+        cells = [f"{x.mean():.2f} ± {x.std(ddof=1):.2f}".replace("nan ± nan", "–") for x in models]
+        assert f"| {run} | {' | '.join(cells)} |" in page, run
+    ditto, per = scores["Ditto",], scores["Per-FedAvg",]
+    mean = {run: models[0].mean() for (run,), models in scores.items()}
+    text = f"APFL is {mean['APFL'] - mean['FedACS']:.2f} points ahead; Ditto and FedAMP are"
+    text += (
+        f" {mean['FedACS'] - mean['Ditto']:.2f} and {mean['FedACS'] - mean['FedAMP']:.2f} behind."
+    )
+    assert text in page
+    assert f"it is {mean['FedACS'] - mean['LocalTrain']:.2f} points ahead" in page
+    gains = [np.subtract(*models).mean() for models in (ditto, per)]
+    assert f"Ditto's by {gains[0]:.2f}, Per-FedAvg's by {gains[1]:.2f} points" in page
+    lines = [curves("results/fedacs-groups", column, "run", "seed") for column in columns]
+    weights = table(ROOT / "docs" / "data" / "results" / "fedacs-groups-weights.csv")
+    shares: dict[Any, float] = {}
+    for run, seed, number in {(row["run"], row["seed"], row["round"]) for row in weights}:
+        own = [
+            row for row in weights if (row["run"], row["seed"], row["round"]) == (run, seed, number)
+        ]
+        inside = sum(float(row["weight"]) for row in own if row["angle"] == row["partner_angle"])
+        shares[run, seed, number] = inside / sum(float(row["weight"]) for row in own)
+    assert len([key for key in shares if key[0] == "FedACS, p = 0.75"]) == 18
+    assert {
+        s for key, s in shares.items() if key[0] in ("FedACS, p = 0.75", "FedACS, p = 0.9")
+    } == {1}
+    plain = [float(row["weight"]) for row in weights if row["run"] == "FedACS, no threshold"]
+    assert f"is {100 * (max(plain) / min(plain) - 1):.1f} % above the smallest" in page
+    for run in {run for run, _ in lines[0]}:
+        mine = [[own[run, seed][-1] for seed in "012"] for own in lines]
+        scores = 100 * np.array(mine[1] if run == "FedAvg" else mine[0])
+        text = f"{scores.mean():.2f} ± {scores.std(ddof=1):.2f}"
+        if run == "FedACS, p = 0.75":
+            text = f"**{text}**"
+        partners = f" {np.mean(mine[2]):.1f}" if run.startswith("FedACS") else ""
+        share = ", ".join(f"{shares[run, s, '40']:.2f}" for s in "012" if (run, s, "40") in shares)
+        share = share or ("–" if partners else "")
+        cells = f"| {run} | {text} |{partners} | {share} |".replace("|  |", "| |")
+        assert cells in page, cells
+
+
+RESULTS = [f"results/{path.stem}" for path in (ROOT / "configs/results").glob("*.yaml")]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name in FIGURES + RESULTS if (ROOT / "docs" / "data" / f"{name}.csv").exists()],
+)
+def test_data_of_the_pages_are_those_of_the_figures_file(name):
+    """The data have every run at every point of the grid, and no other."""
+    figure = Reproduction.from_file(name)
+    data = table(ROOT / "docs" / "data" / f"{name}.csv")
+    assert {"run", *figure.grid, "seed"} <= set(data[0])
+
+    def place(*values):
+        return tuple(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
+
+    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r.get("round") for r in data}
+    jobs = {place(job.run, *job.axes.values(), job.seed): job for job in figure.jobs()}
+    assert last.keys() == jobs.keys()
+    if "round" not in data[0]:  # a table of last rounds alone, without curves
+        return
+    for key, job in jobs.items():
+        trainer = job.config["trainer"]
+        stops = any(
+            "EarlyStopping" in entry["class_path"] for entry in trainer.get("callbacks", [])
+        )
+        assert float(last[key]) == trainer["max_epochs"] or stops

@@ -132,7 +132,7 @@ class Pretrained(nn.Module):
         self.prompt: nn.Parameter | None = None
         if task != "causal" and pooling == "mean":
             if getattr(self.model, "pooler", None) is not None:
-                self.model.pooler = None  # of no use to the mean
+                self.model.pooler = None  # the mean does not use it
             self.head = nn.Linear(config.hidden_size, num_classes)
         elif task != "causal":
             known = ("classifier", "score")

@@ -34,7 +34,7 @@ def open_door(name: str) -> None:
     if name not in PACKAGES:
         return
     if spec := users_module(name):
-        sys.modules[name] = module_from_spec(spec)  # which Python then returns to the importer
+        sys.modules[name] = module_from_spec(spec)  # Python returns the entry to the importer
         spec.loader.exec_module(sys.modules[name])  # type: ignore[union-attr]
     else:
         sys.modules[name].__path__ = import_module(f"pfl.{name}").__path__

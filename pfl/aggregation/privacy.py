@@ -199,7 +199,7 @@ class PrivateMean:
             self.accountant = accountant.calibrate(privacy.epsilon, rounds)
         self.clip = privacy.clip
         self.coefficients = band(privacy.bands)
-        self._noise: list[np.ndarray] = []  # of the last rounds, and the next round
+        self._noise: list[np.ndarray] = []  # the noise of the last rounds and of the next one
         self._next = 0
         self.count_noise = self._count_noise()
 

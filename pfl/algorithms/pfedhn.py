@@ -98,7 +98,7 @@ class pFedHN(FederatedAlgorithm):
             bound = weight.shape[1] ** -0.5
             for values in (weight, bias):
                 values.copy_(torch.from_numpy(draw.uniform(-bound, bound, values.shape)))
-        bias.copy_(self.global_model)  # of the last layer
+        bias.copy_(self.global_model)  # the last layer's bias
 
     def download(self) -> dict[str, Message]:
         return {}

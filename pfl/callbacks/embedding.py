@@ -123,7 +123,7 @@ def _models(algorithm: FederatedAlgorithm, one: Clients) -> dict[str, tuple[Tens
     """Returns the client's models [1, P] and their running statistics, by kind."""
     models: dict[str, tuple[Tensor, Tensor | None]] = {}
     if algorithm.has_personalized:
-        adapted = replace(one)  # with running statistics that `personalized` may replace
+        adapted = replace(one)  # `personalized` may replace running statistics
         w = algorithm.personalized(adapted)
         models["personalized"] = w, of_model("personalized", algorithm, adapted).buffers
     if algorithm.has_global:

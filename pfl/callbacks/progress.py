@@ -58,7 +58,7 @@ class RoundProgress(ProgressBar):
         row: dict[str, Any] = getattr(pl_module, "row", {})
         if "train/loss" in row:
             self._shown["loss"] = f"{row['train/loss']:.3f}"
-        for model in MODELS[:2]:  # by validation where there is one
+        for model in MODELS[:2]:  # validation scores come first
             for name in (ScoreName(split, model, "accuracy") for split in SPLITS):
                 if str(name) in row:
                     self._shown[f"{model} {name.split}"] = f"{row[str(name)]:.3f}"

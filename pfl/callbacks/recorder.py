@@ -79,7 +79,7 @@ class RunRecorder(Callback):
         self.seconds = 0.0
         self.settings: dict[str, Any] = {}
         self.resumed: list[dict[str, Any]] = []  # where another setting began, and which
-        self._saved_files: dict[str, Tensor] | None = None  # of the checkpoint
+        self._saved_files: dict[str, Tensor] | None = None  # the checkpoint's tables
         self._saved_config: str | None = None
         self._start = time.monotonic()
 
@@ -228,7 +228,7 @@ class RunRecorder(Callback):
         self._write_evaluation(trainer, pl_module, "test")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        if trainer.state.fn == "validate":  # and not within `fit`
+        if trainer.state.fn == "validate":  # `fit` records elsewhere
             self._write_evaluation(trainer, pl_module, "validate")
 
     def _write_evaluation(

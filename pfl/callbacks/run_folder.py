@@ -24,8 +24,8 @@ class RunFolder:
     def __init__(self, path: Path = Path(), writes: bool = True) -> None:
         self.path, self.writes = path, writes
         self._lock: BaseFileLock | None = None
-        self._columns: list[str] = []  # of metrics.csv
-        self._rounds = 0  # that the tables of the method have
+        self._columns: list[str] = []  # columns of metrics.csv
+        self._rounds = 0  # rounds in the method's tables
 
     def lock(self) -> None:
         """Creates and locks the folder, and removes what a killed process has left half written."""

@@ -13,7 +13,7 @@ import yaml
 
 from pfl.method.algorithm import FederatedAlgorithm
 
-SEPARATE = ("model.network", "loop.seed")  # by which a checkpoint is recognised
+SEPARATE = ("model.network", "loop.seed")  # a checkpoint is recognised by them
 NO_RESULT = ("model.engine", "loop.clients_at_once", "loop.state_memory")  # speed and memory only
 
 

@@ -276,6 +276,6 @@ def quiet() -> None:
     warnings.formatwarning = lambda message, *_, **__: (
         f"warning: {printable(' '.join(str(message).split()))}\n"
     )
-    warnings.filterwarnings("ignore", "Initializing zero-element")  # which are refused
+    warnings.filterwarnings("ignore", "Initializing zero-element")  # empty layers are refused
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)

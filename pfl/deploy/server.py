@@ -75,7 +75,7 @@ class Parties:
         self.saving = False  # whether there are checkpoints
         self.wire = [0, 0]
         self.classes: int | None = None
-        self._refused: dict[int, str] = {}  # by peer
+        self._refused: dict[int, str] = {}  # the reason, by peer
         self._silent: set[str] = set()
 
     def meet(self) -> None:

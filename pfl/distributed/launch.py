@@ -221,4 +221,4 @@ def _describe(event: str, trainer: Any) -> str:
     number, last = trainer.current_epoch + 1, trainer.max_epochs
     if last < 0:  # max_time or max_steps ends the run
         return f"{event} in round {number}; {go_on}"
-    return f"{event} in round {min(number, last)} of {last}; {go_on}"  # or after the last round
+    return f"{event} in round {min(number, last)} of {last}; {go_on}"  # all rounds may be over

@@ -43,7 +43,7 @@ class Chain:
             steps = [step for step in steps if type(step) is not nn.MaxPool2d]
         self.steps, self.spans = steps, spans
         starts = sorted(span.start for own in spans.values() for span in own)
-        self.order = {start: n for n, start in enumerate(starts)}  # of the parameters in the space
+        self.order = {start: n for n, start in enumerate(starts)}  # their order in the space
         self.shapes = [[_shape(step, p) for p in step.parameters()] for step in self.steps]
         kinds = [KINDS[type(step)] for step in self.steps]
         self.batched = "convolution" not in kinds

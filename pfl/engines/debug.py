@@ -42,7 +42,7 @@ class DebugEngine(SequentialEngine):
         super().__init__(*args)
         self._place = ""  # client, round, epoch and step of the last gradient
 
-    take_step = Engine.take_step  # with the gradient as one vector: nothing is fused
+    take_step = Engine.take_step  # the gradient is one vector: nothing is fused
 
     def descend(self, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, list[int]]:
         losses = super().descend(v, *args, **kwargs)

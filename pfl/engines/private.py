@@ -61,7 +61,7 @@ class PrivateEngine(Engine):
         self.max_threads = inner.max_threads
         self.clip, self.noise_multiplier = clip, noise_multiplier
         self.batch_size, self.seed = batch_size, seed
-        self._used: dict[int, tuple[int, set[int]]] = {}  # by client: the round, and its steps
+        self._used: dict[int, tuple[int, set[int]]] = {}  # round and steps, by client
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None

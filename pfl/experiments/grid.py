@@ -44,7 +44,7 @@ OF_A_CHANGE = ("runs", "without")  # keys of a change of the grid that are not o
 # Columns of the tables, which an axis of the same name would overwrite.
 COLUMNS = ("run", "method", "model", "seed", "folder", "status", "round", "diverged", "trial")
 OPEN = ("common", "runs", "grid", "panels", "tables", "full")  # keys that hold configurations
-INNER = {"inner": True}  # of a field that no file has
+INNER = {"inner": True}  # marks a field that no file has
 OWNER = ".source"  # in a folder of results: the file that they belong to
 
 

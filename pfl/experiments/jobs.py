@@ -73,7 +73,7 @@ def execute(job: Job, root: Path, *, keep: bool = False, metric: str | None = No
     begun = time.monotonic()
     status = _fit(path, last) if interrupted else None
     if status is None or not (folder / "summary.json").is_file():
-        shutil.rmtree(folder, ignore_errors=True)  # of another configuration, code or data
+        shutil.rmtree(folder, ignore_errors=True)  # it is of another configuration, code or data
         path.write_text(text)
         status = _fit(path)
     folder.mkdir(exist_ok=True)  # there is none if the first round failed
@@ -168,7 +168,7 @@ def _version_of(named: frozenset[str]) -> str:
     """Returns the hash of this framework, some modules, and what these import."""
     digest, files = hashlib.sha256(_framework()), dict[Path, None]()
     modules, known = sorted(named), {*named, *PACKAGES}
-    for module in modules:  # which grows by what the modules import
+    for module in modules:  # the list grows by what modules import
         for path in _sources(module):
             files[path] = None
             names = _imports(path) - known
@@ -251,7 +251,7 @@ def _paths(value: Any, key: str = "") -> Iterator[Path]:
                 yield from path.glob("data/*/data")  # in LEAF's repository
             elif path.exists():
                 yield path
-        except (OSError, ValueError, RuntimeError):  # too long, a NUL, or the home of nobody
+        except (OSError, ValueError, RuntimeError):  # too long, a NUL, or an unknown home
             return
 
 
@@ -297,7 +297,7 @@ def check(jobs: Iterable[Job], metric: str | None = None, *, validated: bool = F
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
-        points = {job.folder.parent: job for job in jobs}.values()  # of each, one of its seeds
+        points = {job.folder.parent: job for job in jobs}.values()  # one seed of each
         for job in tqdm(points, "configurations checked", leave=False, disable=None):
             path.write_text(yaml.safe_dump(job.config, sort_keys=False, allow_unicode=True))
             with _mistakes_of(job):

@@ -52,7 +52,7 @@ class Range:
             raise ValueError("low must be below high, and above 0 with log")
 
 
-Space = dict[str, list[Any] | Range]  # by dotted key: all values, or a range
+Space = dict[str, list[Any] | Range]  # all values or a range, by dotted key
 
 
 def read_space(where: str, content: Any) -> Space:

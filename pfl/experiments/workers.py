@@ -72,7 +72,7 @@ def spread(
                 if waiting:
                     begin(pipe, process)
                 else:
-                    pipe.close()  # which ends the process
+                    pipe.close()  # the process ends
         for process in processes:
             process.join(GRACE_SECONDS)
     finally:  # an error or a signal ends all tasks
@@ -109,7 +109,7 @@ def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
             return
         try:
             answer: tuple[bool, Any] = True, work(task)
-        except Ended as error:  # by SIGTERM, in a round; the line is printed
+        except Ended as error:  # SIGTERM came in a round; the line is printed
             answer = False, error
         except (Exception, SystemExit) as error:  # without its traceback, which cannot be sent
             line = None if os.environ.get("PFL_TRACEBACK") else mistake(error)

@@ -24,7 +24,7 @@ session = InferenceSession("model.onnx")
 FACTORED = """
 network = load_factored({network}{dtype}, load_file("factored.safetensors")).eval()
 """
-NOT_MERGED = ("adapter", "Bottleneck", "prompt", "SoftPrompt")  # which are no changes of weights
+NOT_MERGED = ("adapter", "Bottleneck", "prompt", "SoftPrompt")  # they change no weights
 LOADING = """\
 from safetensors.torch import load_file
 {imports}
@@ -50,7 +50,7 @@ def card(
     method = _class_of(arguments.model)
     network = _class_of(method["init_args"].pop("network"))
     summary = read_json(folder / "summary.json")
-    if summary.get("round") != algorithm.rounds:  # of another checkpoint
+    if summary.get("round") != algorithm.rounds:  # the summary is another checkpoint's
         summary = {}
     names: dict[str, Any] = {"client": client, "classes": loop.datamodule.class_names}
     if client is not None and loop.datamodule.client_names is not None:

@@ -176,11 +176,11 @@ class FederatedAlgorithm(LocalTraining):
         self.bytes_down = self.bytes_up = 0
         self.row: dict[str, float] = {}
         self.recorded: dict[str, dict[str, np.ndarray]] = {}
-        self.rounds_compared = False  # by the engine "debug", in its first round
+        self.rounds_compared = False  # the engine "debug" compares in its first round
         self._server_states: set[str] = set()
         self._late_states: dict[str, Callable[[], Tensor]] = {}
         self._pass: Evaluation | None = None
-        self._rounds_apart = 1  # from one scheduled evaluation to the next
+        self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
         self.process_threads = torch.get_num_threads()
 

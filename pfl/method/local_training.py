@@ -120,7 +120,7 @@ class LocalTraining(MovableModule):
             rate = probe.param_groups[0].get("lr", lr)
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
-        self._rounds = 0  # that are over
+        self._rounds = 0  # finished rounds
 
     @property
     def threads(self) -> ClientThreads:

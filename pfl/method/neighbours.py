@@ -66,7 +66,7 @@ def neighbour_scores(
             z = features(oracle, models[rows], batch, oracle.runner.head, buffers)
             for place, n in enumerate(batch.counts):
                 row, p = int(order[place]), outputs[place, :n].to(w.dtype).softmax(1)
-                q = p  # of a client without training samples
+                q = p  # a client without training samples has no neighbours
                 if memory[row]:
                     known, labels = map(torch.cat, zip(*memory[row], strict=True))
                     q = neighbours.probabilities(z[place, :n], known, labels, p.shape[1])

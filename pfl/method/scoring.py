@@ -206,7 +206,7 @@ class Evaluation:
                 if remembers:
                     scores["knn"] = list(neighbour_scores(algorithm, group, start, keep))
                 for model, k in names.items():
-                    adapted = replace(group)  # with running statistics of their own
+                    adapted = replace(group)  # a copy has running statistics of its own
                     v = algorithm.adapt(adapted, start, steps=k, lr=rate)
                     scores[model] = list(row_scores(algorithm.oracle, adapted, v, keep))
                 return scores
@@ -266,7 +266,7 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: 
         ids = clients.ids[owners]
         metric.update(torch.from_numpy(ids), *sums)
         if keep:
-            firsts = np.flatnonzero(np.diff(owners, prepend=-1))  # of each client in this piece
+            firsts = np.flatnonzero(np.diff(owners, prepend=-1))  # a client's first sample
             parts = (values.tensor_split(firsts[1:].tolist()) for values in predicted)
             metric.keep(ids[firsts], zip(*parts, strict=True))
             metric.finish(but=int(ids[-1]))
@@ -315,7 +315,7 @@ def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np
         w["global"] = algorithm.global_model.expand(len(clients), -1)
         own["global"] = statistics.of_model("global", algorithm, clients)
     if algorithm.has_personalized:
-        adapted = replace(clients)  # with running statistics that `personalized` may replace
+        adapted = replace(clients)  # `personalized` may replace running statistics
         w["personalized"] = algorithm.personalized(adapted)
         name = f"{type(algorithm).__name__}.personalized"
         checks.check_models(name, w["personalized"], clients, algorithm)

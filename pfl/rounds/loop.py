@@ -329,7 +329,7 @@ class FederatedLoop(LightningDataModule):
     predict_dataloader = test_dataloader
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, _: int) -> Any:
-        return batch  # which reads its samples on the device
+        return batch  # it reads its samples on the device
 
 
 class ChunkLoader:

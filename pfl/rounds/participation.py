@@ -26,7 +26,7 @@ from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
 Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
-SAMPLED = ("uniform", "bernoulli")  # whose draws do not depend on the clients' data
+SAMPLED = ("uniform", "bernoulli")  # these draws do not depend on the clients' data
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 
@@ -117,7 +117,7 @@ class Participation:
     ) -> None:
         self.clock = clock
         self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
-        self._ends: list[float] = []  # of the rounds so far, in virtual seconds
+        self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
         self.datamodule, self.seed = datamodule, seed

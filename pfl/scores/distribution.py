@@ -10,7 +10,7 @@ QUANTILES = (10, 25, 50, 75, 90)
 """In percent."""
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of models that diverged
+@np.errstate(over="ignore", invalid="ignore")  # a model may have diverged
 def distribution(values: np.ndarray, higher_is_better: bool | None = True) -> dict[str, float]:
     """Returns the numbers that describe one value for each client, [M]; empty if no client counts.
 

@@ -93,7 +93,7 @@ class ClientScores(torchmetrics.Metric):
         for name in ("loss_sum", "correct_sum", "count"):
             zeros = torch.zeros(num_clients, dtype=torch.float64)
             self.add_state(name, zeros, dist_reduce_fx="sum")
-        if self.metrics:  # of each client on one process; 0 on the others
+        if self.metrics:  # a client's values are on one process; the others have 0
             zeros = torch.zeros(len(self.metrics), num_clients, dtype=torch.float64)
             self.add_state("values", zeros, dist_reduce_fx="sum")
         self._begun: dict[int, list[tuple[Tensor, Tensor]]] = {}

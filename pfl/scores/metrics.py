@@ -130,7 +130,7 @@ class ClientMetrics:
             real = targets != IGNORED
             predicted, targets = predicted.movedim(1, -1)[real], targets[real]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of values that are not defined
+            warnings.simplefilter("ignore")  # torchmetrics warns of undefined values
             values = [self._value(name, predicted, targets) for name in self.names]
         return torch.tensor(values, dtype=torch.float64)
 
@@ -138,7 +138,7 @@ class ClientMetrics:
         metric = self._metrics[name]
         is_binary = type(metric).__name__.startswith("Binary")
         if is_binary and targets.ndim == 1 and predicted.shape[1:] == (2,):
-            predicted = predicted[:, 1]  # of a network with two outputs
+            predicted = predicted[:, 1]  # the network has two outputs
         metric.reset()
         try:
             metric.update(predicted, targets)

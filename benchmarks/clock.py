@@ -50,6 +50,7 @@ def stamps_of(
                 "max_epochs": rounds,
                 "accelerator": "cpu",
                 "devices": processes,
+                "strategy": "client_parallel" if processes > 1 else "auto",
                 "default_root_dir": root,
                 "callbacks": [clock, *callbacks],
                 "enable_progress_bar": False,

@@ -68,7 +68,8 @@ class Trainer(RunTrainer):
             `enable_...` argument excludes it.
         accelerator: As in Lightning, but "auto" means the CPU and not an Apple GPU, which has no
             float64.
-        devices: As in Lightning; 1 by default.
+        devices: As in Lightning; 1 by default. Several CPUs of a machine are one process with
+            threads, unless the strategy is named.
         num_nodes: Number of machines.
         strategy: As in Lightning, but "auto" means `client_parallel` if there are several
             processes. The name of any other strategy for several processes is refused, since such
@@ -152,7 +153,7 @@ class Trainer(RunTrainer):
         # A strategy object may bring its own accelerator, which Lightning then takes.
         if automatic and (isinstance(strategy, str) or MPSAccelerator.is_available()):
             accelerator = "cuda" if CUDAAccelerator.is_available() else "cpu"
-        strategy = resolve_strategy(strategy, accelerator, devices, num_nodes)
+        strategy, devices = resolve_strategy(strategy, accelerator, devices, num_nodes)
         with warnings.catch_warnings():
             if automatic:  # Lightning recommends the Apple GPU
                 warnings.filterwarnings("ignore", message="GPU available but not used")

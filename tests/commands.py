@@ -16,6 +16,7 @@ from tests.forks import Popen
 
 ROOT = Path(__file__).parents[1]
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+TWO_PROCESSES = ["--trainer.strategy=client_parallel", "--trainer.devices=2"]
 
 
 def call(*args):

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from pfl._path import users_module
-from tests.commands import ROOT
+from tests.commands import ROOT, TWO_PROCESSES
 
 PACKAGES = ["datamodules", "models", "pfl"]
 DOORS = {"models.py", "datamodules.py", "datamodules.pyi"}  # modules overwrite no user's package
@@ -104,7 +104,7 @@ def test_the_quick_start_of_the_wheel_trains_a_method_of_the_current_folder(inst
     (tmp_path / "mine.py").write_text("from pfl.algorithms import FedAvg\nclass Mine(FedAvg): pass")
     options = ["--config", "quickstart", "--model", "mine.Mine", "--trainer.callbacks=[]"]
     options += ["--model.network", "models.Net"]
-    options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", "--trainer.devices=2"]
+    options += ["--trainer.max_epochs=1", "--trainer.accelerator=cpu", *TWO_PROCESSES]
     assert "Mine, 1 round" in pfl("fit", *options, installed=installed, cwd=tmp_path)
     assert (tmp_path / "runs/quickstart/summary.json").is_file()
 

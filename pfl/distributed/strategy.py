@@ -17,9 +17,10 @@ from lightning.fabric.plugins.environments import (
     SLURMEnvironment,
     TorchElasticEnvironment,
 )
-from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry
+from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
@@ -166,16 +167,18 @@ def resolve_strategy(
     accelerator: str | Accelerator,
     devices: list[int] | str | int,
     num_nodes: int,
-) -> str | Strategy:
-    """Replaces "auto" by a `ClientParallelStrategy` if several processes will run.
+) -> tuple[str | Strategy, list[int] | str | int]:
+    """Returns the strategy and the devices of a run.
 
-    A strategy object is returned as it is.
+    "auto" becomes a `ClientParallelStrategy` if several processes will run. On the CPUs of one
+    machine that is one process if it has a thread for each device: processes were never faster
+    (benchmarks/results/peers.md). A strategy object is returned as it is.
 
     Raises:
         ConfigError: If `strategy` is the name of a strategy that wraps or shards the model.
     """
     if isinstance(strategy, Strategy):
-        return strategy
+        return strategy, devices
     if strategy.lower() in StrategyRegistry:
         kind = StrategyRegistry[strategy.lower()]["strategy"]
         if issubclass(kind, ParallelStrategy) and not issubclass(kind, ClientParallelStrategy):
@@ -184,12 +187,20 @@ def resolve_strategy(
                 f"needs whole to train its clients; use client_parallel"
             )
     if strategy != "auto":
-        return strategy
-    if num_nodes * _count_scheduled() * _count_devices(accelerator, devices) == 1:
-        return strategy
+        return strategy, devices
+    here, elsewhere = _count_devices(accelerator, devices), num_nodes * _count_scheduled()
+    on_cpu = accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)
+    if on_cpu and elsewhere == 1 and 1 < here <= (threads := torch.get_num_threads()):
+        rank_zero_info(
+            f"trainer.devices: {devices}; one process with {threads} threads trains at least as "
+            f"fast on CPUs, and runs; --trainer.strategy client_parallel starts {here} processes"
+        )
+        here = devices = 1
+    if elsewhere * here == 1:
+        return strategy, devices
     # In a notebook there is no script to start once more; Lightning forks there, too.
     fork = _interactive() and num_nodes == 1
-    return ClientParallelStrategy(start_method="fork" if fork else "popen")
+    return ClientParallelStrategy(start_method="fork" if fork else "popen"), devices
 
 
 def _count_scheduled() -> int:

@@ -6,7 +6,7 @@ import sys
 import pytest
 import yaml
 
-from tests.commands import call, finish
+from tests.commands import TWO_PROCESSES, call, finish
 
 NET = """
 import torch
@@ -80,7 +80,7 @@ def test_two_processes_train_classes_of_the_folder_and_ours(folder, network):
     command = ["-m", "pfl", "fit", "--config", "quickstart", "--model", "mine.Mine"]
     command += ["--data", "datamodules.data.Data", "--model.network", network]
     command += ["--model.network.in_features=64"] if "MLP" in network else []
-    command += ["--trainer.max_epochs=1", "--trainer.callbacks=[]", "--trainer.devices=2"]
+    command += ["--trainer.max_epochs=1", "--trainer.callbacks=[]", *TWO_PROCESSES]
     finish(*command, "--trainer.accelerator=cpu", cwd=folder)
     summary = json.loads((folder / "runs/quickstart/summary.json").read_text())
     assert summary["algorithm"] == "Mine"

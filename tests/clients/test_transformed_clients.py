@@ -24,7 +24,7 @@ from datamodules import (
 from models import MLP
 from pfl.algorithms import FedAvg
 from pfl.clients import ClientData, Clients, LocalSchedule, view
-from tests.commands import QUICKSTART, call, finish, table
+from tests.commands import QUICKSTART, TWO_PROCESSES, call, finish, table
 from tests.draws import client_key, uniform_of
 from tests.networks import put
 from tests.problems import History, run
@@ -230,7 +230,7 @@ def test_runs_with_transforms_do_not_depend_on_processes_and_resuming(tmp_path):
     config = tmp_path / "half" / "config.yaml"
     resumed = fit("half", "--trainer.max_epochs=2", "--ckpt_path", point, config=config)
     assert len(half) == 1 and np.array_equal(resumed, whole)
-    two = fit("two", *options, "--trainer.max_epochs=2", "--trainer.devices=2", apart=True)
+    two = fit("two", *options, "--trainer.max_epochs=2", *TWO_PROCESSES, apart=True)
     np.testing.assert_allclose(two, whole, rtol=1e-10)
 
 

@@ -24,7 +24,7 @@ from pfl.distributed.launch import (
     ProcessLost,
     _describe,
 )
-from tests.commands import ROOT, free_port
+from tests.commands import ROOT, TWO_PROCESSES, free_port
 from tests.forks import Popen
 
 # One process sends a signal to itself, or to all processes, in the middle of the third round or
@@ -81,7 +81,6 @@ model:
     network: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
 data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
 """
-TWO = ["--trainer.strategy", "client_parallel", "--trainer.devices", "2"]
 # Two processes by another key.
 SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
 SHARED += ["--trainer.strategy.processes_per_device", "2"]
@@ -118,7 +117,7 @@ def in_two(tmp_path_factory):
     """The folder of such a run under torchrun, in two processes."""
     with pytest.MonkeyPatch.context() as patch:
         folder = prepare(tmp_path_factory.mktemp("in_two"), patch)
-    assert killed(folder, 1, "never", 0, TORCHRUN, TWO)[0] == 0
+    assert killed(folder, 1, "never", 0, TORCHRUN, TWO_PROCESSES)[0] == 0
     return folder / "runs" / "killed"
 
 
@@ -166,7 +165,7 @@ def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, in_two,
     command of one process, as after a requeue on another machine, finds nothing left to do.
     """
     again = [*TORCHRUN, "--max-restarts", "1"]
-    status, _, _ = killed(folder, 1, when, 0, again, [*TWO, "--ckpt_path", "auto"])
+    status, _, _ = killed(folder, 1, when, 0, again, [*TWO_PROCESSES, "--ckpt_path", "auto"])
     assert status == 0
     for _ in range(2):
         for file in ("metrics.csv", "clients.csv"):
@@ -243,9 +242,9 @@ def ends(pid):
 @pytest.mark.parametrize(
     ("victim", "when", "busy", "starter", "more", "status", "says"),
     [
-        (1, "training", 60, [], TWO, 1, "process 1 was killed by SIGKILL"),
+        (1, "training", 60, [], TWO_PROCESSES, 1, "process 1 was killed by SIGKILL"),
         (0, "training", 60, [], SHARED, -9, "process 0 was killed"),
-        (1, "saving", 0, [], TWO, 1, "process 1 was killed by SIGKILL"),
+        (1, "saving", 0, [], TWO_PROCESSES, 1, "process 1 was killed by SIGKILL"),
     ],
     ids=["the second", "the first", "while saving"],
 )
@@ -280,7 +279,7 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
 def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
     folder, number, environment, status
 ):
-    returned, lines, _ = killed(folder, 0, "training", 0, [], TWO, number, **environment)
+    returned, lines, _ = killed(folder, 0, "training", 0, [], TWO_PROCESSES, number, **environment)
     assert returned == status
     (line,) = lines
     says = f"error: ended by {number.name} in round 3 of 4; go on from the last checkpoint with "
@@ -357,7 +356,12 @@ def test_the_others_are_gone_within_a_second_outside_of_the_run_too(folder, mome
     pids = folder / "pids"
     needed = 1 if moment == "importing" else 2
     first = Popen(
-        [sys.executable, "-m", "pfl", *arguments(folder, *TWO, "--trainer.max_epochs", "1")],
+        [
+            sys.executable,
+            "-m",
+            "pfl",
+            *arguments(folder, *TWO_PROCESSES, "--trainer.max_epochs", "1"),
+        ],
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}",

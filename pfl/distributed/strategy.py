@@ -20,7 +20,7 @@ from lightning.fabric.plugins.environments import (
 from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry, CPUAccelerator
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
@@ -191,9 +191,10 @@ def resolve_strategy(
     here, elsewhere = _count_devices(accelerator, devices), num_nodes * _count_scheduled()
     on_cpu = accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)
     if on_cpu and elsewhere == 1 and 1 < here <= (threads := torch.get_num_threads()):
-        rank_zero_info(
+        rank_zero_warn(
             f"trainer.devices: {devices}; one process with {threads} threads trains at least as "
-            f"fast on CPUs, and runs; --trainer.strategy client_parallel starts {here} processes"
+            f"fast on CPUs, and runs; --trainer.strategy client_parallel starts {here} processes",
+            category=UserWarning,
         )
         here = devices = 1
     if elsewhere * here == 1:

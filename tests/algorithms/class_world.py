@@ -4,6 +4,7 @@ from collections import OrderedDict
 from itertools import chain
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -23,6 +24,7 @@ TRACE = [
 KNOWN = [0, 2, 3, 3, 3, 3]  # classes that a client has had before each round
 BODY = FEATURES * INPUTS + FEATURES  # values of the body, the first ones
 SIZE = BODY + CLASSES * FEATURES + CLASSES
+ENGINES = pytest.mark.parametrize("engine", ["vmap", "debug"])  # debug also trains one by one
 LOCAL = dict(lr=0.3, lr_decay=0.9, weight_decay=0.05, local_steps=3)
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, small_network, small_world
-from tests.algorithms.traced import unlike
-from tests.problems import run
+from tests.algorithms.traced import START, TRACE, unlike
+from tests.problems import History, run
 
 
 @pytest.fixture
@@ -20,6 +20,20 @@ def problem():
 def fit(tmp_path):
     """`tests.problems.run`, with a folder of its own."""
     return partial(run, root=tmp_path)
+
+
+@pytest.fixture
+def follow(fit, problem):
+    """Trains a method on the problem from START over TRACE; what there was after each round."""
+
+    def follow(kind, *, trace=TRACE, callbacks=(), loop=None, **arguments):
+        history = History()
+        method = kind(problem.network(START), **arguments)
+        seen = [history, *callbacks]
+        fit(method, problem, len(trace), callbacks=seen, trace=trace, **(loop or {}))
+        return history
+
+    return follow
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+import pfl.algorithms
 from pfl.algorithms import FederatedAlgorithm
 from tests.algorithms import closed_forms as forms
 
@@ -17,16 +18,15 @@ class Method:
     """What the common tests must know of a method.
 
     Attributes:
-        name: Of the entry; a class may have several.
-        kind: The class.
+        name: Of the entry: that of the class, which may have several, and what sets them apart.
         limit: limit(quadratics, **arguments): where it ends.
         cost: Of a participant in a round.
+        arguments: The class's own, in all tests.
         private: The client states that hold personal parameters and must never leave the
             client. Not those that the method sends by design, or that the server can work out from
             what it is sent.
         trained_with_private: Whether what a client sends is trained together with its private
             states, and so depends on them.
-        arguments: The class's own, in all tests.
         settle: Further ones where the limit is looked for.
         rounds, accuracy: After how many rounds the limit is reached, and how closely.
         problem: The problem whose limit is known, by number of clients.
@@ -38,15 +38,15 @@ class Method:
             `local_epochs`.
         still: Patterns of the parameters that keep values of the first global model.
         whole: The client states that hold whole numbers.
+        kind: The class, where the package's own needs a change.
     """
 
     name: str
-    kind: type[FederatedAlgorithm]
     limit: Callable[..., forms.Models]
     cost: forms.Cost
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     private: tuple[str, ...] = ()
     trained_with_private: bool = False
-    arguments: Mapping[str, Any] = field(default_factory=dict)
     settle: Mapping[str, Any] = field(default_factory=lambda: {"lr": 0.4, "local_steps": 6})
     rounds: int = 12
     accuracy: float = 1e-7
@@ -58,6 +58,12 @@ class Method:
     more_epochs: int = 0
     still: Sequence[str] = ()
     whole: Sequence[str] = ()
+    kind: type[FederatedAlgorithm] = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.kind is None:
+            kind = getattr(pfl.algorithms, self.name.split(",")[0])
+            object.__setattr__(self, "kind", kind)
 
     @property
     def pooled(self) -> bool:

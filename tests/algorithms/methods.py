@@ -9,6 +9,7 @@ in two processes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -130,4 +131,8 @@ def learned(names: Iterable[str]) -> set[str]:
 
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+# Of which the limit and the bytes are tested elsewhere.
+FIXED_POINT = {"mean_field": "fixed_point", "tolerance": 1e-3}
+VARIANTS = METHODS | {"FedAgg, fixed point": replace(METHODS["FedAgg"], arguments=FIXED_POINT)}
+EVERY_VARIANT = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)
 BATCHES = dict(lr=0.2, local_epochs=2, batch_size=2)  # clients take 6, 2, 4 and 2 steps

@@ -1,8 +1,7 @@
 """Slow and obvious NumPy implementations of the methods: one client, one layer, one step at a time.
 
 They share nothing with the package; where they and the package agree, both were written down
-twice. `slip` makes the same implementation follow a wrong reading of the paper instead, to show
-that a test's numbers would notice.
+twice.
 """
 
 from __future__ import annotations
@@ -147,16 +146,8 @@ def fedslr(
     weight_decay: float = 0.0,
     components: tuple[str, str] = ("low_rank", "sparse"),
     personal_start: str = "zero",
-    slip: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Algorithm 2 with full gradients: the server keeps every client's gamma.
-
-    Slips: "divided", the mean gamma is divided by eta_g; "whole rate", Phase II thresholds by mu
-    eta_g; "initial p", p_i starts at w_0; "nuclear server", the server's prox stays that of the
-    nuclear norm; "|S|", Algorithm 3 with divisor |S|; "cohort", gamma averaged over the cohort;
-    "w_i" and "w_{t+1}", Phase II at these; "forget", p_i starts every round at 0; "dual", gamma
-    changes with the other sign.
-    """
+    """Algorithm 2 with full gradients: the server keeps every client's gamma."""
 
     def prox(component: str, x: Vector, threshold: float) -> Vector:
         if component == "low_rank":
@@ -164,11 +155,9 @@ def fedslr(
         return soft(x, threshold)
 
     m = problem.num_clients
-    gamma = np.zeros((m, len(w)))
-    p = np.tile(w, (m, 1)) if slip == "initial p" else np.zeros((m, len(w)))
+    gamma, p = np.zeros((m, len(w))), np.zeros((m, len(w)))
     if personal_start == "initial":
         p[:] = np.concatenate([t.ravel() * (t.ndim > 1) for t in layers(w, problem.shapes)])
-    gamma_bar = np.zeros(len(w))
     history = []
     for t, cohort in enumerate(trace):
         eta, sent, models = lr * lr_decay**t, factor_floats(w, problem.shapes) if t else len(w), {}
@@ -180,27 +169,16 @@ def fedslr(
 
             models[i] = descend(phase_1, w.copy(), steps, eta)
         for i in cohort:
-            change = (w - models[i]) / eta_g
-            gamma[i] = gamma[i] - change if slip == "dual" else gamma[i] + change
-        gamma_bar = gamma_bar + sum((w - models[i]) / eta_g for i in cohort) / len(cohort)
-        mean_gamma = {"|S|": gamma_bar, "cohort": gamma[list(cohort)].mean(0)}.get(
-            slip or "", gamma.mean(0)
-        )
-        factor = 1 / eta_g if slip == "divided" else eta_g
-        merged = np.mean([models[i] for i in cohort], axis=0) - factor * mean_gamma
-        server = "low_rank" if slip == "nuclear server" else components[0]
-        new = prox(server, merged, lam * eta_g)
+            gamma[i] += (w - models[i]) / eta_g
+        merged = np.mean([models[i] for i in cohort], axis=0) - eta_g * gamma.mean(0)
         for i in cohort:
-            at = {"w_i": models[i], "w_{t+1}": new}.get(slip or "", w)
 
-            def phase_2(q: Vector, i: int = i, at: Vector = at) -> Vector:
-                return problem.gradient(i, at + q) + weight_decay * q
+            def phase_2(q: Vector, i: int = i, w: Vector = w) -> Vector:
+                return problem.gradient(i, w + q) + weight_decay * q
 
-            threshold = mu * (eta_g if slip == "whole rate" else eta)
-            start = np.zeros_like(w) if slip == "forget" else p[i]
-            personal_prox = partial(prox, components[1], threshold=threshold)
-            p[i] = descend(phase_2, start, personal_steps, eta, personal_prox)
-        w = new
+            personal_prox = partial(prox, components[1], threshold=mu * eta)
+            p[i] = descend(phase_2, p[i], personal_steps, eta, personal_prox)
+        w = prox(components[0], merged, lam * eta_g)
         history.append(
             {
                 "w": w,

@@ -1,8 +1,4 @@
-"""Slow and obvious NumPy versions of FedAgg and FedACS: one client, one epoch, one pair at a time.
-
-As in `reference.py`, `slip` follows a known misreading of the paper instead, to show that a test's
-numbers would notice.
-"""
+"""Slow and obvious NumPy versions of FedAgg and FedACS: a client, an epoch, a pair at a time."""
 
 from __future__ import annotations
 
@@ -49,28 +45,12 @@ def best_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> 
     return np.linalg.lstsq(np.array(matrix), np.array(right), rcond=None)[0]
 
 
-def cost(eta: Vector, w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> float:
-    """The client's cost of rates η from w on, term by term."""
-    total = 0.0
-    for k, rate in enumerate(eta):
-        total += penalty * rate**2 + (1 - penalty) * ((w - path[k]) ** 2).sum()
-        w = w - rate * phi[k]
-    return float(total + (1 - penalty) * ((w - path[-1]) ** 2).sum())
-
-
 def gram(phi: np.ndarray) -> np.ndarray:
     """M_rs = φ_r'φ_s (L - max(r, s))."""
     n = len(phi)
     return np.array(
         [[phi[r] @ phi[s] * (n - max(r, s)) for s in range(n)] for r in range(n)]
     ).reshape(n, n)
-
-
-def solved_rates(w: Vector, phi: np.ndarray, path: np.ndarray, penalty: float) -> Vector:
-    """The rates: (I + c M) η = c b, b_r = φ_r' Σ_{k>r} (w_0 - φ2_k), c = (1-α)/α."""
-    n, c = len(phi), (1 - penalty) / penalty
-    b = np.array([phi[r] @ sum(w - path[k] for k in range(r + 1, n + 1)) for r in range(n)])
-    return np.linalg.solve(np.eye(n) + c * gram(phi), c * b)
 
 
 def damped(eta: Vector, phi: np.ndarray, penalty: float) -> Vector:
@@ -105,7 +85,6 @@ def fedagg(
     batches: Batches = lambda t, i, epoch: [None],
     gradient: Callable[[int, Vector, Any], Vector] | None = None,
     terms: tuple[np.ndarray, np.ndarray | None] | None = None,
-    slip: str | None = None,
 ) -> list[dict[str, Any]]:
     """FA-1, FA-J (`damping`) and FA-0 (`mean_field="fixed_point"`).
 
@@ -115,22 +94,17 @@ def fedagg(
         batches: Of (round, client, epoch): its mini-batches, as indices of samples; None for
             all.
         terms: φ1 [L, P] and, for the fixed point, φ2 [L + 1, P] that the server already has.
-        slip: "samples", φ1 is weighted by samples; "uniform", w is not; "batch mean", g is the
-            mean over mini-batches; "anchor", the path begins at the last round's w; "greedy", a
-            rate looks only at the next epoch; "open loop", all rates are found at the beginning;
-            "free", rates are not clipped; "decayed", nothing but this round's learning rate is in
-            the path's first round.
     """
     gradient = gradient or problem.gradient
     phi, path = terms if terms is not None else (None, None)
-    anchor, history = w, []
+    history = []
     for t, cohort in enumerate(trace):
         base = lr * lr_decay**t
         if mean_field == "damped" and phi is not None:
             eta = np.full(epochs, base)
             for _ in range(damping - 1):
                 eta = damped(eta, phi, penalty)
-            path = walk(anchor if slip == "anchor" else w, phi, eta)
+            path = walk(w, phi, eta)
         walked: dict[int, np.ndarray] = {}
         sums: dict[int, np.ndarray] = {}
         rates: dict[int, list[float]] = {}
@@ -140,36 +114,25 @@ def fedagg(
                 eta_now = base
                 if phi is not None:
                     assert path is not None
-                    if slip == "open loop":
-                        eta_now = best_rates(w, phi, path, penalty)[epoch]
-                    elif slip == "greedy":
-                        one = slice(epoch, epoch + 1), slice(epoch, epoch + 2)
-                        eta_now = best_rates(v, phi[one[0]], path[one[1]], penalty)[0]
-                    else:
-                        eta_now = best_rates(v, phi[epoch:], path[epoch:], penalty)[0]
-                    if slip != "free":
-                        eta_now = min(max(eta_now, 0.0), max_rate)
-                g, count = np.zeros_like(w), 0
+                    eta_now = best_rates(v, phi[epoch:], path[epoch:], penalty)[0]
+                    eta_now = min(max(eta_now, 0.0), max_rate)
+                g = np.zeros_like(w)
                 for batch in batches(t, i, epoch):
                     g_batch = gradient(i, v, batch) + weight_decay * v
-                    g, count = g + g_batch, count + 1
+                    g = g + g_batch
                     if dynamics == "own":
                         v = v - eta_now * g_batch
                 if dynamics == "aggregated" and phi is not None:
                     v = v - eta_now * phi[epoch]
-                own.append(g / count if slip == "batch mean" else g)
+                own.append(g)
                 steps.append(v.copy())
                 rates[i].append(eta_now)
             walked[i], sums[i] = np.stack(steps), np.stack(own)
         moved = True
         if cohort:
-            weight = {i: float(problem.sizes[i]) for i in cohort}
-            share = {i: weight[i] / sum(weight.values()) for i in cohort}
-            even = {i: 1 / len(cohort) for i in cohort}
-            over = share if slip == "samples" else even
-            new_phi = np.sum([over[i] * sums[i] for i in cohort], axis=0)
+            new_phi = np.mean([sums[i] for i in cohort], axis=0)
             if mean_field == "fixed_point":
-                new_path = np.sum([even[i] * walked[i] for i in cohort], axis=0)
+                new_path = np.mean([walked[i] for i in cohort], axis=0)
                 moved = (
                     phi is not None
                     and path is not None
@@ -177,10 +140,10 @@ def fedagg(
                     and bool(np.linalg.norm(new_path - path) < tolerance)
                 )
                 path = new_path
-            phi, anchor = new_phi, w
+            phi = new_phi
             if moved:
-                over = even if slip == "uniform" else share
-                w = np.sum([over[i] * walked[i][-1] for i in cohort], axis=0)
+                sizes = [problem.sizes[i] for i in cohort]
+                w = np.average([walked[i][-1] for i in cohort], axis=0, weights=sizes)
         history.append({"w": w, "gradients": phi, "path": path, "rates": rates, "walked": walked})
         if mean_field == "fixed_point" and cohort and moved:
             break
@@ -207,9 +170,7 @@ def quantile_of(entries: Sequence[float], level: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def collaboration(
-    models: np.ndarray, quantile: float | None, slip: str | None = None
-) -> tuple[np.ndarray, float]:
+def collaboration(models: np.ndarray, quantile: float | None) -> tuple[np.ndarray, float]:
     """a_ij [n, n], rows summing to 1, of models [n, P]; and how near an entry is to the threshold.
 
     Without a quantile there is no threshold.
@@ -226,16 +187,14 @@ def collaboration(
     off = [s[i, j] for i in range(n) for j in range(n) if i != j] or [1.0]
     delta = -np.inf
     if quantile is not None:
-        level = 1 - quantile if slip == "ratio" else quantile
-        delta = quantile_of(off if slip == "off-diagonal" else s.ravel().tolist(), level)
+        delta = quantile_of(s.ravel().tolist(), quantile)
     a = np.zeros((n, n))
     for i in range(n):
         for j in range(n):
-            chosen = s[i, j] >= delta if slip == ">=" else s[i, j] > delta
             if j == i:
-                a[i, j] = 0.0 if slip == "no self" and not chosen else 1.0
-            elif chosen:
-                a[i, j] = s[i, j] if slip == "negative" else max(s[i, j], 0.0)
+                a[i, j] = 1.0
+            elif s[i, j] > delta:
+                a[i, j] = max(s[i, j], 0.0)
     near = [abs(entry - delta) for entry in off if entry != delta]
     return a / a.sum(1, keepdims=True), min(near, default=np.inf)
 
@@ -249,22 +208,14 @@ def fedacs(
     lr: float,
     steps: int,
     candidates: str = "participants",
-    memory: str = "sent",
     start: np.ndarray | None = None,
     lr_decay: float = 1.0,
     weight_decay: float = 0.0,
-    slip: str | None = None,
 ) -> list[dict[str, Any]]:
     """FedACS with full gradients: participants upload w_i, get u_i, train from there.
 
-    Args:
-        memory: What the server knows of a client with candidates="all". "sent": what the client
-            has uploaded, which is its model before its last training; nothing of a client that
-            never took part. Other readings, for comparison: "newest", the model that the client has
-            now, of clients that took part; "everyone", that of all clients.
-        start: Of the clients, [M, P]; None: all at w.
-        slip: As for `collaboration`; "trained", w_i is not set to u_i before training, as in
-            PFLlib's FedAMP.
+    With candidates="all" the server knows what a client has uploaded, which is its model before its
+    last training; nothing of a client that never took part. `start` [M, P]: None: all at w.
     """
     m = problem.num_clients
     models = np.tile(w, (m, 1)) if start is None else start.copy()
@@ -274,20 +225,16 @@ def fedacs(
         eta = lr * lr_decay**t
         for i in cohort:
             sent[i] = models[i].copy()
-        group = sorted(cohort)
+        group = sorted(sent if candidates == "all" and cohort else cohort)
         server = {j: sent[j] for j in group}
-        if candidates == "all" and cohort:
-            group = list(range(m)) if memory == "everyone" else sorted(sent)
-            server = {j: sent[j] if memory == "sent" else models[j].copy() for j in group}
         weights: dict[tuple[int, int], float] = {}
         near = np.inf
         if group:
-            a, near = collaboration(np.stack([server[j] for j in group]), quantile, slip)
+            a, near = collaboration(np.stack([server[j] for j in group]), quantile)
             for i in cohort:
                 row = a[group.index(i)]
                 weights |= {(i, j): row[k] for k, j in enumerate(group)}
-                u = sum(row[k] * server[j] for k, j in enumerate(group))
-                v = models[i] if slip == "trained" else u
+                v = sum(row[k] * server[j] for k, j in enumerate(group))
                 for _ in range(steps):
                     v = v - eta * (problem.gradient(i, v) + weight_decay * v)
                 models[i] = v

@@ -1,8 +1,7 @@
 """Slow and obvious NumPy implementations of FedCLUP and FedPD, and what their tests share.
 
 Written from the papers' equations, one client and one step at a time; they share nothing with the
-methods under test. `slip` makes the same implementation follow a wrong reading instead, to show
-that a test's numbers would notice.
+methods under test.
 """
 
 from __future__ import annotations
@@ -85,33 +84,25 @@ def fedclup(
     weight_decay: float = 0.0,
     by_samples: bool = False,
     batches: Batches | None = None,
-    slip: str | None = None,
 ) -> list[dict[str, np.ndarray]]:
     """Algorithms 1 and 2 of FedCLUP; `w` [P] and `w_i` [M, P] after each round.
 
     `lam` is λ, `lr` is η and `move` is the product γλ, which stays finite for λ = 0: the server
     does w <- (1 - γλ) w + γλ mean w_i. Each is a number, or a function of the round (from 0).
-
-    Slips: "reset", local steps start at w; "everyone", the mean is over all clients; "double", the
-    local objective has λ |w - w_i|^2; "moved", local steps see the pull of the last round's w.
     """
     m = problem.num_clients
-    w_i, before, history = np.tile(w, (m, 1)), w, []
+    w_i, history = np.tile(w, (m, 1)), []
     for t, cohort in enumerate(trace):
         penalty, eta, share = (x(t) if callable(x) else x for x in (lam, lr, move))
         for i in cohort:
-            v = w.copy() if slip == "reset" else w_i[i].copy()
-            centre = before if slip == "moved" else w
-            factor = 2 * penalty if slip == "double" else penalty
+            v = w_i[i].copy()
             for k in range(steps if batches is None else len(batches[t][i])):
                 g = problem.gradient(i, v, None if batches is None else batches[t][i][k])
-                v = v - eta * (g + weight_decay * v + factor * (v - centre))
+                v = v - eta * (g + weight_decay * v + penalty * (v - w))
             w_i[i] = v
-        before = w
-        asked = range(m) if slip == "everyone" else cohort
         if len(cohort):
-            weights = [problem.sizes[i] if by_samples else 1.0 for i in asked]
-            mean = np.average([w_i[i] for i in asked], axis=0, weights=weights)
+            weights = [problem.sizes[i] if by_samples else 1.0 for i in cohort]
+            mean = np.average([w_i[i] for i in cohort], axis=0, weights=weights)
             w = w - share * (w - mean)
         history.append({"w": w, "w_i": w_i.copy()})
     return history
@@ -133,16 +124,11 @@ def fedpd(
     batches: Batches | None = None,
     refresh: int | None = None,
     gamma: float = np.inf,
-    slip: str | None = None,
 ) -> list[dict[str, Any]]:
     """Algorithm 2 of FedPD, with Oracle I (GD or SGD) or, where `refresh` is given, Oracle II.
 
     `talks` says for each round whether the agents communicate. Per round: `w` = mean x_{0,i}, `x`,
     `lam`, `x0`, `g` [M, P], and how many local `steps` each agent took [M].
-
-    Slips: "matlab", x0 <- x0 + η λ; "reset", local steps start at x0; "sign", the dual moves the
-    other way; "old dual", x0 is made with the λ before its update; "late", g is refreshed when
-    r mod I = 1; "other samples", the two gradients of the change of g are of different samples.
     """
     m = problem.num_clients
     x, x0 = np.tile(w, (m, 1)), np.tile(w, (m, 1))
@@ -150,8 +136,6 @@ def fedpd(
     for r, talk in enumerate(talks):
         taken = np.zeros(m, int)
         for i in range(m):
-            if slip == "reset":
-                x[i] = x0[i]
             mine = None if batches is None else batches[r][i]
             if refresh is None:
                 rate = lr * lr_decay**r
@@ -159,15 +143,13 @@ def fedpd(
                     problem, i, x[i], x0[i], lam[i], eta, rate, steps, tolerance, mine
                 )
             else:
-                if r % refresh == (1 if slip == "late" else 0):
+                if r % refresh == 0:
                     g[i] = problem.gradient(i, x[i])
                 x[i], g[i] = _oracle_2(
-                    problem, i, x[i], x0[i], lam[i], g[i], eta, gamma, steps, mine, slip
+                    problem, i, x[i], x0[i], lam[i], g[i], eta, gamma, steps, mine
                 )
-            old, sign = lam[i].copy(), -1 if slip == "sign" else 1
-            lam[i] = lam[i] + sign * (x[i] - x0[i]) / eta
-            base = x0[i] if slip == "matlab" else x[i]
-            x0[i] = base + eta * (old if slip == "old dual" else lam[i])
+            lam[i] = lam[i] + (x[i] - x0[i]) / eta
+            x0[i] = x[i] + eta * lam[i]
         if talk:
             x0[:] = x0.mean(0)
         row = {"x": x, "lam": lam, "x0": x0, "g": g, "w": x0.mean(0), "steps": taken}
@@ -186,39 +168,17 @@ def _oracle_1(problem, i, x, x0, lam, eta, lr, steps, tolerance, batches):
     return x, steps if batches is None else len(batches)
 
 
-def _oracle_2(problem, i, x, x0, lam, g, eta, gamma, steps, batches, slip):
+def _oracle_2(problem, i, x, x0, lam, g, eta, gamma, steps, batches):
     """x+ minimizes <g + λ, x> + |x - x0|^2 / (2η) + |x - x_q|^2 / (2γ); g follows by h(x+) - h(x).
 
     Both gradients of the change are of the same samples.
     """
     for q in range(steps if batches is None else len(batches)):
         samples = None if batches is None else batches[q]
-        other = batches[q - 1] if slip == "other samples" else samples
         new = (x0 / eta + x / gamma - (g + lam)) / (1 / eta + 1 / gamma)
-        g = g + problem.gradient(i, new, samples) - problem.gradient(i, x, other)
+        g = g + problem.gradient(i, new, samples) - problem.gradient(i, x, samples)
         x = new
     return x, g
-
-
-def feddyn(problem: Problem, w: Vector, rounds: int, alpha: float) -> list[Vector]:
-    """FedDyn with exact local solves and full participation; w after each round.
-
-    th_i = argmin f_i - <g_i, th> + (α/2) |th - w|^2; g_i -= α (th_i - w);
-    h -= (α/m) sum (th_i - w); w = mean th_i - h / α.
-    """
-    m, eye = problem.num_clients, np.eye(problem.size)
-    g, h, history = np.zeros((m, problem.size)), np.zeros(problem.size), []
-    for _ in range(rounds):
-        models = [
-            np.linalg.solve(hessian(problem, i) + alpha * eye, slope(problem, i) + g[i] + alpha * w)
-            for i in range(m)
-        ]
-        for i in range(m):
-            g[i] = g[i] - alpha * (models[i] - w)
-        h = h - alpha * np.mean([model - w for model in models], axis=0)
-        w = np.mean(models, axis=0) - h / alpha
-        history.append(w)
-    return history
 
 
 # ---- data ---------------------------------------------------------------------------------------

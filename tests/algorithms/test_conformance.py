@@ -19,6 +19,7 @@ from tests.algorithms import closed_forms as forms
 from tests.algorithms.methods import (
     BATCHES,
     EVERY_METHOD,
+    EVERY_VARIANT,
     METHODS,
     SIZES,
     differing,
@@ -158,7 +159,7 @@ def test_a_seed_gives_one_result(train, method):
     assert learned(differing(runs[2][0], runs[0][0]))  # the seed does decide
 
 
-@EVERY_METHOD
+@EVERY_VARIANT
 def test_engines_and_chunks_agree(train, method):
     """In float64 the order of sums is all that may differ from one client after another in the
     plain loop: 1e-10 leaves no room for a masked row that moves, or a client in a wrong row."""

@@ -6,7 +6,7 @@ from models import HalfSquaredError
 from pfl import FederatedLoop
 from tests.algorithms.methods import (
     BATCHES,
-    EVERY_METHOD,
+    EVERY_VARIANT,
     differing,
     everything,
     learned,
@@ -26,7 +26,7 @@ def begin(root, method, rounds, seed, ckpt_path=None):
     return algorithm
 
 
-@EVERY_METHOD
+@EVERY_VARIANT
 def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, method):
     """Bit for bit, although it resumes with another initial network: states and tables."""
     expected = begin(tmp_path / "straight", method, 4, 6)

@@ -36,15 +36,6 @@ def test_rounds_equal_the_numpy_loop(fit, problem, trace, weighting):
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 
 
-def test_the_two_weightings_differ_on_this_problem(problem):
-    """So that the test above can tell them apart."""
-    both = [
-        reference.fedavg(problem, START, [[0, 1, 2, 3]], lr=0.2, steps=3, weighting=weighting)[0]
-        for weighting in ("samples", "uniform")
-    ]
-    assert np.abs(both[0] - both[1]).max() > 0.01
-
-
 def test_learning_rate_and_weight_decay(fit, problem):
     history = History()
     algorithm = FedAvg(

@@ -1,4 +1,4 @@
-"""FedPAC against plain PyTorch, its quadratic program against all sets, limits and slips."""
+"""FedPAC against plain PyTorch, its quadratic program against all sets, and limits."""
 
 from itertools import combinations
 
@@ -11,6 +11,7 @@ from pfl.algorithms.fedpac import mixing_weights, simplex_minimum
 from tests.algorithms.class_world import (
     BODY,
     CLASSES,
+    ENGINES,
     FEATURES,
     KNOWN,
     LABELS,
@@ -158,9 +159,11 @@ def slow():
     return history
 
 
-def assert_equal(fit, kind, **settings):
+@ENGINES
+def test_rounds_equal_plain_pytorch(fit, engine):
     history = History()
-    method = kind(network(), penalty=PENALTY, batch_size=None, **HEAD, **LOCAL, **settings)
+    arguments = dict(penalty=PENALTY, batch_size=None, engine=engine)
+    method = FedPAC(network(), **arguments, **HEAD, **LOCAL)
     fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
     for row, (body, known, heads) in zip(history.rounds, slow(), strict=True):
         np.testing.assert_allclose(row["w"][:BODY], body, rtol=0, atol=1e-12)
@@ -170,71 +173,6 @@ def assert_equal(fit, kind, **settings):
             assert flag == (label in known)
             expected = known.get(label, torch.zeros(FEATURES))
             np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("engine", ["vmap", "debug"])
-def test_rounds_equal_plain_pytorch(fit, engine):
-    assert_equal(fit, FedPAC, engine=engine)
-
-
-class OwnHead(FedPAC):
-    """Clients receive the head that they have sent last."""
-
-    def begin_round(self, round_index):
-        super().begin_round(round_index)
-        self._heads = self.kept_rows("head", self._ids)
-
-
-class Late(FedPAC):
-    """H_i and V_i are those of the trained model."""
-
-    def client_update(self, clients, w):
-        sent = super().client_update(clients, w)
-        v = w + sent["w"].values
-        v[:, self.personal_part] = clients.state["head"]
-        v[:, ~self.personal_part] = sent["w"].values[:, ~self.personal_part]
-        sums, squares = self._class_sums(clients, v)
-        n = sums[..., 0].sum(1)
-        mean = (sums[..., 1:] / n[:, None, None]).flatten(1)
-        variance = (squares / n - mean.square().sum(1)) / n
-        sent["statistics"].values = torch.cat([variance[:, None], mean], 1)
-        return sent
-
-
-class Undivided(FedPAC):
-    """V_i has no factor 1 / n_i."""
-
-    def client_update(self, clients, w):
-        sent = super().client_update(clients, w)
-        sent["statistics"].values[:, 0] *= torch.from_numpy(clients.sizes)
-        return sent
-
-
-class PlainMean(FedPAC):
-    """Centroids are means over the clients that have the class, whatever their samples."""
-
-    def client_update(self, clients, w):
-        sent = super().client_update(clients, w)
-        sums = sent["sums"].values.unflatten(1, self.shape)
-        sent["sums"].values = (sums / sums[..., :1].clamp_min(1)).flatten(1)
-        return sent
-
-
-class HeadLast(FedPAC):
-    """The body is trained with the head as received, and the head afterwards."""
-
-    def local_sgd(self, clients, start, *, part, objective=None, **kwargs):
-        if objective is None:
-            return start
-        v = super().local_sgd(clients, start, part=part, objective=objective)
-        head = dict(epochs=self.head_epochs, lr=self.head_lr, name="head")
-        return super().local_sgd(clients, v, part=~part, **head)
-
-
-@pytest.mark.parametrize("kind", [OwnHead, Late, Undivided, PlainMean, HeadLast])
-def test_a_slip_would_show(fit, kind):
-    with pytest.raises(AssertionError):
-        assert_equal(fit, kind)
 
 
 # ---- limits, bytes, refusals --------------------------------------------------------------------

@@ -17,7 +17,6 @@ from tests.refusal import refused
 LOSS = HalfSquaredError()
 FULL = dict(batch_size=None, loss=LOSS)
 START = np.linspace(-1.0, 1.0, 8)
-ALWAYS = [True] * 6
 BYTES = 8 * 8  # 8 parameters in float64
 
 
@@ -223,31 +222,6 @@ def test_a_network_may_change_its_inputs(fit, problem, kind, settings):
     assert torch.equal(one.global_model, other.global_model)
 
 
-# ---- sharpness ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("slip", ["matlab", "reset", "sign", "old dual"])
-@BOTH_STEPS
-def test_a_wrong_formula_would_show(problem, settings, slip):
-    """The cases above are sharp: each misreading moves some iterate by more than 0.01."""
-    right = reference.fedpd(problem, START, ALWAYS, **settings)
-    wrong = reference.fedpd(problem, START, ALWAYS, slip=slip, **settings)
-    moved = max(np.abs(a["w"] - b["w"]).max() for a, b in zip(right, wrong, strict=True))
-    assert moved > 0.01
-
-
-@pytest.mark.parametrize("slip", ["late", "other samples"])
-def test_a_wrong_variance_reduction_would_show(problem, slip):
-    rng = np.random.default_rng(0)
-    batches = [
-        [[rng.integers(0, n, size=2) for _ in range(4)] for n in problem.sizes] for _ in ALWAYS
-    ]
-    settings = VR | dict(refresh=3, gamma=0.7, batches=batches)
-    right = reference.fedpd(problem, START, ALWAYS, **settings)
-    wrong = reference.fedpd(problem, START, ALWAYS, slip=slip, **settings)
-    assert max(np.abs(a["x"] - b["x"]).max() for a, b in zip(right, wrong, strict=True)) > 0.01
-
-
 # ---- communication ------------------------------------------------------------------------------
 
 
@@ -323,22 +297,6 @@ def test_nothing_to_keep_where_nothing_is_skipped(fit, problem):
 def test_partial_participation_is_refused(fit, problem, loop, key):
     with refused("FedPD", key):
         fit(fedpd(problem.network(START), **SETTINGS), problem, 3, **loop)
-
-
-@pytest.mark.parametrize("skip", [0.0, 0.5])
-def test_an_empty_round_of_a_trace_changes_nothing(fit, problem, skip):
-    everyone, history = [0, 1, 2, 3], History()
-    trace = [everyone, [], everyone, everyone, [], [], everyone, everyone, everyone]
-    algorithm = fedpd(problem.network(START), skip_probability=skip, **SETTINGS)
-    fit(algorithm, problem, len(trace), callbacks=[history], trace=trace)
-    names = ["w", "x", "lam", "up", "down"] + ["x0"] * (skip > 0)
-    for t in (1, 4, 5):
-        for name in names:
-            np.testing.assert_array_equal(history[name][t], history[name][t - 1], err_msg=name)
-    full = [t for t, cohort in enumerate(trace) if cohort]
-    actual = talks(history)
-    expected = reference.fedpd(problem, START, [actual[t] for t in full], **SETTINGS)
-    assert_rounds([history.rounds[t] for t in full], expected, "w", "x", "lam")
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from datamodules import Natural, SplitOwn, TensorDataModule
 from models import HalfSquaredError
-from pfl.algorithms import FedAvg, FedPD, FedSLR
+from pfl.algorithms import FedAvg, FedPD
 from tests.algorithms import reference_clup_pd as reference
-from tests.problems import History, least_squares, matrix_problem, scalar_problem
+from tests.problems import History, least_squares, scalar_problem
 
 LOSS = HalfSquaredError()
 FULL = dict(batch_size=None, loss=LOSS)
@@ -108,30 +108,6 @@ def test_a_client_without_samples_has_no_say(fit, problem):
     np.testing.assert_allclose(history["lam"][-1, 3], 0.0, rtol=0, atol=1e-6)
 
 
-# ---- the same as FedDyn and FedSLR --------------------------------------------------------------
-
-
-@pytest.mark.parametrize("eta", [0.2, 3.0])
-def test_with_exact_solves_it_is_feddyn_and_phase_one_of_fedslr(fit, eta):
-    """p = 0, exact local solves, a common start: FedDyn with α = 1/η, and FedSLR with λ = 0 and
-    η_g = η, whose multipliers are -λ_i."""
-    rng = np.random.default_rng(8)
-    problem = matrix_problem(rng.normal(size=(4, 3, 2)), curvatures=[1.0, 2.0, 1.5, 1.2])
-    start = rng.normal(size=6)
-    # Curvatures are from 1 to 2, so a step of 1 / (1.5 + 1/η) leaves at most 0.5 / 1.8 of the
-    # distance to the local optimum, and 20 of them 1e-11.
-    settings = dict(proximal_step=eta, lr=1 / (1.5 + 1 / eta), local_steps=20, **FULL)
-    dual, slr = History(), History()
-    fit(FedPD(problem.network(start), **settings), problem, 6, callbacks=[dual])
-    phase_one = FedSLR(problem.network(start), low_rank_penalty=0.0, **settings)
-    fit(phase_one, problem, 6, callbacks=[slr])
-    dyn = reference.feddyn(problem, start, 6, 1 / eta)
-    np.testing.assert_allclose(dual["w"], dyn, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(slr["w"], dyn, rtol=0, atol=1e-9)
-    np.testing.assert_allclose(dual["lam"], -slr["gamma"], rtol=0, atol=1e-8)
-    assert np.abs(np.diff(dyn, axis=0)).max() > 0.05
-
-
 # ---- against FedAvg -----------------------------------------------------------------------------
 
 OPTIMA, CURVATURES = np.array([0.0, 1.0, 3.0]), np.array([4.0, 1.0, 0.5])
@@ -219,21 +195,6 @@ def test_fedpd_settles_on_opposed_clients(fit, eta):
     np.testing.assert_allclose(w[1:], limit, rtol=1e-9)
     # The duals are the gradients: they are as large as ever, and cancel.
     np.testing.assert_allclose(history["lam"][1:, :, 0], [[-limit, limit]] * 4, rtol=1e-8)
-
-
-@pytest.mark.parametrize(("slip", "bounded"), [(None, True), ("matlab", False)])
-def test_the_matlab_form_diverges_there(slip, bounded):
-    """Section 5.4: at η = 0.6/L, with the same exact solves."""
-
-    class Opposed:
-        num_clients, size = 2, 1
-
-        def gradient(self, i, x, samples=None):
-            return x if i == 0 else -x
-
-    talks, start = [True] * 60, np.array([1.5])
-    history = reference.fedpd(Opposed(), start, talks, eta=0.6, lr=0.6, steps=70, slip=slip)
-    assert (float(np.abs(history[-1]["w"][0])) < 10) == bounded
 
 
 # ---- skipping -----------------------------------------------------------------------------------

@@ -86,25 +86,6 @@ def test_the_rows_have_the_numbers_of_parameters(trained):
     assert float(metrics["parameters/personalized"]) == pytest.approx(mixed.mean(), rel=1e-6)
 
 
-def test_low_rank_factors_go_down_and_dense_models_up(trained):
-    """Round 1 dense, later the factors of the model that the round began with; up always all."""
-    algorithm, _, history = trained
-    shapes = [tuple(p.shape) for p in algorithm.network.parameters()]
-    size = algorithm.space.size
-    floats = [size, *(reference.factor_floats(w, shapes) for w in history["w"][:-1])]
-    sent = np.zeros(8, np.int64)
-    cohorts = history.participants()
-    for t, cohort in enumerate(cohorts):
-        assert len(cohort) == 3
-        sent[cohort] += 8 * floats[t]
-    np.testing.assert_array_equal(history["down"][-1], sent)
-    times = np.bincount(np.concatenate(cohorts), minlength=8)
-    np.testing.assert_array_equal(history["up"][-1], 8 * size * times)
-    metrics = algorithm.trainer.callback_metrics
-    assert float(metrics["comm/downlink_bytes"]) == sent.sum()
-    assert float(metrics["comm/uplink_bytes"]) == 8 * size * 9
-
-
 def test_numbers_of_low_rank_components(fit):
     """LR+LR: a component costs its factors, and its biases whole."""
     torch.manual_seed(0)

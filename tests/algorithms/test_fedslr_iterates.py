@@ -10,7 +10,7 @@ import torch
 from models import MLP, HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import History, Problem, kernel_problem, least_squares, matrix_problem
+from tests.problems import History, kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 EVERYONE = [[0, 1, 2, 3]] * 5
@@ -98,98 +98,6 @@ def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(f
     expected = reference.fedslr(problem, start, SAMPLED[:2], **settings)
     np.testing.assert_allclose(history["p"], [row["p"] for row in expected], rtol=0, atol=1e-11)
     np.testing.assert_array_equal(history["p"][0, 3], start * (np.arange(len(start)) < 4 * 5))
-
-
-@pytest.mark.parametrize(
-    ("slip", "name"),
-    [
-        ("divided", "w"),
-        ("whole rate", "p"),
-        ("initial p", "p"),
-        ("|S|", "w"),
-        ("cohort", "w"),
-        ("w_i", "p"),
-        ("w_{t+1}", "p"),
-        ("forget", "p"),
-        ("dual", "w"),
-    ],
-)
-@BOTH_STEPS
-def test_a_wrong_formula_would_show(problem, start, settings, slip, name):
-    """The cases above are sharp: each known misreading moves some iterate by more than 0.01."""
-    right = reference.fedslr(problem, start, SAMPLED, **settings)
-    wrong = reference.fedslr(problem, start, SAMPLED, slip=slip, **settings)
-    moved = max(np.abs(a[name] - b[name]).max() for a, b in zip(right, wrong, strict=True))
-    assert moved > 0.01
-
-
-def test_a_server_that_keeps_the_nuclear_norm_would_show(problem, start):
-    """S+LR changes the server's prox as well."""
-    settings = SETTINGS | dict(components=("sparse", "low_rank"))
-    right = reference.fedslr(problem, start, SAMPLED, **settings)
-    wrong = reference.fedslr(problem, start, SAMPLED, slip="nuclear server", **settings)
-    assert np.abs(right[-1]["w"] - wrong[-1]["w"]).max() > 0.01
-
-
-@pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
-def test_the_memory_efficient_server_has_the_same_iterates(fit, problem, start, trace):
-    histories = []
-    for memory_efficient in (True, False):
-        histories.append(History())
-        algorithm = fedslr(problem.network(start), memory_efficient=memory_efficient, **SETTINGS)
-        fit(algorithm, problem, 5, callbacks=[histories[-1]], trace=trace)
-    for name in ("w", "gamma", "p"):
-        np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=0, atol=1e-12)
-
-
-def test_a_round_without_clients_changes_nothing(fit, problem, start):
-    trace, history = [[0, 1], [], [2, 3]], History()
-    fit(fedslr(problem.network(start), **SETTINGS), problem, 3, callbacks=[history], trace=trace)
-    for name in ("w", "gamma", "p", "gamma_mean", "ranks", "down", "up"):
-        np.testing.assert_array_equal(history[name][1], history[name][0])
-    expected = reference.fedslr(problem, start, [[0, 1], [2, 3]], **SETTINGS)
-    np.testing.assert_allclose(history["w"][2], expected[1]["w"], rtol=0, atol=1e-11)
-
-
-# ---- FedDyn -------------------------------------------------------------------------------------
-
-
-def feddyn(problem: Problem, w, trace, alpha):
-    """FedDyn with exact local solves, as a table of equivalences has it; w after each round.
-
-    th_i = argmin f_i - <g_i, th> + (alpha/2) |th - w|^2 by NumPy's linear solver: f_i is quadratic
-    with gradient H th + b, and H's columns are differences of gradients.
-    """
-    m, size = problem.num_clients, len(w)
-    g, h, history = np.zeros((m, size)), np.zeros(size), []
-    for cohort in trace:
-        models = []
-        for i in cohort:
-            b = problem.gradient(i, np.zeros(size))
-            hessian = np.stack([problem.gradient(i, e) - b for e in np.eye(size)], axis=1)
-            theta = np.linalg.solve(hessian + alpha * np.eye(size), g[i] - b + alpha * w)
-            g[i] -= alpha * (theta - w)
-            h -= alpha / m * (theta - w)
-            models.append(theta)
-        w = np.mean(models, axis=0) - h / alpha
-        history.append(w)
-    return history
-
-
-@pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
-@pytest.mark.parametrize("eta_g", [0.2, 3.0])
-def test_without_a_penalty_it_is_feddyn(fit, eta_g, trace):
-    """λ = 0 and exact local solves: the iterates are FedDyn's with α = 1 / η_g."""
-    rng, history = np.random.default_rng(8), History()
-    problem = matrix_problem(rng.normal(size=(4, 3, 2)), curvatures=[1.0, 2.0, 1.5, 1.2])
-    start = rng.normal(size=6)
-    # Curvatures are from 1 to 2, so a step of 1 / (1.5 + 1/η_g) leaves at most 0.5 / 1.8 of the
-    # distance to the local optimum, and 20 of them 1e-11.
-    settings = dict(eta_g=eta_g, lam=0.0, mu=0.0, lr=1 / (1.5 + 1 / eta_g), steps=20)
-    algorithm = fedslr(problem.network(start), personal_steps=1, **settings)
-    fit(algorithm, problem, 5, callbacks=[history], trace=trace)
-    expected = feddyn(problem, start, trace, 1 / eta_g)
-    np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-9)
 
 
 # ---- communication ------------------------------------------------------------------------------

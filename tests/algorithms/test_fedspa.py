@@ -133,14 +133,6 @@ def test_the_limit_in_a_mask_that_stays(fit, problem):
     assert (w[mask == 0] == START[mask == 0]).all() and (mask == 0).any()
 
 
-def test_bytes_are_the_values_in_the_mask_and_a_bit_for_each_weight(fit, problem):
-    """5 float64 values each way, and 6 bits, which are a byte."""
-    history = History()
-    fit(fedspa(problem), problem, 2, callbacks=[history], trace=[[0, 1], [1]])
-    assert history["down"].tolist() == [[40, 40, 0], [40, 80, 0]]
-    assert history["up"].tolist() == [[41, 41, 0], [41, 82, 0]]
-
-
 def test_gradients_are_counted_with_those_of_the_masks(fit):
     """5 samples in batches of 2: 3 steps over 5 samples, and one batch of 2 for the mask."""
     problem = least_squares((5,), bias=True)

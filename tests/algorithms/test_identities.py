@@ -1,7 +1,6 @@
 """Methods that are the same where their parameters say so: exact identities between two classes.
 
-Those with FedDyn, and between FedPD and FedSLR, are in test_fedslr_iterates.py and
-test_fedpd_limits.py.
+Those of FedDyn, FedPD and FedSLR are in test_feddyn.py.
 """
 
 from functools import partial

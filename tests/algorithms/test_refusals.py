@@ -69,6 +69,8 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedCLUP", "patience", 0, "at least 1"),
     ("FedCLUP", "tolerance", -1e-3, "at least 0"),
     ("FedCLUP", "max_penalty", 0.1, "at least the first penalty, 0.5"),  # it would be lowered
+    ("FedAS", "alignment_lr", 0.0, "positive"),
+    ("FedAS", "alignment_epochs", 0, "at least 1"),
     ("FedAsync", "mixing", 0.0, "in (0, 1]"),
     ("FedAsync", "mixing", 1.5, "in (0, 1]"),
     ("FedAsync", "exponent", -1.0, "at least 0"),
@@ -113,6 +115,9 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedSpa", "pruning_rate", 1.2, "from 0 to 1"),
     ("FedSpa", "pruning_rounds", 0, "at least 1, or null"),
     ("FedSpa", "layers", "best", "erk or uniform"),
+    ("Floco", "endpoints", 0, "at least 1"),
+    ("Floco", "projection_round", 0, "at least 1"),
+    ("Floco", "radius", -0.1, "at least 0"),
     ("GPGD", "low_rank_penalty", -0.1, "at least 0"),
     ("IFCA", "clusters", 0, "at least 1"),
     ("IFCA", "perturbation", 0.0, "positive"),
@@ -132,6 +137,13 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("PerFedAvg", "delta", -1e-3, "positive"),
     ("PerFedAvg", "adaptation_steps", 0, "at least 1"),
     ("PerFedAvg", "optimizer", ADAM, "leave it out"),
+    ("pFedHN", "server_lr", 0.0, "positive"),
+    ("pFedHN", "server_momentum", 1.0, "in [0, 1)"),
+    ("pFedHN", "server_momentum", -0.1, "in [0, 1)"),
+    ("pFedHN", "server_weight_decay", -1.0, "at least 0"),
+    ("pFedHN", "embedding", 0, "at least 1, or null"),
+    ("pFedHN", "width", 0, "at least 1"),
+    ("pFedHN", "hidden_layers", -1, "at least 0"),
     ("pFedMe", "penalty", 0.0, "positive"),
     ("pFedMe", "personal_steps", 0, "at least 1"),
     ("pFedMe", "personal_lr", -0.1, "positive"),
@@ -168,13 +180,15 @@ def test_what_a_method_sets_itself_cannot_be_given(key, kind):
         getattr(pfl.algorithms, kind)(SmallCNN(), **{key: None})
 
 
-@pytest.mark.parametrize("kind", ["FedGH", "FedPAC", "FedProto", "FedRoD"])
+@pytest.mark.parametrize("kind", ["FedAS", "FedGH", "FedPAC", "FedProto", "FedRoD"])
 def test_a_head_that_is_not_a_linear_layer_is_refused(kind):
     with refused(f"model.network: the head '1' of Sequential is a Conv2d; {kind} needs a linear"):
         getattr(pfl.algorithms, kind)(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3)))
 
 
-@pytest.mark.parametrize("kind", ["FedGH", "FedLC", "FedNTD", "FedPAC", "FedProto", "FedRoD"])
+@pytest.mark.parametrize(
+    "kind", ["FedAS", "FedGH", "FedLC", "FedNTD", "FedPAC", "FedProto", "FedRoD"]
+)
 def test_several_labels_per_sample_are_refused(fit, kind):
     network, data = several_labels()
     with refused(f"data: the targets are several labels per sample; {kind} needs one"):

@@ -6,38 +6,33 @@ import torch
 from lightning.pytorch import Callback
 from torch import nn
 
-from datamodules import Partitioner, SplitOwn, TensorDataModule
-from models import HalfSquaredError
 from pfl.algorithms import SCAFFOLD, FedAvg
-from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
+from tests.algorithms.reference_clup_pd import assert_rounds, with_an_idle_client
+from tests.algorithms.traced import (
+    ALL,
+    BATCH_COUNTS,
+    BATCHES,
+    FULL,
+    LOSS,
+    RATES,
+    SIZES,
+    START,
+    TRACE,
+    full,
+)
+from tests.problems import History, Steps, batches_of_clients, scalar_problem
 
-LOSS = HalfSquaredError()
-START = np.linspace(-1.0, 1.0, 8)
-SIZES = (7, 2, 5, 3)
-ALL = [0, 1, 2, 3]
-TRACE = [ALL, [1, 3], [0], [0, 2, 3], [1, 2], ALL]
-RATES = dict(lr=0.1, lr_decay=0.8, weight_decay=0.1)
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
-
-
-@pytest.fixture
-def problem():
-    return least_squares(SIZES, bias=True)
 
 
 # ---- a second implementation --------------------------------------------------------------------
 
 
-def scaffold(
-    problem, x, batches, option, lr, lr_decay=1.0, weight_decay=0.0, server_lr=1.0, slip=None
-):
+def scaffold(problem, x, batches, option, lr, lr_decay=1.0, weight_decay=0.0, server_lr=1.0):
     """Algorithm 1, client by client and step by step; x, c and all c_i after each round.
 
     `batches[t][i]` has the samples of each local step that client i takes in round t: everyone of
-    the cohort is a key, and a client without samples has no steps. Slips: "|S|", c moves by the
-    mean over the cohort; "sampled", the mean of the models is weighted by samples; "largest K" and
-    "initial rate", option II with these; "old c", c_i+ = c_i + (x - y_i) / (K η_l); "model", option
-    I at y_i; "sign", the local steps with c_i - c.
+    the cohort is a key, and a client without samples has no steps.
     """
     n = problem.num_clients
     c, c_i, history = np.zeros_like(x), np.zeros((n, len(x))), []
@@ -45,99 +40,51 @@ def scaffold(
         rate = lr * lr_decay**t
         changes_x, changes_c = {}, {}
         for i, steps in cohort.items():
-            y, sign = x.copy(), -1 if slip == "sign" else 1
+            y, new = x.copy(), c_i[i]
             for samples in steps:
                 g = problem.gradient(i, y, samples) + weight_decay * y
-                y = y - rate * (g + sign * (c - c_i[i]))
-            new = c_i[i]
+                y = y - rate * (g + c - c_i[i])
             if steps and option == "I":
-                at = y if slip == "model" else x
-                new = problem.gradient(i, at) + weight_decay * at
+                new = problem.gradient(i, x) + weight_decay * x
             elif steps:
-                count = max(map(len, cohort.values())) if slip == "largest K" else len(steps)
-                divisor = count * (lr if slip == "initial rate" else rate)
-                new = c_i[i] - (0 if slip == "old c" else c) + (x - y) / divisor
+                new = c_i[i] - c + (x - y) / (len(steps) * rate)
             changes_x[i], changes_c[i] = y - x, new - c_i[i]
             c_i[i] = new
-        weights = [problem.sizes[i] if slip == "sampled" else 1 for i in cohort]
-        x = x + server_lr * np.average(list(changes_x.values()), axis=0, weights=weights)
-        c = c + sum(changes_c.values()) / (len(cohort) if slip == "|S|" else n)
+        x = x + server_lr * np.mean(list(changes_x.values()), axis=0)
+        c = c + sum(changes_c.values()) / n
         history.append({"w": x, "c": c, "c_i": c_i.copy()})
     return history
 
 
-def full(steps, trace=TRACE):
-    """Full gradients: `steps` steps on all samples for everyone of each cohort."""
-    return [{i: [None] * steps for i in cohort} for cohort in trace]
-
-
-def assert_rounds(history, expected, atol=1e-12):
-    for t, (actual, row) in enumerate(zip(history.rounds, expected, strict=True)):
-        for name, value in row.items():
-            np.testing.assert_allclose(
-                actual[name], value, rtol=0, atol=atol, err_msg=f"{name}, round {t}"
-            )
+def assert_same(history, expected):
+    assert_rounds(history.rounds, expected, "w", "c", "c_i", atol=1e-12)
 
 
 @pytest.mark.parametrize("server_lr", [1.0, 0.6])
 @OPTIONS
-def test_rounds_equal_the_numpy_loop(fit, problem, option, server_lr):
+def test_rounds_equal_the_numpy_loop(follow, problem, option, server_lr):
     """Partial participation, unequal clients, decayed rate; a rate of the server."""
-    history = History()
-    algorithm = SCAFFOLD(
-        problem.network(START),
-        **RATES,
-        option=option,
-        server_lr=server_lr,
-        local_steps=4,
-        batch_size=None,
-        loss=LOSS,
-    )
-    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
-    assert_rounds(history, scaffold(problem, START, full(4), option, server_lr=server_lr, **RATES))
+    arguments = dict(option=option, server_lr=server_lr, local_steps=4)
+    history = follow(SCAFFOLD, **arguments, **FULL)
+    assert_same(history, scaffold(problem, START, full(4), option, server_lr=server_lr, **RATES))
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @OPTIONS
-def test_mini_batches_and_unequal_numbers_of_local_steps(fit, problem, option, engine):
+def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, option, engine):
     """Two epochs of batches of two: clients take 8, 2, 6 and 4 steps. Option I makes another pass,
     whose order cannot matter."""
-    history, steps = History(), Steps()
-    algorithm = SCAFFOLD(
-        problem.network(START),
-        **RATES,
-        option=option,
-        local_epochs=2,
-        batch_size=2,
-        loss=LOSS,
-        engine=engine,
-    )
-    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE)
-    counts = dict(zip(ALL, (8, 2, 6, 4), strict=True))
+    steps = Steps()
+    history = follow(SCAFFOLD, callbacks=[steps], option=option, engine=engine, **BATCHES)
     batches = []
     for cohort, calls in zip(TRACE, steps.rounds, strict=True):
         seen = batches_of_clients(problem, calls)
-        batches.append({i: seen[i][: counts[i]] for i in cohort})
+        batches.append({i: seen[i][: BATCH_COUNTS[i]] for i in cohort})
         for i in cohort:
-            one_pass = seen[i][counts[i] :]
+            one_pass = seen[i][BATCH_COUNTS[i] :]
             every_sample = list(range(SIZES[i])) if option == "I" else []
             assert sorted(np.concatenate([[], *one_pass]).tolist()) == every_sample
-    assert_rounds(history, scaffold(problem, START, batches, option, **RATES))
-
-
-@pytest.mark.parametrize(
-    ("option", "slip"),
-    [("I", "model")]
-    + [(option, slip) for option in ("I", "II") for slip in ("|S|", "sampled", "sign")]
-    + [("II", slip) for slip in ("largest K", "initial rate", "old c")],
-)
-def test_a_wrong_formula_would_show(problem, option, slip):
-    """The cases above are sharp: each misreading moves some model by more than 0.01."""
-    batches = [{i: [None] * (i + 2) for i in cohort} for cohort in TRACE]
-    right, wrong = (
-        scaffold(problem, START, batches, option, slip=s, **RATES) for s in (None, slip)
-    )
-    assert max(np.abs(a["w"] - b["w"]).max() for a, b in zip(right, wrong, strict=True)) > 0.01
+    assert_same(history, scaffold(problem, START, batches, option, **RATES))
 
 
 # ---- where it ends ------------------------------------------------------------------------------
@@ -227,12 +174,11 @@ def test_c_is_the_mean_of_all_control_variates(fit, problem, option, trace, stat
 @OPTIONS
 def test_the_first_round_is_that_of_fedavg(fit, problem, option):
     """All control variates are 0, whoever takes part and however many steps they take."""
-    settings = dict(batch_size=2, local_epochs=2, loss=LOSS, **RATES)
     w = [
         fit(algorithm, problem, 1, trace=[[0, 1, 3]]).global_model
         for algorithm in (
-            SCAFFOLD(problem.network(START), option=option, **settings),
-            FedAvg(problem.network(START), weighting="uniform", **settings),
+            SCAFFOLD(problem.network(START), option=option, **BATCHES),
+            FedAvg(problem.network(START), weighting="uniform", **BATCHES),
         )
     ]
     torch.testing.assert_close(*w, rtol=0, atol=1e-14)
@@ -242,17 +188,10 @@ def test_the_first_round_is_that_of_fedavg(fit, problem, option):
 def test_one_full_step_of_everyone_is_fedavg_in_every_round(fit, problem, option):
     """mean y_i = x - η (mean g_i(x) - mean c_i + c) = x - η mean g_i(x), since mean c_i = c. The
     options are the same, too: (x - y_i) / η = g_i(x) - c_i + c makes c_i+ = g_i(x)."""
-    settings = dict(batch_size=None, local_steps=1, loss=LOSS, **RATES)
     history, plain = History(), History()
-    fit(
-        SCAFFOLD(problem.network(START), option=option, **settings), problem, 5, callbacks=[history]
-    )
-    fit(
-        FedAvg(problem.network(START), weighting="uniform", **settings),
-        problem,
-        5,
-        callbacks=[plain],
-    )
+    fit(SCAFFOLD(problem.network(START), option=option, **FULL), problem, 5, callbacks=[history])
+    average = FedAvg(problem.network(START), weighting="uniform", **FULL)
+    fit(average, problem, 5, callbacks=[plain])
     np.testing.assert_allclose(history["w"], plain["w"], rtol=0, atol=1e-13)
     received = [START, *history["w"][:-1]]
     for x, rows in zip(received, history["c_i"], strict=True):
@@ -263,34 +202,16 @@ def test_one_full_step_of_everyone_is_fedavg_in_every_round(fit, problem, option
 # ---- clients without samples, statistics, counts, arguments -------------------------------------
 
 
-class Owners(Partitioner):
-    """Four clients, of whom the last but one owns nothing."""
-
-    def owners(self, targets, num_clients, rng):
-        return np.repeat([0, 1, 3], (7, 2, 3))
-
-    def describe(self):
-        return "given"
-
-
 @OPTIONS
-def test_a_client_without_samples_keeps_its_control_variate(fit, option):
+def test_a_client_without_samples_keeps_its_control_variate(fit, problem, option):
     """It counts in |S| with y_i = x, and in N."""
-    problem = least_squares((7, 2, 3), bias=True)
-    x, y = (torch.from_numpy(np.concatenate(rows)) for rows in (problem.features, problem.targets))
-    data = TensorDataModule(x, y, num_clients=4, partition=Owners(), protocol=SplitOwn(0.0, 0.0))
-    history = History()
-    algorithm = SCAFFOLD(
-        problem.network(START), option=option, local_steps=3, batch_size=None, loss=LOSS, **RATES
-    )
-    fit(algorithm, data, len(TRACE), callbacks=[history], trace=TRACE)
-    four = least_squares((7, 2, 3), bias=True)
-    four.features.insert(2, None)
-    four.targets.insert(2, None)
-    four.num_clients = 4
-    batches = [{i: [None] * 3 if i != 2 else [] for i in cohort} for cohort in TRACE]
-    assert_rounds(history, scaffold(four, START, batches, option, **RATES))
-    assert not history["c_i"][:, 2].any()
+    trace, history = [[0, 2, 4], [*ALL, 4], [1, 4]], History()
+    algorithm = SCAFFOLD(problem.network(START), option=option, local_steps=3, **FULL)
+    fit(algorithm, with_an_idle_client(problem), 3, callbacks=[history], trace=trace)
+    problem.num_clients = len(SIZES) + 1
+    batches = [{i: [None] * 3 if i != 4 else [] for i in cohort} for cohort in trace]
+    assert_same(history, scaffold(problem, START, batches, option, **RATES))
+    assert not history["c_i"][:, 4].any()
 
 
 @pytest.mark.parametrize("buffers", ["average", "local"])
@@ -307,13 +228,3 @@ def test_the_pass_of_option_one_leaves_running_statistics_alone(fit, problem, bu
         else:
             states.append(network.state_dict())
     torch.testing.assert_close(*states, rtol=0, atol=0)
-
-
-@OPTIONS
-def test_option_one_costs_a_pass(fit, problem, option):
-    """One epoch of mini-batches is a pass; `cost` says the same."""
-    algorithm = SCAFFOLD(problem.network(START), option=option, batch_size=2, loss=LOSS)
-    fit(algorithm, problem, 1)
-    passes = 2 if option == "I" else 1
-    assert algorithm.samples_seen == passes * sum(SIZES)
-    assert algorithm.cost(np.array(SIZES)).tolist() == [passes * n for n in SIZES]

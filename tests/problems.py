@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 
-from datamodules import FederatedDataModule, Natural, SplitOwn, TensorDataModule
+from datamodules import FederatedDataModule, Natural, Protocol, SplitOwn, TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FederatedAlgorithm
 from pfl.engines.batch import Batch, StepBlock
@@ -51,12 +51,10 @@ class Problem:
         self.shapes = [tuple(p.shape) for p in make().parameters()]
         self.size = sum(int(np.prod(shape)) for shape in self.shapes)
         inputs = torch.from_numpy(np.concatenate(self.features))
-        self.datamodule = TensorDataModule(
+        self.datamodule = owned(
+            np.repeat(np.arange(self.num_clients), self.sizes),
             inputs if input_shape is None else inputs.view(-1, *input_shape),
             torch.from_numpy(np.concatenate(self.targets)),
-            client_ids=np.repeat(np.arange(self.num_clients), self.sizes),
-            partition=Natural(),
-            protocol=SplitOwn(test=0.0, validation=0.0),
         )
 
     def network(self, w: np.ndarray | float = 0.0) -> nn.Module:
@@ -146,6 +144,17 @@ def least_squares(
     features = [rng.normal(size=(n, d)) * rng.uniform(0.5, 1.5, size=d) for n in sizes]
     targets = [x @ rng.normal(size=(d, o)) + rng.normal(size=(len(x), o)) for x in features]
     return Problem(features, targets, lambda: nn.Linear(d, o, bias=bias), bias=bias)
+
+
+def owned(
+    owners: np.ndarray, *samples: Tensor, protocol: Protocol | None = None
+) -> TensorDataModule:
+    """Inputs and targets, perhaps those of an official test too, by the clients that own them.
+
+    Nothing is held out where there is no protocol.
+    """
+    held_out = protocol or SplitOwn(test=0.0, validation=0.0)
+    return TensorDataModule(*samples, client_ids=owners, partition=Natural(), protocol=held_out)
 
 
 class History(pl.Callback):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl import ConfigError
 from pfl.aggregation.attacks import (
@@ -25,6 +25,7 @@ from pfl.algorithms import FedAvg
 from pfl.clients import ClientData, Clients, LocalSchedule
 from pfl.randomness import generator
 from tests.algorithms.methods import BATCHES, METHODS, SIZES, small_network, small_world
+from tests.problems import owned
 
 WEIGHTS = np.array(SIZES) / sum(SIZES)
 
@@ -174,13 +175,12 @@ def images(clients=3, each=6):
     count = clients * each
     inputs = torch.from_numpy(0.5 * rng.random((2 * count, 1, 4, 4)))
     targets = torch.arange(2 * count) % 3
-    return TensorDataModule(
+    return owned(
+        np.repeat(np.arange(clients), each),
         inputs[:count],
         targets[:count],
         inputs[count:],
         targets[count:],
-        client_ids=np.repeat(np.arange(clients), each),
-        partition=Natural(),
         protocol=SharedTest(validation=0.0),
     )
 

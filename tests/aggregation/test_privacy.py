@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl import ConfigError, FederatedLoop, Trainer
 from pfl.aggregation.accountant import Accountant, most_uses
@@ -24,6 +24,7 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
+from tests.problems import owned
 
 # The server of these reads the messages of single clients or their products, or has the samples.
 REFUSED = {
@@ -42,13 +43,12 @@ def world_with(client):
     owners = np.repeat(np.arange(len(SIZES)), SIZES)
     targets = loaded.train.targets.clone()
     targets[owners == client] += 3.0
-    return TensorDataModule(
+    return owned(
+        owners,
         loaded.train.inputs,
         targets,
         loaded.test.inputs,
         loaded.test.targets,
-        client_ids=owners,
-        partition=Natural(),
         protocol=SharedTest(validation=0.0),
     )
 

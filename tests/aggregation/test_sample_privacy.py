@@ -23,10 +23,9 @@ from pfl.algorithms import (
     PerFedAvg,
 )
 from pfl.clients import ClientData, Clients, LocalSchedule
-from pfl.datamodules import Natural, SplitOwn, TensorDataModule
 from pfl.models import HalfSquaredError
 from tests.algorithms.methods import BATCHES, SIZES, normalized_network, small_network, small_world
-from tests.problems import least_squares
+from tests.problems import least_squares, owned
 
 FREE = SamplePrivacy(clip=1e9, noise_multiplier=0.0, delta=0.1)
 
@@ -38,12 +37,10 @@ def private(**arguments):
 def batches_of(sizes, batch_size, rounds=1, epochs=1, seed=0):
     """The samples of each Poisson mini-batch: [(round, step, client), ids of the samples]."""
     ids = np.repeat(np.arange(len(sizes)), sizes)
-    data = TensorDataModule(
+    data = owned(
+        ids,
         torch.arange(len(ids), dtype=torch.float64)[:, None],
         torch.zeros(len(ids), dtype=torch.float64),
-        client_ids=ids,
-        partition=Natural(),
-        protocol=SplitOwn(test=0.0, validation=0.0),
     )
     data.setup()
     found = {}

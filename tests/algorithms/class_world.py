@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from datamodules import Natural, Partitioner, SplitOwn, TensorDataModule
+from datamodules import Partitioner, SplitOwn, TensorDataModule
+from tests.problems import owned
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
 LABELS = [[0, 1, 2, 0, 2], [0, 2, 2], [1, 1], [0, 1]]  # of the clients; some lack a class
@@ -72,13 +73,7 @@ def several_labels():
     """A network and data with two labels for each sample."""
     layers = (nn.Linear(INPUTS, FEATURES), nn.Linear(FEATURES, 4), nn.Unflatten(1, (2, 2)))
     labels = torch.ones(4, 2, dtype=torch.int64)
-    data = TensorDataModule(
-        torch.rand(4, INPUTS).double(),
-        labels,
-        client_ids=np.arange(4),
-        partition=Natural(),
-        protocol=SplitOwn(0.0, 0.0),
-    )
+    data = owned(np.arange(4), torch.rand(4, INPUTS).double(), labels)
     return nn.Sequential(*layers).double(), data
 
 

@@ -17,10 +17,11 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest, TensorDataModule
 from pfl import Trainer
 from pfl.algorithms import FederatedAlgorithm
 from tests.algorithms import entries_baselines, entries_papers
+from tests.problems import owned
 
 # ---- a small world ------------------------------------------------------------------------------
 
@@ -37,14 +38,8 @@ def small_world(copies: int = 1, clients: int = 4) -> TensorDataModule:
     x, y, test = (torch.from_numpy(rng.normal(size=shape)) for shape in ((15, 3), (15, 2), (3, 2)))
     owners = np.repeat(np.arange(len(SIZES)), SIZES) % clients
     order = np.repeat(np.arange(len(owners)), copies)
-    return TensorDataModule(
-        x[order],
-        y[order],
-        x[12:],
-        test,
-        client_ids=owners[order],
-        partition=Natural(),
-        protocol=SharedTest(validation=0.0),
+    return owned(
+        owners[order], x[order], y[order], x[12:], test, protocol=SharedTest(validation=0.0)
     )
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Natural, SplitOwn, TensorDataModule
+from datamodules import SplitOwn
 from models import HalfSquaredError
 from pfl.algorithms import FedACS
 from tests import problems
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import table
-from tests.problems import least_squares
+from tests.problems import least_squares, owned
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 QUANTILES = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0]  # with 7 clients nothing is left from 6/7 on
@@ -211,11 +211,10 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
     """Everyone at the newest w_i, also who did not take part; there is no global model."""
     rng = np.random.default_rng(1)
     inputs, targets = rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
-    data = TensorDataModule(
+    data = owned(
+        np.repeat(np.arange(4), [20, 10, 18, 12]),
         torch.from_numpy(inputs),
         torch.from_numpy(targets),
-        client_ids=np.repeat(np.arange(4), [20, 10, 18, 12]),
-        partition=Natural(),
         protocol=SplitOwn(test=0.3, validation=0.2),
     )
     history = Models()

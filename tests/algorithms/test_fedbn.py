@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest
 from models import VGG11, HalfSquaredError, ResNet18, SmallCNN
 from pfl.algorithms import FedBN
-from tests.problems import History
+from tests.problems import History, owned
 
 SIZES = (7, 4, 5, 3)
 TRACE = [[0, 1, 2], [0, 2], [], [2], [0, 1]]  # client 3 never takes part
@@ -30,10 +30,10 @@ def world():
     own = [rng.uniform(-2, 2) + rng.uniform(0.5, 3) * rng.normal(size=(n, 3)) for n in SIZES]
     x, test = torch.from_numpy(np.concatenate(own)), torch.from_numpy(rng.normal(size=(6, 3)))
     y, test_y = (torch.from_numpy(rng.normal(size=(n, 2))) for n in (len(x), 6))
-    parts = {"partition": Natural(), "protocol": SharedTest(validation=0.0)}
-    return TensorDataModule(
-        x, y, test, test_y, client_ids=np.repeat(np.arange(4), SIZES), **parts
-    ), (x.split(SIZES), y.split(SIZES), test, test_y)
+    data = owned(
+        np.repeat(np.arange(4), SIZES), x, y, test, test_y, protocol=SharedTest(validation=0.0)
+    )
+    return data, (x.split(SIZES), y.split(SIZES), test, test_y)
 
 
 def half_squared(outputs, targets):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
+from datamodules import DigitsDataModule, Dirichlet, SplitOwn
 from models import MLP, HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedCLUP
@@ -14,7 +14,7 @@ from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import Stop, assert_rounds
 from tests.commands import table
-from tests.problems import Models, Problem, least_squares, quiet, scalar_problem
+from tests.problems import Models, Problem, least_squares, owned, quiet, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -156,11 +156,10 @@ PLATEAU = dict(growth=3.0, patience=3, tolerance=0.04)
 def with_validation():
     """A problem whose clients keep a quarter for validation; and their validation samples."""
     whole = least_squares((40, 28, 36, 32), bias=True, seed=8)
-    dm = TensorDataModule(
+    dm = owned(
+        np.repeat(np.arange(4), whole.sizes),
         torch.from_numpy(np.concatenate(whole.features)),
         torch.from_numpy(np.concatenate(whole.targets)),
-        client_ids=np.repeat(np.arange(4), whole.sizes),
-        partition=Natural(),
         protocol=SplitOwn(test=0.0, validation=0.25),
     )
     x, y = np.concatenate(whole.features), np.concatenate(whole.targets)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
+from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, SmallCNN
 from pfl.algorithms import FedGH
 from pfl.randomness import generator
 from tests.algorithms.test_trainable import FULL, SIZES
 from tests.algorithms.test_trainable import world as regression
-from tests.problems import History, Received, run
+from tests.problems import History, Received, owned, run
 from tests.refusal import refused
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
@@ -38,16 +38,10 @@ def samples():
     return [rng.normal(size=(len(labels), INPUTS)) for labels in LABELS]
 
 
-def owned(inputs, targets, owners):
-    """Training samples by their owners; nothing is held out."""
-    parts = {"client_ids": owners, "partition": Natural(), "protocol": SplitOwn(0.0, 0.0)}
-    return TensorDataModule(inputs, targets, **parts)
-
-
 def world():
     inputs = torch.from_numpy(np.concatenate(samples()))
     owners = np.repeat(np.arange(4), [len(labels) for labels in LABELS])
-    return owned(inputs, torch.tensor([*chain(*LABELS)]), owners)
+    return owned(owners, inputs, torch.tensor([*chain(*LABELS)]))
 
 
 def error(head, z, label):
@@ -271,7 +265,7 @@ def test_the_server_learns_what_the_clients_features_say(fit):
     net = nn.Sequential(nn.Linear(INPUTS, 2), nn.Linear(2, 2)).double()
     nn.init.eye_(net[0].weight)
     method = FedGH(net, lr=1e-3, server_lr=0.5, server_epochs=5, server_batch_size=None)
-    fit(method, owned(torch.from_numpy(x), labels, owners), 20)
+    fit(method, owned(owners, torch.from_numpy(x), labels), 20)
     models = torch.from_numpy(personalized(method))
     for i in range(2):
         nn.utils.vector_to_parameters(models[i], net.parameters())

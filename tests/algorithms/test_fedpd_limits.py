@@ -5,11 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from datamodules import Natural, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, FedPD
 from tests.algorithms import reference_clup_pd as reference
-from tests.problems import History, least_squares, scalar_problem
+from tests.problems import History, least_squares, owned, scalar_problem
 
 LOSS = HalfSquaredError()
 FULL = dict(batch_size=None, loss=LOSS)
@@ -149,13 +148,7 @@ class Signed(nn.Module):
 def opposed():
     """f_+ = x²/2 and f_- = -x²/2: one sample each, whose input is 1."""
     signs = torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
-    return TensorDataModule(
-        torch.ones_like(signs),
-        signs,
-        client_ids=np.arange(2),
-        partition=Natural(),
-        protocol=SplitOwn(test=0.0, validation=0.0),
-    )
+    return owned(np.arange(2), torch.ones_like(signs), signs)
 
 
 def one_weight(value):

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import DigitsDataModule, Dirichlet, Natural, SplitOwn, TensorDataModule
+from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, HalfSquaredError
 from pfl.algorithms import FedPer, FedRep
 from tests.algorithms import two_layers
 from tests.models.test_models import NETWORKS
-from tests.problems import History, Problem, matrix_problem
+from tests.problems import History, Problem, matrix_problem, owned
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -210,12 +210,11 @@ def test_small_networks_train(fit, name):
     network = build()
     inputs = torch.rand(6, *shape)
     targets = torch.arange(6) % classes if classes > 1 else torch.rand(6, 1)
-    owners = np.repeat([0, 1], [4, 2])
-    parts = {"client_ids": owners, "partition": Natural(), "protocol": SplitOwn(0.0, 0.0)}
+    data = owned(np.repeat([0, 1], [4, 2]), inputs, targets)
     personal = [PATTERNS.get(name, "head.*")]
     method = FedRep(network, personal=personal, lr=0.01, head_epochs=1, batch_size=2)
     start = method.global_model.clone()
-    fit(method, TensorDataModule(inputs, targets, **parts), 1, precision="32-true")
+    fit(method, data, 1, precision="32-true")
     head = method.personal_part
     heads = method.client_rows("head", np.arange(2))
     assert (method.global_model != start)[~head].any()

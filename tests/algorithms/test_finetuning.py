@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, Partitioner, SharedTest, SplitOwn, TensorDataModule
+from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
 from models import HalfSquaredError
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedACS, FedAMP, FedAvg, FedPer, FedRep, HeurFedAMP, LocalTrain
@@ -24,7 +24,7 @@ from tests.algorithms.methods import (
     small_world,
 )
 from tests.commands import table
-from tests.problems import least_squares, quiet
+from tests.problems import least_squares, owned, quiet
 from tests.refusal import refused
 
 STEPS = [0, 1, 3]
@@ -110,11 +110,10 @@ def test_scores_are_those_of_the_adapted_models(tmp_path):
     """One weight, all samples (1, c_i): f_i = (w - c_i)^2 / 2, so that the test loss after k steps
     is ((1 - η)^k (w - c_i))^2 / 2; 5 clients, of which 1 never trains."""
     optima, eta = np.array([1.0, 2.0, 4.0, -1.0, 3.0]), 0.25
-    data = TensorDataModule(
+    data = owned(
+        np.repeat(np.arange(5), 4),
         torch.ones(20, 1, dtype=torch.float64),
         torch.from_numpy(np.repeat(optima, 4)[:, None]),
-        client_ids=np.repeat(np.arange(5), 4),
-        partition=Natural(),
         protocol=SplitOwn(test=0.5, validation=0.0),
     )
     network = nn.Linear(1, 1, bias=False).double()

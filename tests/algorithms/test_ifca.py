@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
+from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl.algorithms import IFCA, FedAvg
 from pfl.randomness import generator
 from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.methods import METHODS
+from tests.algorithms.reference_clup_pd import with_an_idle_client
 from tests.algorithms.traced import (
     ALL,
     BATCHES,
@@ -23,7 +24,7 @@ from tests.algorithms.traced import (
     furthest,
     in_cohorts,
 )
-from tests.problems import History, Steps, batches_of_clients, least_squares
+from tests.problems import History, Steps, batches_of_clients, least_squares, owned
 from tests.refusal import refused
 
 CLUSTERS = dict(clusters=3, perturbation=0.3)
@@ -130,9 +131,7 @@ def test_the_training_samples_decide_in_every_split(fit):
     x = np.random.default_rng(2).normal(size=(20, 3))
     outputs = (x @ w[:6].reshape(2, 3).T + w[6:] for w in (first, second))
     x, y, other = map(torch.from_numpy, (x, *outputs))
-    data = TensorDataModule(
-        x, y, x, other, num_clients=2, partition=Owners(np.arange(20) % 2), protocol=SharedTest(0.0)
-    )
+    data = owned(np.arange(20) % 2, x, y, x, other, protocol=SharedTest(0.0))
     network = least_squares([1], bias=True).network(START)
     algorithm = IFCA(network, clusters=2, perturbation=0.3, loss=LOSS)
     fit(algorithm, data, 1, trace=[[]], seed=0)
@@ -143,34 +142,12 @@ def test_the_training_samples_decide_in_every_split(fit):
     assert algorithm.row["test/personalized/loss"] > 0.1
 
 
-class Owners(Partitioner):
-    """Clients who own what is given."""
-
-    def __init__(self, given):
-        self.given = given
-
-    def owners(self, targets, num_clients, rng):
-        return self.given
-
-    def describe(self):
-        return "given"
-
-
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_a_client_without_samples_is_in_no_cluster(fit, weighting):
-    problem = least_squares((7, 2, 3), bias=True)
-    x, y = (torch.from_numpy(np.concatenate(rows)) for rows in (problem.features, problem.targets))
-    data = TensorDataModule(
-        x,
-        y,
-        num_clients=4,
-        partition=Owners(np.repeat([0, 1, 3], (7, 2, 3))),
-        protocol=SplitOwn(0.0, 0.0),
-    )
-    history = History()
+def test_a_client_without_samples_is_in_no_cluster(fit, problem, weighting):
+    data, history = with_an_idle_client(problem), History()
     algorithm = IFCA(problem.network(START), **CLUSTERS, weighting=weighting, local_steps=3, **FULL)
-    fit(algorithm, data, 3, callbacks=[history], trace=[ALL, [2], [1, 2]])
-    batches = [{i: [None] * 3 for i in cohort} for cohort in ([0, 1, 2], [], [1])]
+    fit(algorithm, data, 3, callbacks=[history], trace=[[*ALL, 4], [4], [1, 4]])
+    batches = [{i: [None] * 3 for i in cohort} for cohort in (ALL, [], [1])]
     expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
     assert furthest(history.rounds, expected, "models") < 1e-12
 

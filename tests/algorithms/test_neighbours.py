@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from datamodules import Given, Natural, SharedTest, SplitOwn, TensorDataModule
+from datamodules import Given, SharedTest, SplitOwn, TensorDataModule
 from datamodules.partitions.index_arrays import Ragged
 from datamodules.partitions.partition import Partition
 from models import HalfSquaredError
@@ -17,7 +17,7 @@ from pfl.algorithms import FedAvg, LocalTrain
 from pfl.scores.neighbours import Neighbours
 from tests.algorithms.class_world import BODY, CLASSES, FEATURES, INPUTS, network, z_of
 from tests.algorithms.methods import small_network, small_world
-from tests.problems import quiet
+from tests.problems import owned, quiet
 from tests.refusal import refused
 
 # Client 1 has no validation samples, client 2 no training samples; the orders by size differ.
@@ -112,11 +112,11 @@ def test_what_has_no_neighbours_is_refused(tmp_path):
     with refused("loop.neighbours: the targets are values"):
         _setup(small_world(), FedAvg(small_network(), loss=HalfSquaredError()), tmp_path)
     x, y = torch.rand(12, 4).double(), torch.arange(12) % 2
-    parts = {"client_ids": np.arange(12) // 3, "partition": Natural()}
-    data = TensorDataModule(x, y, protocol=SplitOwn(0.3, 0.3), **parts)
+    owners = np.arange(12) // 3
+    data = owned(owners, x, y, protocol=SplitOwn(0.3, 0.3))
     with refused("loop.neighbours: Linear is a single layer, before which"):
         _setup(data, FedAvg(nn.Linear(4, 2).double()), tmp_path)
-    data = TensorDataModule(x, y, x, y, protocol=SharedTest(0.0), **parts)
+    data = owned(owners, x, y, x, y, protocol=SharedTest(0.0))
     with refused("loop.neighbours: the mixture is chosen on validation samples"):
         _setup(data, FedAvg(network()), tmp_path)
     with refused("loop.neighbours.k: 0"):

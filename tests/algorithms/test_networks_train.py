@@ -8,10 +8,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import models
-from datamodules import Natural, SplitOwn, TensorDataModule
 from pfl.algorithms import FedAvg, FedRep, FedSLR
 from pfl.method import head_name
-from tests.problems import run
+from tests.problems import owned, run
 
 IMAGES = {
     "FedCLUPCNN-2": (lambda: models.FedCLUPCNN(2, image_size=8), (1, 8, 8)),
@@ -48,13 +47,7 @@ NO_SINGULAR_VALUES = ("VGG11", "ResNet18", "GoogLeNet", "DenseNet121", "AlexNet"
 
 
 def data(inputs, targets):
-    return TensorDataModule(
-        inputs,
-        targets,
-        client_ids=np.array([0, 0, 1, 1]),
-        partition=Natural(),
-        protocol=SplitOwn(test=0.0, validation=0.0),
-    )
+    return owned(np.array([0, 0, 1, 1]), inputs, targets)
 
 
 def train(build, method, data, tmp_path, **kwargs):

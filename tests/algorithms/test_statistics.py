@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest
 from models import HalfSquaredError
 from pfl.algorithms import (
     APFL,
@@ -40,6 +40,7 @@ from tests.algorithms.methods import (
     small_world,
     tables,
 )
+from tests.problems import owned
 from tests.refusal import refused
 
 KEEP = (FedCLUP, FedPD, L2GD, MRMTL, ModelMixtures)  # whose clients keep a model of their own
@@ -80,8 +81,7 @@ def world():
     whose = nn.functional.one_hot(torch.from_numpy(owners), M)
     train = torch.cat([whose, x[:-3]], 1)
     test = torch.cat([torch.zeros(3, M), x[-3:]], 1)
-    rules = {"partition": Natural(), "protocol": SharedTest(validation=0.0)}
-    return TensorDataModule(train, y[:-3], test, y[-3:], client_ids=owners, **rules)
+    return owned(owners, train, y[:-3], test, y[-3:], protocol=SharedTest(validation=0.0))
 
 
 def modes(method):

@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from datamodules import DigitsDataModule, Natural, SplitOwn, TensorDataModule
+from datamodules import DigitsDataModule
 from models import MLP, Delta, HalfSquaredError, LoRA
 from pfl.algorithms import GPGD, LPGD, FedAvg, FedBN, FedDPA, FedSLR
 from pfl.engines.oracle import Oracle
 from pfl.parameters import frozen_parameters
+from tests.problems import owned
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -23,13 +24,7 @@ def world(targets=None, outputs=2):
     rng = np.random.default_rng(3)
     x = torch.from_numpy(rng.normal(size=(sum(SIZES), 4)))
     y = torch.from_numpy(rng.normal(size=(sum(SIZES), outputs))) if targets is None else targets
-    data = TensorDataModule(
-        x,
-        y,
-        client_ids=np.repeat(np.arange(3), SIZES),
-        partition=Natural(),
-        protocol=SplitOwn(test=0.0, validation=0.0),
-    )
+    data = owned(np.repeat(np.arange(3), SIZES), x, y)
     return x, y, data
 
 
@@ -77,13 +72,7 @@ def test_a_frozen_factor_is_a_linear_model_in_its_features(fit):
     plain = nn.Linear(2, 2, bias=False).double()
     nn.init.zeros_(plain.weight)
     _, _, other = world(left)
-    other = TensorDataModule(
-        z,
-        left,
-        client_ids=np.repeat(np.arange(3), SIZES),
-        partition=Natural(),
-        protocol=SplitOwn(test=0.0, validation=0.0),
-    )
+    other = owned(np.repeat(np.arange(3), SIZES), z, left)
     fit(FedAvg(plain, lr=0.2, local_steps=3, **FULL), other, 4)
     torch.testing.assert_close(network.map.lora_B.data, plain.weight.data, rtol=0, atol=1e-12)
 

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import LeastSquares, Natural, SharedTest, TensorDataModule
+from datamodules import LeastSquares, SharedTest
 from models import HalfSquaredError, LinearRegression
 from pfl.algorithms import FedAvg, FedCLUP
 from pfl.callbacks import Optimality
 from tests.algorithms.methods import BATCHES, EVERY_METHOD, METHODS, SIZES, everything, small_world
 from tests.algorithms.test_participation import EVERYONE, FULL, SEVERAL
+from tests.problems import owned
 from tests.refusal import refused
 
 
@@ -19,13 +20,12 @@ def world_of(ids):
     whole.setup()
     samples = np.concatenate([whole.partition.train[i] for i in ids])
     inputs, targets = whole.samples.inputs[samples], whole.samples.targets[samples]
-    return TensorDataModule(
+    return owned(
+        np.repeat(np.arange(len(ids)), [SIZES[i] for i in ids]),
         inputs,
         targets,
         inputs[:3],
         targets[:3],
-        client_ids=np.repeat(np.arange(len(ids)), [SIZES[i] for i in ids]),
-        partition=Natural(),
         protocol=SharedTest(validation=0.0),
     )
 

@@ -25,25 +25,16 @@ from datamodules import (
 from pfl import FederatedLoop
 from pfl.datamodules.partitions.lazy import random_bits
 from pfl.datamodules.randomness import fold
-
-MASK = 2**64 - 1
-
-
-def splitmix64(key, datum):
-    """Returns output number `datum` of SplitMix64 from state `key`, in Python's integers."""
-    x = (key + (datum + 1) * 0x9E3779B97F4A7C15) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
+from tests.draws import mixed
 
 
 def drawn_set(sets, client):
     """Returns the set of one client as `Subsets` documents it: repeated draws are drawn again."""
-    key = splitmix64(sets.key, client)
+    key = mixed(sets.key, client)
     if 2 * sets.size > sets.total:
-        return sorted(sorted(range(sets.total), key=lambda i: splitmix64(key, i))[: sets.size])
+        return sorted(sorted(range(sets.total), key=lambda i: mixed(key, i))[: sets.size])
     attempt = 0
-    drawn = [splitmix64(key, i) % sets.total for i in range(sets.size)]
+    drawn = [mixed(key, i) % sets.total for i in range(sets.size)]
     while True:
         drawn.sort()
         twice = [i for i in range(1, sets.size) if drawn[i] == drawn[i - 1]]
@@ -51,14 +42,14 @@ def drawn_set(sets, client):
             return drawn
         attempt += 1
         for i in twice:
-            drawn[i] = splitmix64(key, attempt * sets.size + i) % sets.total
+            drawn[i] = mixed(key, attempt * sets.size + i) % sets.total
 
 
 def drawn_part(part, client):
     """Returns a part of a client's samples as `_stratified_order` documents it, by fractions."""
     own = drawn_set(part.whole, client)
-    key = splitmix64(part.key, client)
-    order = sorted(range(len(own)), key=lambda i: splitmix64(key, i) >> 28)
+    key = mixed(part.key, client)
+    order = sorted(range(len(own)), key=lambda i: mixed(key, i) >> 28)
     if part.labels is not None:
         labels = [int(part.labels[own[i]]) for i in order]
         places = [
@@ -86,14 +77,14 @@ def stored(partition):
     return Partition(*kept)
 
 
-def test_fold_is_splitmix64():
+def test_fold_is_mixed():
     # The sequence of seed 1234567, with which implementations are commonly verified.
     known = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    assert [splitmix64(1234567, i) for i in range(3)] == known
+    assert [mixed(1234567, i) for i in range(3)] == known
     assert unsigned(fold(torch.tensor(1234567), torch.arange(3))) == known
     keys, data = [0, 1, -1, 2**62, -(2**63), 2**63 - 1], [0, 1, 12345, 2**40]
     for key in keys:
-        expected = [splitmix64(key % 2**64, datum) for datum in data]
+        expected = [mixed(key % 2**64, datum) for datum in data]
         assert unsigned(fold(torch.tensor([key]), torch.tensor(data))) == expected
     table = fold(torch.tensor(keys)[:, None], torch.tensor(data))
     assert table.dtype == torch.int64 and table.shape == (6, 4)
@@ -118,7 +109,7 @@ def test_random_bits_are_those_of_the_folded_key_of_a_client():
     clients = np.array([7, 0, 10**6])
     actual = random_bits(2**63 - 1, clients, range(2, 6))
     expected = [
-        [splitmix64(splitmix64(2**63 - 1, client), place) for place in range(2, 6)]
+        [mixed(mixed(2**63 - 1, client), place) for place in range(2, 6)]
         for client in clients.tolist()
     ]
     assert actual.dtype == np.uint64 and actual.tolist() == expected

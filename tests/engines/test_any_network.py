@@ -12,13 +12,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from datamodules import Natural, SharedTest, TensorDataModule
+from datamodules import SharedTest
 from pfl.algorithms import FedPD, FedSLR, LocalTrain
 from pfl.engines.batch import default_loss
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
 from pfl.parameters import ParameterSpace
-from tests.problems import run
+from tests.problems import owned, run
 
 
 class Recurrent(nn.Module):
@@ -125,9 +125,7 @@ def world(name):
 def dealt(inputs, targets):
     train, test = (inputs[:20], targets[:20]), (inputs[20:], targets[20:])
     owners = np.repeat([0, 1, 2], [10, 6, 4])
-    return TensorDataModule(
-        *train, *test, client_ids=owners, partition=Natural(), protocol=SharedTest(0.0)
-    )
+    return owned(owners, *train, *test, protocol=SharedTest(0.0))
 
 
 def both(make, data, root, **settings):

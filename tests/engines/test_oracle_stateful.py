@@ -12,7 +12,6 @@ from datamodules import TensorDataModule
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.datamodules.protocols.protocol import SharedTest
-from pfl.datamodules.rules.sample_values import Natural
 from pfl.engines.batch import Batch, Origin
 from tests.networks import (
     COUNTS,
@@ -26,7 +25,7 @@ from tests.networks import (
     problem,
     put,
 )
-from tests.problems import run
+from tests.problems import owned, run
 
 # ---- BatchNorm -----------------------------------------------------------------------------------
 
@@ -94,13 +93,12 @@ def federation(tmp_path, sizes=(9, 6, 3), rounds=2, **kwargs):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     x = torch.randn(len(owners), 12, generator=generator) + torch.from_numpy(owners)[:, None]
     y = torch.randint(3, (len(owners),), generator=generator)
-    data = TensorDataModule(
+    data = owned(
+        owners,
         x,
         y,
         torch.randn(7, 12, generator=generator),
         torch.arange(7) % 3,
-        client_ids=owners,
-        partition=Natural(),
         protocol=SharedTest(validation=0),
     )
     torch.manual_seed(2)

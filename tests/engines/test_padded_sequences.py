@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from datamodules import Natural, SplitOwn, TensorDataModule
+from datamodules import SplitOwn
 from models import CharLSTM
 from pfl.algorithms import FedAvg, FedRep, LocalTrain
 from pfl.engines import Batch, Oracle, default_loss
 from pfl.parameters import ParameterSpace
 from tests.networks import put
-from tests.problems import run
+from tests.problems import owned, run
 
 PAD = -100
 
@@ -95,13 +95,7 @@ def test_scores_by_hand():
 
 
 def data(tokens, targets, owners, test=0.0):
-    return TensorDataModule(
-        tokens,
-        targets,
-        client_ids=np.array(owners),
-        partition=Natural(),
-        protocol=SplitOwn(test=test, validation=0.0),
-    )
+    return owned(np.array(owners), tokens, targets, protocol=SplitOwn(test=test, validation=0.0))
 
 
 @pytest.mark.parametrize("method", [FedAvg, LocalTrain])

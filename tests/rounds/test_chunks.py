@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from datamodules import MatchLabels, SharedTest, TensorDataModule
+from datamodules import MatchLabels, SharedTest
 from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
-from pfl.datamodules.rules.sample_values import Natural
 from pfl.rounds.loop import assign_clients
+from tests.problems import owned
 
 SIZES = [4, 1, 9, 2, 2, 7, 3, 1, 5, 6]  # of training samples
 
@@ -20,9 +20,7 @@ def loop(sizes=SIZES, protocol=None, world=(0, 1), **kwargs):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     x, y = torch.arange(len(owners)).float()[:, None], torch.from_numpy(owners) % 3
     protocol = protocol or SharedTest(validation=0)
-    data = TensorDataModule(
-        x, y, x[:5], y[:5], client_ids=owners, partition=Natural(), protocol=protocol
-    )
+    data = owned(owners, x, y, x[:5], y[:5], protocol=protocol)
     federation = FederatedLoop(data, **kwargs)
     federation.setup()
     federation._rank = lambda: world

@@ -19,7 +19,7 @@ from torchmetrics.classification import (
     MultilabelF1Score,
 )
 
-from datamodules import MatchLabels, Natural, SharedTest, SplitOwn, TensorDataModule
+from datamodules import MatchLabels, SharedTest, SplitOwn, TensorDataModule
 from models import MLP
 from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import LocalBaseline, RunRecorder
@@ -29,7 +29,7 @@ from pfl.method.scoring import predictions
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.metrics import ClientMetrics
 from tests.networks import put
-from tests.problems import run
+from tests.problems import owned, run
 from tests.refusal import refused
 
 PROTOCOLS = {
@@ -179,10 +179,9 @@ def test_any_model_can_be_the_one_that_counts(tmp_path, choice, model):
 def test_regression_leaves_out_clients_without_a_value(tmp_path):
     """R² needs two samples; a client with one has none, and does not count."""
     x = torch.randn(26, 2, generator=torch.Generator().manual_seed(0))
-    module = TensorDataModule(
+    module = owned(
+        np.repeat([0, 1, 2], [12, 12, 2]),
         *(x, x.sum(1)),
-        client_ids=np.repeat([0, 1, 2], [12, 12, 2]),
-        partition=Natural(),
         protocol=SplitOwn(test=0.5, validation=0.0),
     )
     algorithm = FedAvg(MLP(2, (4,), 1), lr=0.05)

@@ -147,14 +147,19 @@ def least_squares(
 
 
 def owned(
-    owners: np.ndarray, *samples: Tensor, protocol: Protocol | None = None
+    owners: np.ndarray,
+    inputs: Tensor,
+    targets: Tensor,
+    *test: Tensor | None,
+    protocol: Protocol | None = None,
 ) -> TensorDataModule:
-    """Inputs and targets, perhaps those of an official test too, by the clients that own them.
+    """Samples, and perhaps those of an official test, by the clients that own them.
 
     Nothing is held out where there is no protocol.
     """
     held_out = protocol or SplitOwn(test=0.0, validation=0.0)
-    return TensorDataModule(*samples, client_ids=owners, partition=Natural(), protocol=held_out)
+    x, y = test or (None, None)
+    return TensorDataModule(inputs, targets, x, y, owners, partition=Natural(), protocol=held_out)
 
 
 class History(pl.Callback):

@@ -58,7 +58,7 @@ class Method:
     more_epochs: int = 0
     still: Sequence[str] = ()
     whole: Sequence[str] = ()
-    kind: type[FederatedAlgorithm] = None  # type: ignore[assignment]
+    kind: Any = None
 
     def __post_init__(self) -> None:
         if self.kind is None:

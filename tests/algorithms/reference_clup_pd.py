@@ -124,11 +124,13 @@ def fedpd(
     batches: Batches | None = None,
     refresh: int | None = None,
     gamma: float = np.inf,
+    matlab: bool = False,
 ) -> list[dict[str, Any]]:
     """Algorithm 2 of FedPD, with Oracle I (GD or SGD) or, where `refresh` is given, Oracle II.
 
     `talks` says for each round whether the agents communicate. Per round: `w` = mean x_{0,i}, `x`,
-    `lam`, `x0`, `g` [M, P], and how many local `steps` each agent took [M].
+    `lam`, `x0`, `g` [M, P], and how many local `steps` each agent took [M]. `matlab`: as in the
+    authors' file, x0 <- x0 + η λ.
     """
     m = problem.num_clients
     x, x0 = np.tile(w, (m, 1)), np.tile(w, (m, 1))
@@ -149,7 +151,7 @@ def fedpd(
                     problem, i, x[i], x0[i], lam[i], g[i], eta, gamma, steps, mine
                 )
             lam[i] = lam[i] + (x[i] - x0[i]) / eta
-            x0[i] = x[i] + eta * lam[i]
+            x0[i] = (x0[i] if matlab else x[i]) + eta * lam[i]
         if talk:
             x0[:] = x0.mean(0)
         row = {"x": x, "lam": lam, "x0": x0, "g": g, "w": x0.mean(0), "steps": taken}

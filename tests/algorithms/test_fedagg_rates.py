@@ -26,6 +26,15 @@ def control(request):
     return rng.normal(size=6), rng.normal(size=(n, 6)), rng.normal(size=(n + 1, 6))
 
 
+def test_feedback_is_the_open_loop_under_the_aggregated_dynamics(control):
+    """On w_{l+1} = w_l - η_l φ_l the trailing problems have the tail of the first solution."""
+    w, phi, path = control
+    eta = reference.best_rates(w, phi, path, 0.1)
+    for k, v in enumerate(reference.walk(w, phi, eta)[:-1]):
+        tail = reference.best_rates(v, phi[k:], path[k:], 0.1)
+        np.testing.assert_allclose(tail, eta[k:], atol=1e-12)
+
+
 def test_the_last_two_epochs_have_the_papers_closed_forms(control):
     """η_{L-1} is the paper's (27); η_{L-2} is (28) without its errata."""
     w, phi, path = control
@@ -101,6 +110,18 @@ def test_rates_solve_the_control_problem_for_any_terms(fit, epochs, dynamics, en
         mean = np.mean([expected["rates"][i][epoch] for i in range(3)])
         logged = float(algorithm.trainer.callback_metrics[f"rate/{epoch}"])
         assert logged == pytest.approx(mean, rel=1e-6)
+
+
+def test_the_drawn_terms_reach_both_bounds():
+    """The test above sees rates inside the bounds and at both of them."""
+    seen = []
+    for epochs in (1, 2, 3, 5):
+        problem, start, *terms = drawn(epochs)
+        settings = DRAWN | dict(epochs=epochs, penalty=0.2, terms=terms)
+        (row,) = reference.fedagg(problem, start, [[0, 1, 2]], **settings)
+        seen += [rate for own in row["rates"].values() for rate in own]
+    assert 0.0 in seen and 0.6 in seen
+    assert sum(0 < rate < 0.6 for rate in seen) > 10
 
 
 # ---- closed forms -------------------------------------------------------------------------------

@@ -190,6 +190,21 @@ def test_fedpd_settles_on_opposed_clients(fit, eta):
     np.testing.assert_allclose(history["lam"][1:, :, 0], [[-limit, limit]] * 4, rtol=1e-8)
 
 
+@pytest.mark.parametrize(("matlab", "bounded"), [(False, True), (True, False)])
+def test_the_matlab_form_diverges_there(matlab, bounded):
+    """Section 5.4: at η = 0.6/L, with the same exact solves."""
+
+    class Opposed:
+        num_clients, size = 2, 1
+
+        def gradient(self, i, x, samples=None):
+            return x if i == 0 else -x
+
+    talks, start = [True] * 60, np.array([1.5])
+    history = reference.fedpd(Opposed(), start, talks, eta=0.6, lr=0.6, steps=70, matlab=matlab)
+    assert (float(np.abs(history[-1]["w"][0])) < 10) == bounded
+
+
 # ---- skipping -----------------------------------------------------------------------------------
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from datamodules import LeastSquares
+from models import HalfSquaredError, LinearRegression
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD
 from tests.algorithms import reference
 from tests.problems import History
@@ -44,6 +46,17 @@ def test_the_mean_of_the_agents_is_the_chain():
     assert values.shape == (2, 1)
     expected = -5 * (1 - np.exp(-1)) * 3 * np.pi  # Φ(1) = 4 π/4 + 2π
     assert values.mean().item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_last_rounds_of_falling_fedpd_communicate_most(fit):
+    """Round r of T communicates with the probability r/T: of 200 rounds 100.5, and 75.25 of the
+    last 100, with the deviations (T/6)^1/2 = 5.8 and (T/12)^1/2 = 4.1. A fair coin has 50 there."""
+    network, problem = LinearRegression(in_features=2).double(), LeastSquares(2, 2, features=2)
+    settings = dict(loss=HalfSquaredError(), batch_size=None, skip_probability=0.5)
+    algorithm = fit(example("falling").FallingFedPD(network, **settings), problem, 200)
+    talks = [algorithm.communicates(k) for k in range(200)]
+    assert talks[-1]
+    assert abs(sum(talks) - 100.5) < 4.5 * 5.8 and abs(sum(talks[100:]) - 75.25) < 4.5 * 4.1
 
 
 def test_the_distance_from_low_rank_optimality():

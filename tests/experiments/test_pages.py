@@ -114,6 +114,33 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
         assert min(min(line[:11]) for line in lines) > 19
 
 
+def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
+    page = (PAPERS / "fedpd.md").read_text()
+
+    gaps = curves("results/fedpd-seeds", "train/global/gap", "run", "seed")
+    sent = curves("results/fedpd-seeds", "comm/uplink_bytes", "run", "seed")
+    goals = {seed: 1.1 * gaps["FedAvg-GD", seed][-1] for seed in "012"}
+    medians = {}
+    for run in dict.fromkeys(run for run, _ in gaps):
+        name, last = run.removesuffix(", η=0.5"), run.endswith(("GD", "FedProx", "p=0, η=0.5"))
+        lines = {seed: gaps[run, seed] for seed in "012"}
+        ends = [line[-1] if last else np.median(line[-75:]) for line in lines.values()]
+        near = [sent[run, s][int(until(line, goals[s])) - 1] / 16000 for s, line in lines.items()]
+        what = "last round" if last else "median of the last 75 rounds"
+        cells = [", ".join(f"{x:.1e}" for x in ends), ", ".join(f"{x:.0f}" for x in near)]
+        assert f"| {name}, {what} | {' | '.join(cells)} |" in page
+        if run in ("FedAvg-GD", "FedProx"):
+            assert all(abs(line[149] / line[99] - 1) < 1e-3 for line in lines.values())
+        medians[name] = np.array(ends)
+    half, quarter = medians["FedPD-GD, p=0.5"], medians["FedPD-GD, p=0.25"]
+    low, high = min(half / quarter), max(half / quarter)
+    assert f"| {low:.1f} to {high:.0f} times. | yes |" in page
+    above = half / medians["FedAvg-GD"]
+    assert f"is {min(above):.1f} to {max(above):.1f} times FedAvg-GD's last gap" in page
+    few = [sum(x <= goals[s] for x in gaps["FedPD-GD, p=0.5, η=0.5", s]) for s in "012"]
+    assert "in {}, {} and {} of 150".format(*few) in page
+
+
 def test_the_numbers_of_fedslr_are_those_of_its_data():
     page = (PAPERS / "fedslr.md").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
@@ -141,7 +142,11 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
             # full, a write kills the process.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle, 0, nbytes)
-            return torch.from_file(path, shared=True, size=size, dtype=dtype)
+            os.truncate(handle, nbytes)
+            pages = mmap.mmap(handle, nbytes)
+            if hasattr(pages, "madvise"):  # else the system reads megabytes around every row
+                pages.madvise(mmap.MADV_RANDOM)
+            return torch.frombuffer(pages, dtype=dtype)
         finally:
             os.close(handle)
             os.unlink(path)  # the map keeps the file; a killed process leaves no file

@@ -1,5 +1,7 @@
 """How much of a GPU and of pinned memory client states take, where a GPU is made up."""
 
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 
 from datamodules import DigitsDataModule
 from pfl import FederatedLoop
-from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, free_memory
+from pfl.clients.memory_tiers import DEVICE_SHARE, Tiers, free_memory, mapped
 
 FREE = 1 << 20
 ROW = 10  # floats, 40 bytes
@@ -131,3 +133,14 @@ def test_a_store_takes_half_of_the_memory_that_is_free(monkeypatch):
     monkeypatch.setattr("pfl.clients.memory_tiers.free_memory", lambda: 4000)
     assert Tiers().limit["memory"] == 2000
     assert Tiers(processes=2).limit["memory"] == 1000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists how memory is used")
+def test_the_system_reads_only_the_rows_of_a_file_that_are_asked_for(tmp_path):
+    """`rr` is Linux's flag of memory that is read in random order."""
+    rows = mapped(1 << 18, torch.float32, "rows", str(tmp_path))
+    rows[:2] = torch.tensor([1.5, -2.0])
+    assert rows[:3].tolist() == [1.5, -2.0, 0.0]
+    maps = Path("/proc/self/smaps").read_text().partition(str(tmp_path))[2]
+    flags = next(line for line in maps.splitlines() if line.startswith("VmFlags"))
+    assert "rr" in flags.split()

@@ -18,9 +18,9 @@ from pfl.callbacks.optimality import full_gradients
 
 
 class LowRankSparse(TheoryProblem):
-    """f_i(W) = 1/(2n) |X_i W' - Y_i|^2 with Y_i = X_i (U + S_i)' + noise N(0, 1), U of rank 2.
+    """f_i(W) = 1/(2n) |X_i W' - Y_i|^2 with Y_i = X_i (U + S_i)' + noise N(0, 1), U of low rank.
 
-    U has the singular values 4 and 3; a share of 5 % of S_i's values is ±1, the others are 0. The
+    U has singular values from 4 to 3; a share of 5 % of S_i's values is ±1, the others are 0. The
     eigenvalues of every Hessian X_i'X_i/n go from 1/4 to 1. The network is
     `LogisticRegression(d, d, bias=False)` with the loss `HalfSquaredError`.
 
@@ -28,13 +28,21 @@ class LowRankSparse(TheoryProblem):
         size: d; matrices are d x d.
         noise: The standard deviation of the noise.
         samples: n.
+        rank: The rank of U.
+        seed: The seed of the problem, which is not that of the run.
     """
 
     def __init__(
-        self, num_clients: int = 10, size: int = 12, noise: float = 0.5, samples: int = 100
+        self,
+        num_clients: int = 10,
+        size: int = 12,
+        noise: float = 0.5,
+        samples: int = 100,
+        rank: int = 2,
+        seed: int = 0,
     ) -> None:
-        super().__init__(num_clients, (samples, 0, 0), seed=0)
-        self.size, self.noise, self.count = size, noise, samples
+        super().__init__(num_clients, (samples, 0, 0), seed=seed)
+        self.size, self.noise, self.count, self.rank = size, noise, samples, rank
 
     def sparse(self, client: int) -> np.ndarray:
         """S_i [d, d]."""
@@ -45,9 +53,9 @@ class LowRankSparse(TheoryProblem):
     @property
     def true_models(self) -> Tensor:
         """U + S_i, flat [M, d^2]."""
-        draws = generator(self.seed, "low rank").normal(size=(2, self.size, 2))
+        draws = generator(self.seed, "low rank").normal(size=(2, self.size, self.rank))
         left, right = np.linalg.qr(draws).Q
-        common = (left * [4.0, 3.0]) @ right.T
+        common = (left * np.linspace(4, 3, self.rank)) @ right.T
         return torch.from_numpy(
             np.stack([(common + self.sparse(i)).ravel() for i in range(self.num_clients)])
         )
@@ -60,7 +68,10 @@ class LowRankSparse(TheoryProblem):
         return inputs, inputs @ matrix.T + self.noise * rng.normal(size=(n, d))
 
     def rule(self) -> str:
-        return f"matrices of {self.size} x {self.size}, rank 2 plus 5 % of ±1, noise {self.noise:g}"
+        return (
+            f"matrices of {self.size} x {self.size}, rank {self.rank} plus 5 % of ±1, "
+            f"noise {self.noise:g}"
+        )
 
 
 class LowRankOptimality(Callback):

@@ -1,4 +1,4 @@
-"""The problems in `examples/` with which claims of FedPD's and FedSLR's papers are measured."""
+"""The examples with which claims of FedPD's, FedSLR's and FedACS's papers are measured."""
 
 import importlib.util
 from pathlib import Path
@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 
 from datamodules import LeastSquares
 from models import HalfSquaredError, LinearRegression
@@ -79,13 +80,59 @@ def test_the_distance_from_low_rank_optimality():
         assert found == (pytest.approx(gap, abs=1e-12), rank)
 
 
-def test_the_planted_parts():
-    """True models are of rank 2 plus what `sparse` says; noiseless targets are theirs."""
-    problem = example("low_rank_sparse").LowRankSparse(num_clients=3, noise=0.0, samples=20)
+@pytest.mark.parametrize(("rank", "expected"), [(2, [4, 3, 0, 0]), (3, [4, 3.5, 3, 0])])
+def test_the_planted_parts(rank, expected):
+    """True models are of low rank plus what `sparse` says; noiseless targets are theirs. Another
+    seed draws other parts."""
+    kind = example("low_rank_sparse").LowRankSparse
+    problem, other = (kind(3, noise=0.0, samples=20, rank=rank, seed=seed) for seed in (0, 1))
+    assert (problem.sparse(0) != other.sparse(0)).any()
     for client, model in enumerate(problem.true_models.view(3, 12, 12).numpy()):
         common = model - problem.sparse(client)
-        np.testing.assert_allclose(np.linalg.svd(common)[1][:3], [4, 3, 0], rtol=0, atol=1e-12)
+        values = np.linalg.svd(common)[1][:4]
+        np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
         inputs, targets = problem.draw(client)
         np.testing.assert_allclose(targets, inputs @ model.T, rtol=0, atol=1e-12)
         eigenvalues = np.linalg.eigvalsh(inputs.T @ inputs / 20)
         np.testing.assert_allclose(eigenvalues[[0, -1]], [0.25, 1], rtol=0, atol=1e-12)
+
+
+def test_the_attention_step_interpolates():
+    """α = 0 leaves every model where it is, α = 1 is FedACS's own mixture; 0.25 is a quarter of the
+    way."""
+    kind = example("attention_step").AttentionStep
+    models = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 3)))
+    mixed = {}
+    for step in (0.0, 0.25, 1.0):
+        method = kind(LinearRegression(3), attention_step=step, quantile=None)
+        mixed[step] = (method.mixing_weights(models, 0) @ models).numpy()
+    np.testing.assert_allclose(mixed[0.0], models, rtol=0, atol=1e-12)
+    unit = models.numpy() / np.linalg.norm(models, axis=1, keepdims=True)
+    weights = (unit @ unit.T).clip(min=0)
+    expected = weights / weights.sum(1, keepdims=True) @ models.numpy()
+    np.testing.assert_allclose(mixed[1.0], expected, rtol=0, atol=1e-10)
+    quarter = models.numpy() + 0.25 * (expected - models.numpy())
+    np.testing.assert_allclose(mixed[0.25], quarter, rtol=0, atol=1e-10)
+
+
+def test_the_attention_gap(fit):
+    """The mean of |X'(Xw - y)/n + 2 (w - sum_j a_ij w_j)|² over the clients' last models."""
+    module, data, last = example("attention_step"), LeastSquares(4, features=3), {}
+    settings = dict(attention_step=0.5, quantile=None, lr=0.1, local_steps=1, batch_size=None)
+    method = module.AttentionStep(LinearRegression(3).double(), loss=HalfSquaredError(), **settings)
+
+    class Last(Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            last.update(pl_module.row)
+
+    fit(method, data, 3, callbacks=[module.AttentionGap(2.0), Last()])
+    w = method.store.read("w", np.arange(4)).numpy()
+    unit = w / np.linalg.norm(w, axis=1, keepdims=True)
+    weights = (unit @ unit.T).clip(min=0)
+    slopes = []
+    for client in range(4):
+        x, y = data.draw(client)
+        slopes.append(x.T @ (x @ w[client] - y) / len(y))
+    total = np.array(slopes) + 2 * (w - weights / weights.sum(1, keepdims=True) @ w)
+    expected = np.square(total).sum(1).mean()
+    assert last["train/personalized/attention_gap"] == pytest.approx(expected, rel=1e-8)

@@ -1,0 +1,55 @@
+"""The weights of FedACS's partners among planted groups, with the angles of both clients.
+
+    pfl reproduce results/fedacs-groups
+    python -m benchmarks.fedacs_groups runs/reproduce/fedacs-groups
+
+The rows go to docs/data/results/fedacs-groups-weights.csv: those of the last round, and of earlier
+ones for p = 0.75.
+"""
+
+import csv
+import sys
+from pathlib import Path
+
+import torch
+
+from datamodules import ClientRotation, TensorDataModule
+from pfl.files import write_records
+
+DATA = Path("docs/data/results/fedacs-groups-weights.csv")
+RUNS = ["no threshold", *(f"p = {p}" for p in (0, 0.25, 0.5, 0.75, 0.9))]
+EARLIER = ("2", "3", "5", "10", "20")
+ANGLES = {0: 0, 2: 90, 3: 180, 1: 270}  # where the upper left pixel of 2 x 2 is after the turn
+
+
+def angles(seed: int, clients: int = 20) -> list[int]:
+    """Returns the angle of each client, which depends on the seed and on the client alone."""
+    corner = torch.tensor([1.0, 0, 0, 0]).view(1, 1, 2, 2).repeat(10 * clients, 1, 1, 1)
+    data = TensorDataModule(
+        corner,
+        torch.zeros(len(corner)),
+        num_clients=clients,
+        transforms=[ClientRotation()],
+        seed=seed,
+    )
+    seen = (next(iter(data.client(i).train_dataloader()))[0][0] for i in range(clients))
+    return [ANGLES[int(image.argmax())] for image in seen]
+
+
+def main(folder: Path) -> None:
+    rows: list[dict[str, object]] = []
+    for run in (f"FedACS, {name}" for name in RUNS):
+        for path in sorted(folder.glob(f"{run}/seed*/collaboration.csv")):
+            seed = path.parent.name.removeprefix("seed")
+            angle = angles(int(seed))
+            for row in csv.DictReader(path.open()):
+                i, j = int(row["client"]), int(row["partner"])
+                if i != j and row["round"] in ("40", *(EARLIER if run.endswith("0.75") else ())):
+                    what = {"run": run, "seed": seed, "round": row["round"], "client": i}
+                    pair = {"angle": angle[i], "partner": j, "partner_angle": angle[j]}
+                    rows.append({**what, **pair, "weight": f"{float(row['weight']):.6g}"})
+    write_records(DATA, rows)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -192,6 +192,29 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
     assert errors["LR+S", "0.1", "0.4"][-1] > errors["S+LR", "0.1", "0.4"][-1]
     assert errors["LR+S", "0.1", "0.4"][-1] > errors["LR+LR", "0.1", "0.4"][-1]
 
+    columns = ["test/global/accuracy", "parameters/global"]
+    columns += [column.replace("global", "personalized") for column in columns]
+    columns += [f"comm/{k}link_bytes" for k in ("down", "up")]
+    scores, sizes, mixed, whole, *ways = (
+        curves("results/fedslr-ablations", column, "run", "seed") for column in columns
+    )
+    means: dict[str, list[float]] = {}
+    for run in dict.fromkeys(run for run, _ in scores):
+        ends = [[own[run, seed][-1] for seed in "01"] for own in (scores, mixed)]
+        points = [f"{100 * np.mean(e):.2f} ± {100 * np.std(e, ddof=1):.2f}" for e in ends]
+        counts = [np.mean([own[run, seed][-1] for seed in "01"]) / 1e3 for own in (sizes, whole)]
+        sent = sum(np.mean([own[run, seed][-1] for seed in "01"]) for own in ways) / 1e6
+        means[run] = [100 * np.mean(end) for end in ends] + counts
+        cells = [points[0], f"{counts[0]:.1f}", points[1], f"{counts[1]:.1f}", f"{sent:.1f}"]
+        row = f"| {run} | {' | '.join(cells)} |".replace(" nan ± nan | nan |", " | |")
+        assert row in page, row
+    two = means["LR+S (FedSLR)"], means["LR+LR"]
+    assert f"LR+LR is {two[1][1] - two[0][1]:.2f} points ahead" in page
+    assert f"with {two[1][3] - two[0][3]:.0f} thousand parameters more" in page
+    behind = " and ".join(f"{two[0][1] - means[run][1]:.1f}" for run in ("S+LR", "S+S"))
+    assert f"S+LR and S+S are behind by {behind}." in page
+    assert f"| {two[0][0] - means['S+S'][0]:.1f} points; one deviation" in page
+
     times = curves("results/fedslr-table9", "dense_ms", "parameters")
     thin = curves("results/fedslr-table9", "factored_ms", "parameters")
     medians = [(np.median(times[size]), np.median(thin[size])) for size in times]

@@ -8,6 +8,7 @@ ones for p = 0.75.
 """
 
 import csv
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from datamodules import ClientRotation, TensorDataModule
 from pfl.files import write_records
 
 DATA = Path("docs/data/results/fedacs-groups-weights.csv")
-RUNS = ["no threshold", *(f"p = {p}" for p in (0, 0.25, 0.5, 0.75, 0.9))]
+RUNS = ("no threshold", "p = 0", "p = 0.25", "p = 0.5", "p = 0.75", "p = 0.9")
 EARLIER = ("2", "3", "5", "10", "20")
 ANGLES = {0: 0, 2: 90, 3: 180, 1: 270}  # where the upper left pixel of 2 x 2 is after the turn
 
@@ -39,7 +40,8 @@ def angles(seed: int, clients: int = 20) -> list[int]:
 def main(folder: Path) -> None:
     rows: list[dict[str, object]] = []
     for run in (f"FedACS, {name}" for name in RUNS):
-        for path in sorted(folder.glob(f"{run}/seed*/collaboration.csv")):
+        name = re.sub(r"[^\w.=]+", "-", run)
+        for path in sorted(folder.glob(f"{name}/seed*/collaboration.csv")):
             seed = path.parent.name.removeprefix("seed")
             angle = angles(int(seed))
             for row in csv.DictReader(path.open()):

@@ -382,6 +382,19 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     assert f"it is {mean['FedACS'] - mean['LocalTrain']:.2f} points ahead" in page
     gains = [np.subtract(*models).mean() for models in (ditto, per)]
     assert f"Ditto's by {gains[0]:.2f}, Per-FedAvg's by {gains[1]:.2f} points" in page
+    gaps = curves("results/fedacs-theory", "train/personalized/attention_gap", "run", "rounds")
+    counts = ("16", "64", "256", "1024")
+    for run in ("steps", "mixtures"):
+        own = [gaps[run, count] for count in counts]
+        ends = [[np.mean(line) for line in own], [line[-1] for line in own]]
+        means, last = (" | ".join(f"{value:.1e}" for value in values) for values in ends)
+        assert f": mean gap | {means} |\n| its last gap | {last} |" in page
+        if run == "steps":
+            slope = np.polyfit(np.log([*map(int, counts)]), np.log(ends[0]), 1)[0]
+            assert f"-0.5 ± 0.15 or less. | {slope:.2f} | yes |" in page
+            factors = np.divide(ends[1][:-1], ends[1][1:])
+            assert [round(factors.min()), round(factors.max())] == [4, 7]
+    assert (np.diff(ends[1]) > 0).all() and f"| {ends[1][-1] / ends[1][0]:.1f} times. Why" in page
     lines = [curves("results/fedacs-groups", column, "run", "seed") for column in columns]
     weights = table(ROOT / "docs" / "data" / "results" / "fedacs-groups-weights.csv")
     shares: dict[Any, float] = {}

@@ -226,6 +226,24 @@ def test_skipping_leaves_an_error_floor_for_different_clients(fit):
         assert floor.mean() > 1e-2 and floor.max() < 5.0
 
 
+def test_the_floor_is_proportional_to_the_square_of_the_curvatures_differences(fit):
+    """With equal curvatures a round maps (x_i, λ_i, x_{0,i}, A_i) by one linear function, the same
+    for all clients: their means do not depend on when clients communicate, however far optima are
+    apart. Curvatures that differ by δ leave an error of the order δ, and δ² in |grad f|²."""
+    same = dict(proximal_step=0.5, lr=0.2, local_steps=4, **FULL)
+    paths, gaps = [], []
+    for delta, p in ((0.0, 0.0), (0.0, 0.5), (0.01, 0.5), (0.02, 0.5)):
+        problem, history = scalar_problem(OPTIMA, 1 + delta * np.array([1.0, 0.0, -1.0])), History()
+        algorithm = FedPD(problem.network(5.0), skip_probability=p, **same)
+        fit(algorithm, problem, 60, callbacks=[history])
+        paths.append(history["w"][:, 0])
+        gradients = (1 + delta * np.array([1.0, 0.0, -1.0])) * (paths[-1][:, None] - OPTIMA)
+        gaps.append(np.median(gradients.mean(1)[-30:] ** 2))
+    np.testing.assert_allclose(paths[0], paths[1], rtol=0, atol=1e-12)
+    assert gaps[0] < 1e-12 < gaps[2]
+    assert gaps[3] / gaps[2] == pytest.approx(4, rel=0.1)
+
+
 def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(fit, problem):
     """Also where agents have x_{0,i} of their own: after every round w = mean x_{0,i}."""
     history = History()

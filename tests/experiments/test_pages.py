@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from datamodules import LeastSquares
 from pfl.experiments import Reproduction
 from tests.commands import ROOT, table
 from tests.experiments.test_reproduce import ALL, drawn
@@ -40,6 +41,15 @@ def curves(name, value, *keys):
 def until(line, target):
     """The first round, from 1, whose value is at most the target; infinity if there is none."""
     return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)
+
+
+def skipping_bound(p, eta):
+    """C(p) of FedPD's Theorem 3 in the journal for L = 1, N = 10, with its appendix's constants."""
+    c6 = 3 * max(((1 + eta) / eta) ** 2, (1 + 2 * eta) ** 2, eta**2)
+    c7 = 2 * c6 / min((1 - 2 * eta - 4 * eta**2) / (2 * eta), 1 / (2 * eta), (1 + 8 * eta) / 2)
+    c3, c5 = (p * (1 + eta) + eta) / (1 - eta), 8 * 4 * c7
+    squares = p * (1 - c3 ** (1 / (1 - p))) * (1 + eta) * (2 * eta + p * (3 + eta))
+    return eta**2 * (1 - p) * 0.9 * c5 * (squares / (1 - 2 * eta - p * (1 + eta))) ** 2
 
 
 def test_the_numbers_of_fedpd_are_those_of_its_data():
@@ -77,6 +87,17 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
         slopes.append(np.polyfit(x, y, 1)[0])
     assert f"Slope of log floor on log R: {slopes[0]:.2f}." in page
     assert f"the slope {slopes[1]:.2f} of log floor on log p" in page
+    inputs, targets = LeastSquares(noise=0.0, seed=0).train_arrays()
+    x = np.linalg.lstsq(np.concatenate(inputs), np.concatenate(targets))[0]
+    gradients = np.einsum("mnd,mn->md", inputs, inputs @ x - targets) / 50
+    bounds = [skipping_bound(p, 0.3) * np.square(gradients).sum(1).max() for p in by_p]
+    row = " | ".join(f"{b:.1e}" if b else "0" for b in bounds)
+    assert f"| C(p)G² of Theorem 3 in the journal | {row} |" in page
+    ratios = np.divide(bounds[1:], list(by_p.values())[1:])
+    assert f"it is {ratios.min():.0e} to {ratios.max():.0e} times the floor" in page
+    eta = (5**0.5 - 1) / 8
+    for p in (0.01, 0.59):
+        assert f"{skipping_bound(p, eta) / (eta * p) ** 2:,.0f} times" in page
     cells = [
         [f"{max(x for x, f in line.items() if f <= 10.0**-k):g}" for k in (6, 5, 4, 3, 2)]
         for line in (by_p, by_r)

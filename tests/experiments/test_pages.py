@@ -43,13 +43,20 @@ def until(line, target):
     return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)
 
 
+def constant_c2(eta, smooth):
+    """C₂ of FedPD's theorems in the journal, with the least values that its appendix allows."""
+    step = smooth * eta
+    c6 = 3 * max(((1 + step) / eta) ** 2, (1 + 2 * eta) ** 2, step**2)
+    rates = (1 - 2 * step - 4 * step**2) / (2 * eta), 1 / (2 * eta), (1 + 8 * step) / (2 * smooth)
+    return 8 * smooth**2 * c6 / min(rates)
+
+
 def skipping_bound(p, eta):
-    """C(p) of FedPD's Theorem 3 in the journal for L = 1, N = 10, with its appendix's constants."""
-    c6 = 3 * max(((1 + eta) / eta) ** 2, (1 + 2 * eta) ** 2, eta**2)
-    c7 = 2 * c6 / min((1 - 2 * eta - 4 * eta**2) / (2 * eta), 1 / (2 * eta), (1 + 8 * eta) / 2)
-    c3, c5 = (p * (1 + eta) + eta) / (1 - eta), 8 * 4 * c7
+    """C(p) of Theorem 3 there for L = 1 and N = 10."""
+    c3 = (p * (1 + eta) + eta) / (1 - eta)
     squares = p * (1 - c3 ** (1 / (1 - p))) * (1 + eta) * (2 * eta + p * (3 + eta))
-    return eta**2 * (1 - p) * 0.9 * c5 * (squares / (1 - 2 * eta - p * (1 + eta))) ** 2
+    squares /= 1 - 2 * eta - p * (1 + eta)
+    return eta**2 * (1 - p) * 0.9 * 8 * constant_c2(eta, 1) * squares**2
 
 
 def test_the_numbers_of_fedpd_are_those_of_its_data():
@@ -65,6 +72,14 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
         rounds = [[until(gap[run,], 10.0**-k) for gap in gaps] for k in range(6, 11)]
         cells = [", ".join(map(str, pair)).replace("inf", "–") for pair in rounds]
         assert f"| {label} | {' | '.join(cells)} |" in page
+    kinds = ((0.04, "FedPD-GD, p=0", "text"), (0.5, "FedPD-GD, p=0, η=0.5", "theory"))
+    sums = [[sum(gap[run,]) for gap in gaps] for _, run, _ in kinds]
+    words = [
+        "{:.1e} and {:.1e} with the {}'s".format(*s, k[2]) for s, k in zip(sums, kinds, strict=True)
+    ]
+    bounds = [constant_c2(eta, 0.59) * np.log(2) for eta, *_ in kinds]
+    assert words[0] + " steps, " + words[1] in page
+    assert f"is at most {bounds[0]:.0f} and {bounds[1]:.0f}" in page
 
     gaps = curves("results/fedpd-further", "train/global/gap", "run", "non_iid")
     for run in {run for run, _ in gaps}:

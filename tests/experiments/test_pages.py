@@ -299,6 +299,18 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         ends = {"FedCLUP, high": ["0.0015", "0.0085"], "FedCLUP, low": ["-0.0002", "0.0006"]}
         assert [f"{fall:.4f}" for fall in (falls.min(), falls.max())] == ends[run]
 
+    loss = curves("results/fedclup-figure5-classes", "train/loss", "setting", "run", "seed")
+    runs = ("LocalTrain", *(f"FedCLUP, {k}" for k in ("high", "medium", "low")), "GlobalTrain")
+    for classes in ("2 classes", "6 classes", "10 classes"):
+        cells, speeds = [], []
+        for run in runs:
+            lines = [loss[f"Logit, {classes}", run, seed] for seed in "01234"]
+            rounds = [until(line, 0.1 * line[0] + 0.9 * line[-1]) for line in lines]
+            speeds.append(rounds)
+            cells.append(f"{np.mean([line[-1] for line in lines]):.3f}; {np.median(rounds):.0f}")
+        assert f"| {classes} | {' | '.join(cells)} |" in page
+        assert (np.diff(speeds[1:4], axis=0) > 0).all()  # with λ, in every seed
+
     keys = ("samples_per_client", "num_clients", "heterogeneity")
     errors = curves(
         "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"

@@ -244,6 +244,12 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
         cells = [points[0], f"{counts[0]:.1f}", points[1], f"{counts[1]:.1f}", f"{sent:.1f}"]
         row = f"| {run} | {' | '.join(cells)} |".replace(" nan ± nan | nan |", " | |")
         assert row in page, row
+    ends = [
+        [line[-1] for line in curves("results/fedslr-thresholds", column, "seed").values()]
+        for column in columns[:2]
+    ]
+    score = f"{100 * np.mean(ends[0]):.2f} ± {100 * np.std(ends[0], ddof=1):.2f} %"
+    assert f"{np.mean(ends[1]) / 1e3:.1f} thousand (yes), at an accuracy of {score}" in page
     two = means["LR+S (FedSLR)"], means["LR+LR"]
     assert f"LR+LR is {two[1][1] - two[0][1]:.2f} points ahead" in page
     assert f"with {two[1][3] - two[0][3]:.0f} thousand parameters more" in page
@@ -415,13 +421,15 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     page = (PAPERS / "fedacs.md").read_text()
 
     columns = ("test/personalized/accuracy", "test/global/accuracy", "collaborators")
-    both = [curves("results/fedacs-fashion/runs", column, "run") for column in columns[:2]]
-    scores = {run: [100 * np.array(own[run]) for own in both] for run in both[0]}
-    for (run,), models in scores.items():
+    keys = ("run", "setting")
+    both = [curves("results/fedacs-fashion/runs", column, *keys) for column in columns[:2]]
+    scores = {place: [100 * np.array(own[place]) for own in both] for place in both[0]}
+    for (run, setting), models in scores.items():
         cells = [f"{x.mean():.2f} ± {x.std(ddof=1):.2f}".replace("nan ± nan", "–") for x in models]
-        assert f"| {run} | {' | '.join(cells)} |" in page, run
-    ditto, per = scores["Ditto",], scores["Per-FedAvg",]
-    mean = {run: models[0].mean() for (run,), models in scores.items()}
+        assert f"| {run} | {' | '.join(cells)} |" in page, (run, setting)
+    scarce = "(b) 50 samples"
+    ditto, per = scores["Ditto", scarce], scores["Per-FedAvg", scarce]
+    mean = {run: models[0].mean() for (run, where), models in scores.items() if where == scarce}
     text = f"APFL is {mean['APFL'] - mean['FedACS']:.2f} points ahead; Ditto and FedAMP are"
     text += (
         f" {mean['FedACS'] - mean['Ditto']:.2f} and {mean['FedACS'] - mean['FedAMP']:.2f} behind."

@@ -438,6 +438,27 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     assert f"it is {mean['FedACS'] - mean['LocalTrain']:.2f} points ahead" in page
     gains = [np.subtract(*models).mean() for models in (ditto, per)]
     assert f"Ditto's by {gains[0]:.2f}, Per-FedAvg's by {gains[1]:.2f} points" in page
+    place = ("run", "participants", "seed")
+    ends = {
+        key: 100 * line[-1]
+        for key, line in curves("results/fedacs-participants", columns[0], *place).items()
+    }
+    inside = curves("results/fedacs-participants-shares", "share", *place)
+    counts = ("5", "10", "20")
+    for run in dict.fromkeys(run for run, *_ in ends):
+        seeds = [[ends[run, count, seed] for seed in "012"] for count in counts]
+        cells = [f"{np.mean(own):.2f} ± {np.std(own, ddof=1):.2f}" for own in seeds]
+        assert f"| {run} | {' | '.join(cells)} |" in page
+        if run == "LocalTrain":
+            alone = np.mean(seeds, axis=1)
+            continue
+        gain = [f"{mean:.2f}" for mean in np.mean(seeds, axis=1) - alone]
+        assert " and ".join((", ".join(gain[:2]), gain[2])) in page.replace(" points", "")
+        found = [
+            ", ".join(f"{inside[run, count, seed][0]:.2f}" for seed in "012") for count in counts
+        ]
+        row = " | ".join(found).replace("nan, nan, nan", "–")
+        assert f"| {run} | {row} |" in page
     gaps = curves("results/fedacs-theory", "train/personalized/attention_gap", "run", "rounds")
     counts = ("16", "64", "256", "1024")
     for run in ("steps", "mixtures"):

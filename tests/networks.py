@@ -120,16 +120,10 @@ def plain(network, w, batch, loss):
         alone = put(network, w[c]).train()
         value = loss(alone(batch.inputs[c, :count]), batch.targets[c, :count]).mean()
         value.backward()
+        moving = [p for p in alone.parameters() if p.requires_grad]
+        g = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in moving]
         losses.append(value.detach())
-        gradients.append(
-            torch.cat(
-                [
-                    (torch.zeros_like(p) if p.grad is None else p.grad).flatten()
-                    for p in alone.parameters()
-                    if p.requires_grad
-                ]
-            )
-        )
+        gradients.append(torch.cat(g))
     return torch.stack(losses), torch.stack(gradients)
 
 

@@ -165,23 +165,31 @@ def owned(
 class History(pl.Callback):
     """What there is after every round, as NumPy arrays.
 
+    Args:
+        start: The clients' models at the beginning, and what they have sent of them [M, P]; None:
+            the method's.
+
     Attributes:
         rounds: A dict a round: `w` [P], `down` and `up` [M] (bytes so far), the algorithm's
-            server states and its client states [M, P] by name.
+            server states and its client states [M, P] by name; `w_i` is the client state "w",
+            which has the global model's name.
     """
 
-    def __init__(self) -> None:
-        self.rounds: list[dict[str, np.ndarray]] = []
+    def __init__(self, start: np.ndarray | None = None) -> None:
+        self.start, self.rounds = start, list[dict[str, np.ndarray]]()
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        assert isinstance(pl_module, FederatedAlgorithm)
+        if self.start is not None:
+            for name in {"w", "message w"} & {*pl_module.states.all_names}:
+                pl_module.store.write(name, np.arange(len(self.start)), torch.tensor(self.start))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, FederatedAlgorithm)
         everyone = np.arange(pl_module.store.num_clients)
         row = {name: _array(value) for name, value in pl_module.named_buffers(recurse=False)}
-        row |= {
-            name: _array(pl_module.store.read(name, everyone))
-            for name in pl_module.store.names
-            if name != "w"
-        }
+        for name in pl_module.store.names:
+            row["w_i" if name == "w" else name] = _array(pl_module.store.read(name, everyone))
         row["w"] = _array(pl_module.global_model)
         row["down"] = pl_module.ledger.downlink.copy()
         row["up"] = pl_module.ledger.uplink.copy()
@@ -195,20 +203,6 @@ class History(pl.Callback):
         """Who received something, round by round."""
         received = np.diff(self["down"], axis=0, prepend=0)
         return [np.flatnonzero(row).tolist() for row in received]
-
-
-class Models(History):
-    """`History`, and the client state "w", which has the global model's name, as `w_i` [M, P]."""
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        super().on_train_epoch_end(trainer, pl_module)
-        assert isinstance(pl_module, FederatedAlgorithm)
-        rows = pl_module.store.read("w", np.arange(pl_module.store.num_clients))
-        self.rounds[-1]["w_i"] = _array(rows)
-
-    def states(self) -> list[dict[str, np.ndarray]]:
-        """`w` and `w_i` of every round."""
-        return [{name: row[name] for name in ("w", "w_i")} for row in self.rounds]
 
 
 class Received(pl.Callback):

@@ -10,9 +10,9 @@ from torch.func import functional_call, grad
 
 from datamodules import TensorDataModule
 from models import MLP, LeNet5
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.parameters import BufferSpace, Layer, ParameterSpace, replace_values_in, values_in
+from tests.problems import run
 from tests.refusal import refused
 
 
@@ -64,12 +64,8 @@ def test_layers_lie_end_to_end_in_the_order_of_the_module():
         Layer("head.bias", (2,), 21),
     ]
     assert space.size == 23
-    assert [layer.span for layer in space.layers] == [
-        slice(0, 12),
-        slice(12, 15),
-        slice(15, 21),
-        slice(21, 23),
-    ]
+    ends = [0, 12, 15, 21, 23]
+    assert [layer.span for layer in space.layers] == [*map(slice, ends, ends[1:])]
     assert [layer.size for layer in space.layers] == [12, 3, 6, 2]
 
 
@@ -177,17 +173,7 @@ def test_an_algorithm_stays_bound_when_it_is_moved(move):
 def digits_like(num_clients=3, **kwargs):
     x = torch.randn(30, 3, generator=torch.Generator().manual_seed(0))
     y = torch.arange(30) % 3
-    return FederatedLoop(TensorDataModule(x, y, num_clients=num_clients, **kwargs))
-
-
-def quiet(tmp_path, **kwargs):
-    return Trainer(
-        **{"max_epochs": 1, **kwargs},
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-    )
+    return TensorDataModule(x, y, num_clients=num_clients, **kwargs)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "64-true"])
@@ -195,7 +181,7 @@ def test_a_copied_algorithm_is_bound_again_when_it_is_set_up(tmp_path, precision
     algorithm = FedAvg(Tied(), lr=0.5)
     other = copy.deepcopy(algorithm)
     before = flat(algorithm.network)
-    quiet(tmp_path, precision=precision).fit(other, datamodule=digits_like())
+    run(other, digits_like(), 1, root=tmp_path, precision=precision)
     assert other.global_model.dtype == {"32": torch.float32, "64": torch.float64}[precision[:2]]
     assert not torch.equal(flat(other.network), before.to(other.global_model.dtype))
     assert_bound(other.space, other.network)
@@ -208,11 +194,8 @@ def test_a_copied_algorithm_is_bound_again_when_it_is_set_up(tmp_path, precision
 
 def test_tied_weights_are_one_entry():
     space = ParameterSpace(Tied())
-    assert [layer.name for layer in space.layers] == [
-        "encoder.weight",
-        "encoder.bias",
-        "decoder.bias",
-    ]
+    names = [layer.name for layer in space.layers]
+    assert names == ["encoder.weight", "encoder.bias", "decoder.bias"]
     assert space.size == 9 + 3 + 3
 
 
@@ -225,7 +208,7 @@ def test_frozen_parameters_are_no_part_and_never_move(tmp_path, weight_decay):
     assert algorithm.space.size == 3 * 4 + 3
     frozen = [p.detach().clone() for p in network.body.parameters()]
     before = flat(network)
-    quiet(tmp_path, max_epochs=2).fit(algorithm, datamodule=digits_like())
+    run(algorithm, digits_like(), 2, root=tmp_path, precision="32-true")
     for p, kept in zip(network.body.parameters(), frozen, strict=True):
         assert torch.equal(p, kept)
     assert not torch.equal(flat(network), before)

@@ -18,7 +18,7 @@ from models import MLP
 from pfl import ClientParallelStrategy, FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.errors import ConfigError
-from tests.problems import run
+from tests.problems import quiet, run
 from tests.refusal import refused
 
 
@@ -186,14 +186,8 @@ class StopInFourthRound(pl.Callback):
 def test_the_last_round_is_evaluated_and_the_interval_stays(tmp_path, arguments, callbacks):
     """Rounds 3 and, as the last one, 4 are evaluated; a further fit begins with the interval."""
     seen = Intervals()
-    trainer = Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        callbacks=[seen, *callbacks],
-        check_val_every_n_epoch=3,
-        **arguments,
-    )
+    own = dict(check_val_every_n_epoch=3, **arguments)
+    trainer = quiet(tmp_path, own.pop("max_epochs"), seen, *callbacks, **own)
     method, data = FedAvg(MLP(64, [4])), FederatedLoop(DigitsDataModule(6), clients_at_once=2)
     trainer.fit(method, datamodule=data)
     evaluated = ["test/global/loss" in row for row in trainer.recorder.rows]

@@ -64,13 +64,7 @@ def expected_of(attack, changes, attackers):
 
 @pytest.mark.parametrize(
     "attack",
-    [
-        SignFlip(2.0),
-        Scaling(10.0),
-        RandomMessage(0.3),
-        InnerProduct(0.7),
-        LittleIsEnough(1.5),
-    ],
+    [SignFlip(2.0), Scaling(10.0), RandomMessage(0.3), InnerProduct(0.7), LittleIsEnough(1.5)],
     ids=lambda attack: type(attack).__name__,
 )
 @pytest.mark.parametrize("chunk", [4, 1])

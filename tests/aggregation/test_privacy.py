@@ -11,7 +11,7 @@ from scipy import stats
 
 from datamodules import SharedTest
 from models import HalfSquaredError
-from pfl import ConfigError, FederatedLoop, Trainer
+from pfl import ConfigError, FederatedLoop
 from pfl.aggregation.accountant import Accountant, most_uses
 from pfl.aggregation.privacy import AdaptiveClip, Privacy, PrivateMean
 from pfl.algorithms import SCAFFOLD, FedAvg, FedCLUP
@@ -24,7 +24,7 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
-from tests.problems import owned
+from tests.problems import owned, quiet
 
 # The server of these reads the messages of single clients or their products, or has the samples.
 REFUSED = {
@@ -295,17 +295,13 @@ def test_chunks_and_a_resumed_run_give_the_same(fit, tmp_path, chunk):
     whole = SCAFFOLD(small_network(), loss=HalfSquaredError(), **BATCHES)
     fit(whole, small_world(), 4, **settings)
     part = SCAFFOLD(small_network(), loss=HalfSquaredError(), **BATCHES)
-    trainer = Trainer(
-        name="part", default_root_dir=tmp_path, max_epochs=2, enable_progress_bar=False
-    )
+    trainer = quiet(tmp_path, 2, name="part")
     loop = dict(settings, clients_at_once=chunk)
     trainer.fit(part, datamodule=FederatedLoop(small_world(), **loop))
     resumed = SCAFFOLD(small_network(1), loss=HalfSquaredError(), **BATCHES)
-    trainer_2 = Trainer(
-        name="rest", default_root_dir=tmp_path, max_epochs=4, enable_progress_bar=False
-    )
     path = trainer.run_dir / "checkpoints" / "last.ckpt"
-    trainer_2.fit(resumed, datamodule=FederatedLoop(small_world(), **loop), ckpt_path=str(path))
+    rest = quiet(tmp_path, 4, name="rest")
+    rest.fit(resumed, datamodule=FederatedLoop(small_world(), **loop), ckpt_path=str(path))
     torch.testing.assert_close(resumed.global_model, whole.global_model, rtol=0, atol=1e-14)
     assert resumed.run.private.clip == pytest.approx(whole.run.private.clip, rel=1e-14)
     assert resumed.row["privacy/epsilon"] == whole.row["privacy/epsilon"]
@@ -407,13 +403,7 @@ def test_the_noise_follows_from_a_budget_and_a_budget_ends_a_run(fit):
     fit(ends, small_world(), 60, privacy=private(noise_multiplier=z, epsilon=3.0), **loop)
     assert ends.rounds == 6
     with pytest.raises(ConfigError, match=r"loop\.privacy\.epsilon: 0\.1; the first round alone"):
-        fit(
-            FedAvg(small_network(), loss=HalfSquaredError(), **BATCHES),
-            small_world(),
-            6,
-            privacy=private(epsilon=0.1),
-            **loop,
-        )
+        fit(ends, small_world(), 6, privacy=private(epsilon=0.1), **loop)
 
 
 # ---- noise over rounds --------------------------------------------------------------------------

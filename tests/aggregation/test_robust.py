@@ -174,11 +174,7 @@ def test_a_message_that_is_not_finite_counts_as_no_change():
 
 @pytest.mark.parametrize(
     ("name", "made"),
-    [
-        ("privacy", Privacy(1.0, 1.0)),
-        ("aggregation", Median()),
-        ("aggregation", NormBound(1.0)),
-    ],
+    [("privacy", Privacy(1.0, 1.0)), ("aggregation", Median()), ("aggregation", NormBound(1.0))],
 )
 def test_the_row_says_how_many_messages_are_not_finite(fit, name, made):
     """Two of four clients send infinite values, in the second round; the model stays finite."""

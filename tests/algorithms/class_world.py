@@ -14,14 +14,7 @@ from tests.problems import owned
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
 LABELS = [[0, 1, 2, 0, 2], [0, 2, 2], [1, 1], [0, 1]]  # of the clients; some lack a class
-TRACE = [
-    [2, 3],
-    [0, 2],
-    [],
-    [2, 3],
-    [0, 1, 2, 3],
-    [1, 3],
-]  # class 2 is in the cohorts of 1, 4 and 5
+TRACE = [[2, 3], [0, 2], [], [2, 3], [0, 1, 2, 3], [1, 3]]  # class 2: in those of 1, 4 and 5
 KNOWN = [0, 2, 3, 3, 3, 3]  # classes that a client has had before each round
 BODY = FEATURES * INPUTS + FEATURES  # values of the body, the first ones
 SIZE = BODY + CLASSES * FEATURES + CLASSES
@@ -36,12 +29,8 @@ def start():
 
 def network():
     """Scores A tanh(B x + b) + c, with the first model."""
-    layers = {
-        "body": nn.Linear(INPUTS, FEATURES),
-        "act": nn.Tanh(),
-        "out": nn.Linear(FEATURES, CLASSES),
-    }
-    made = nn.Sequential(OrderedDict(layers)).double()
+    body, head = nn.Linear(INPUTS, FEATURES), nn.Linear(FEATURES, CLASSES)
+    made = nn.Sequential(OrderedDict(body=body, act=nn.Tanh(), out=head)).double()
     nn.utils.vector_to_parameters(start(), made.parameters())
     return made
 
@@ -83,10 +72,21 @@ def z_of(w, x):
     return torch.tanh(x @ b.T + w[FEATURES * INPUTS : BODY])
 
 
+def scores(z, head):
+    """A z + c with the values of a head."""
+    return z @ head[:-CLASSES].view(CLASSES, FEATURES).T + head[-CLASSES:]
+
+
 def entropy(w, x, y):
     """The mean cross entropy of the model's scores."""
-    a = w[BODY:-CLASSES].view(CLASSES, FEATURES)
-    return cross_entropy(z_of(w, x) @ a.T + w[-CLASSES:], y)
+    return cross_entropy(scores(z_of(w, x), w[BODY:]), y)
+
+
+def slope(w, x, y):
+    """The mean cross entropy, and its gradient."""
+    at = w.clone().requires_grad_()
+    loss = entropy(at, x, y)
+    return float(loss.detach()), *torch.autograd.grad(loss, at)
 
 
 def descend(w, loss, lr, steps, moving=slice(None)):
@@ -104,10 +104,10 @@ def rate(t):
     return LOCAL["lr"] * LOCAL["lr_decay"] ** t
 
 
-def mean_model(cohort, models):
-    """The clients' models weighted by their numbers of samples."""
+def mean_model(cohort, models, w):
+    """The clients' models weighted by their numbers of samples; without clients w."""
     sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-    return (sizes / sizes.sum()) @ torch.stack(models)
+    return (sizes / sizes.sum()) @ torch.stack(models) if cohort else w
 
 
 def averaged(loss):
@@ -116,6 +116,45 @@ def averaged(loss):
     for t, cohort in enumerate(TRACE):
         own = [(lambda v, i=i, w=w: loss(v, *samples()[i], i, w)) for i in cohort]
         models = [descend(w, one, rate(t), LOCAL["local_steps"]) for one in own]
-        w = mean_model(cohort, models) if cohort else w
-        history.append(w.numpy())
+        w = mean_model(cohort, models, w)
+        history.append((w.numpy(),))
     return history
+
+
+def near_means(v, x, y, known, penalty):
+    """The cross entropy, and λ times the mean distance from the known means of the classes."""
+    away = sum(
+        ((z - known[int(c)]) ** 2).sum() / FEATURES
+        for z, c in zip(z_of(v, x), y, strict=True)
+        if int(c) in known
+    )
+    return entropy(v, x, y) + penalty * away / len(x)
+
+
+def class_means(cohort, models):
+    """The mean features of the classes, over all samples of the cohort."""
+    means = {}
+    for label in set(chain(*(LABELS[i] for i in cohort))):
+        own = [z_of(models[i], samples()[i][0])[samples()[i][1] == label] for i in cohort]
+        means[label] = torch.cat(own).mean(0)
+    return means
+
+
+def as_sent(known):
+    """Whether each class is known, and its mean [C, 1 + K], 0 where it is not."""
+    unknown = [0.0] * (1 + FEATURES)
+    return np.array([[1.0, *known[c]] if c in known else unknown for c in range(CLASSES)])
+
+
+def assert_rounds(watch, method, expected, *names, atol=1e-12):
+    """The entries of these names are as expected after each round of TRACE."""
+    history = watch(method, world(), len(TRACE), trace=TRACE)
+    for row, values in zip(history.rounds, expected, strict=True):
+        for name, value in zip(names, values, strict=True):
+            np.testing.assert_allclose(row[name], value, rtol=0, atol=atol, err_msg=name)
+
+
+def assert_same_end(fit, one, other, trace=TRACE, atol=0.0):
+    """Both methods have the same global model in the end."""
+    ends = [fit(method, world(), len(trace), trace=trace).global_model for method in (one, other)]
+    torch.testing.assert_close(*ends, rtol=0, atol=atol)

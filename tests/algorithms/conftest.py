@@ -23,15 +23,24 @@ def fit(tmp_path):
 
 
 @pytest.fixture
-def follow(fit, problem):
+def watch(fit):
+    """`fit`, perhaps from other models of the clients; what there was after each round."""
+
+    def watch(method, data, rounds, *, start=None, callbacks=(), **loop):
+        history = History(start)
+        fit(method, data, rounds, callbacks=[history, *callbacks], **loop)
+        return history
+
+    return watch
+
+
+@pytest.fixture
+def follow(watch, problem):
     """Trains a method on the problem from START over TRACE; what there was after each round."""
 
     def follow(kind, *, trace=TRACE, callbacks=(), loop=None, **arguments):
-        history = History()
-        method = kind(problem.network(START), **arguments)
-        seen = [history, *callbacks]
-        fit(method, problem, len(trace), callbacks=seen, trace=trace, **(loop or {}))
-        return history
+        method, seen = kind(problem.network(START), **arguments), dict(callbacks=callbacks)
+        return watch(method, problem, len(trace), trace=trace, **seen, **(loop or {}))
 
     return follow
 

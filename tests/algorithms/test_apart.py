@@ -11,13 +11,7 @@ from pfl import FederatedLoop
 from pfl.algorithms import GlobalTrain
 from pfl.method.party import Party
 from tests.algorithms.apart import Processes, differing_apart, make, train_apart
-from tests.algorithms.methods import (
-    BATCHES,
-    METHODS,
-    SIZES,
-    small_network,
-    small_world,
-)
+from tests.algorithms.methods import BATCHES, METHODS, SIZES, small_network, small_world
 from tests.problems import quiet
 from tests.refusal import refused
 

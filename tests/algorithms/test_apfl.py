@@ -17,7 +17,7 @@ from tests.algorithms.traced import (
     full,
     in_cohorts,
 )
-from tests.problems import History, Models, Steps, scalar_problem
+from tests.problems import Steps, scalar_problem
 
 ADAPTIVE = pytest.mark.parametrize("adaptive", [False, True], ids=["fixed", "adaptive"])
 
@@ -91,11 +91,10 @@ def objective(problem, i, w):
     return ((outputs - y) ** 2).sum(1).mean() / 2 + RATES["weight_decay"] / 2 * (w @ w)
 
 
-def test_alpha_follows_the_slope_of_the_objective_along_the_mixture(fit, problem):
+def test_alpha_follows_the_slope_of_the_objective_along_the_mixture(watch, problem):
     """d/dα f_i(α v_i + (1 - α) w_i) by a central difference, which is exact for quadratics."""
-    history = History()
     algorithm = APFL(problem.network(START), alpha=0.6, adaptive=True, local_steps=1, **FULL)
-    fit(algorithm, problem, 4, callbacks=[history])
+    history = watch(algorithm, problem, 4)
     w, v, alpha = START, np.tile(START, (4, 1)), np.full(4, 0.6)
     for t, row in enumerate(history.rounds):
         rate = RATES["lr"] * RATES["lr_decay"] ** t
@@ -114,7 +113,7 @@ def test_alpha_follows_the_slope_of_the_objective_along_the_mixture(fit, problem
     assert ((alpha > 0) & (alpha < 1)).any()
 
 
-def test_alpha_stays_between_0_and_1(fit):
+def test_alpha_stays_between_0_and_1(watch):
     """f_i(w) = 1/2 (w - A_i)^2 with A = 0 and 20, from w = 0 with α = 1/2, η = 1/2, one local step.
 
     Round 1. Client 0 is at its optimum: nothing moves. Client 1: w_1 = 10, v̄_1 = 5, so that the
@@ -122,11 +121,11 @@ def test_alpha_stays_between_0_and_1(fit):
     Round 2. Client 0: w_0 = 2.5, v̄_0 = 1.25, so that the slope is (0 - 2.5) 1.25 = -3.125 and
     α_0 = 0.5 + 1.5625, clipped to 1; v_0 = 0 - 0.5 * 0.5 * 1.25. Client 1 with α_1 = 0 stays.
     """
-    problem, history = scalar_problem([0.0, 20.0]), History()
+    problem = scalar_problem([0.0, 20.0])
     algorithm = APFL(
         problem.network(0.0), alpha=0.5, adaptive=True, lr=0.5, batch_size=None, loss=LOSS
     )
-    fit(algorithm, problem, 2, callbacks=[history])
+    history = watch(algorithm, problem, 2)
     assert history["alpha"][..., 0].tolist() == [[0.5, 0.0], [1.0, 0.0]]
     np.testing.assert_allclose(history["v"][1][0], -0.3125, rtol=0, atol=1e-12)
     np.testing.assert_array_equal(history["v"][1][1], history["v"][0][1])
@@ -165,12 +164,11 @@ def test_without_a_share_of_its_own_a_client_has_the_global_model(fit, problem):
     assert np.abs(w - START).max() > 0.1
 
 
-def test_with_a_share_of_one_every_client_is_alone(fit, problem):
+def test_with_a_share_of_one_every_client_is_alone(fit, watch, problem):
     """α = 1: v̄_i = v_i, and both methods take the same mini-batches."""
-    algorithm, alone = APFL(problem.network(START), alpha=1.0, **BATCHES), Models()
+    algorithm = APFL(problem.network(START), alpha=1.0, **BATCHES)
     fit(algorithm, problem, len(TRACE), trace=TRACE)
-    local = LocalTrain(problem.network(START), **BATCHES)
-    fit(local, problem, len(TRACE), callbacks=[alone], trace=TRACE)
+    alone = watch(LocalTrain(problem.network(START), **BATCHES), problem, len(TRACE), trace=TRACE)
     models = everyone(algorithm, algorithm.personalized)
     np.testing.assert_allclose(models, alone["w_i"][-1], rtol=0, atol=1e-13)
 
@@ -179,12 +177,12 @@ def test_with_a_share_of_one_every_client_is_alone(fit, problem):
 
 
 @ADAPTIVE
-def test_a_client_is_scored_with_its_mixture_and_the_newest_w(fit, problem, adaptive):
+def test_a_client_is_scored_with_its_mixture_and_the_newest_w(watch, problem, adaptive):
     """α_i v_i + (1 - α_i) w, with w of the last round. Client 4 has no samples and client 1 never
     takes part: both have the initial v_i and α_i. A newcomer has w."""
-    algorithm, history = APFL(problem.network(START), adaptive=adaptive, **FULL), History()
+    algorithm = APFL(problem.network(START), adaptive=adaptive, **FULL)
     data = reference.with_an_idle_client(problem)
-    fit(algorithm, data, 3, callbacks=[history], trace=[[0, 2, 4], [3, 4], [0]])
+    history = watch(algorithm, data, 3, trace=[[0, 2, 4], [3, 4], [0]])
     last = history.rounds[-1]
     alpha = last["alpha"] if adaptive else np.full((5, 1), 0.5)
     for i in (1, 4):

@@ -78,11 +78,10 @@ def made(problem, **settings):
     ("weighting", "most"), [("uniform", 4), ("samples", 4), ("samples", 3), ("uniform", 1)]
 )
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_rounds_equal_the_numpy_loop(fit, problem, tmp_path, weighting, most, engine):
+def test_rounds_equal_the_numpy_loop(watch, problem, tmp_path, weighting, most, engine):
     """The models, the clusters at the server, and the table of the clusters that clients had."""
-    history = History()
     method = made(problem, weighting=weighting, most_clusters=most, engine=engine)
-    fit(method, problem, ROUNDS, callbacks=[history])
+    history = watch(method, problem, ROUNDS)
     expected = cfl(problem, weighting, most)
     assert furthest(history.rounds, expected, "models") < 1e-12
     assert furthest(history.rounds, expected, "cluster") == 0

@@ -17,7 +17,7 @@ from tests.algorithms.traced import (
     full,
     in_cohorts,
 )
-from tests.problems import History, Models, Steps
+from tests.problems import Steps
 
 PENALTY = 0.7
 
@@ -90,23 +90,21 @@ def test_the_global_model_is_that_of_fedavg(follow):
         np.testing.assert_array_equal(history[name], plain[name])
 
 
-def test_without_penalty_every_client_is_alone(fit, problem):
+def test_without_penalty_every_client_is_alone(watch, problem):
     """v_i is `LocalTrain`'s model: full gradients have no order of samples."""
-    history, alone = History(), Models()
     algorithm = Ditto(problem.network(START), penalty=0.0, personal_epochs=2, **FULL)
-    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(algorithm, problem, len(TRACE), trace=TRACE)
     local = LocalTrain(problem.network(START), local_epochs=2, **FULL)
-    fit(local, problem, len(TRACE), callbacks=[alone], trace=TRACE)
+    alone = watch(local, problem, len(TRACE), trace=TRACE)
     np.testing.assert_allclose(history["v"], alone["w_i"], rtol=0, atol=1e-13)
 
 
-def test_a_penalty_of_one_over_the_rate_forgets_v(fit, problem):
+def test_a_penalty_of_one_over_the_rate_forgets_v(watch, problem):
     """λ = 1/η: a step is v <- v - η g(v) - (v - w) = w - η g(v)."""
-    history = History()
     algorithm = Ditto(
         problem.network(START), penalty=10.0, lr=0.1, batch_size=None, loss=FULL["loss"]
     )
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     received = [START, *history["w"][:-1]]
     before = [np.tile(START, (4, 1)), *history["v"][:-1]]
     for w, v, new in zip(received, before, history["v"], strict=True):

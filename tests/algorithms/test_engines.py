@@ -17,7 +17,6 @@ from pfl import FederatedLoop
 from pfl.algorithms import LPGD, FedAvg, FedSLR, LocalTrain
 from pfl.clients import Clients, LocalSchedule
 from pfl.models.cnn import SmallCNN
-from tests.problems import History
 
 METHODS = {
     "FedAvg": FedAvg,
@@ -37,17 +36,15 @@ def digits():
     return datamodule
 
 
-def everything(fit, digits, method, network, engine, at_once, precision):
+def everything(watch, digits, method, network, engine, at_once, precision):
     """Global model and all client states after two rounds of 4 of the 5 clients."""
     torch.manual_seed(0)
     algorithm = METHODS[method](NETWORKS[network](), lr=0.1, batch_size=64, engine=engine)
-    history = History()
-    fit(
+    history = watch(
         algorithm,
         digits,
         2,
         precision=precision,
-        callbacks=[history],
         clients_per_round=4,
         clients_at_once=at_once,
         evaluate=(),
@@ -60,12 +57,12 @@ def everything(fit, digits, method, network, engine, at_once, precision):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["FedAvg, Adam", "FedSLR", "LPGD"])
-def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
+def test_engines_and_chunks_agree_on_convolutions(watch, digits, method):
     """Against one client after another by the plain loop: in float64 the order of sums is all that
     differs, so 1e-10 leaves no room for a masked row that moves or a client in a wrong row."""
-    first = everything(fit, digits, method, "CNN", "sequential", 1, "64-true")
+    first = everything(watch, digits, method, "CNN", "sequential", 1, "64-true")
     for engine, at_once in (("sequential", 4), ("vmap", 1), ("vmap", 2), ("vmap", 4)):
-        other = everything(fit, digits, method, "CNN", engine, at_once, "64-true")
+        other = everything(watch, digits, method, "CNN", engine, at_once, "64-true")
         for name, values in first.items():
             scale = np.abs(values).max()
             np.testing.assert_allclose(
@@ -82,9 +79,9 @@ def test_engines_and_chunks_agree_on_convolutions(fit, digits, method):
 @pytest.mark.parametrize(
     ("method", "tolerance"), [("FedAvg", 1e-6), ("FedSLR", 4e-6), ("LPGD", 4e-6)]
 )
-def test_engines_agree_in_single_precision(fit, digits, method, tolerance):
-    first = everything(fit, digits, method, "MLP", "sequential", 1, "32-true")
-    other = everything(fit, digits, method, "MLP", "vmap", None, "32-true")
+def test_engines_agree_in_single_precision(watch, digits, method, tolerance):
+    first = everything(watch, digits, method, "MLP", "sequential", 1, "32-true")
+    other = everything(watch, digits, method, "MLP", "vmap", None, "32-true")
     assert first["w"].dtype == np.float32
     for name, values in first.items():
         error = np.linalg.norm((other[name] - values).astype(float))

@@ -221,10 +221,7 @@ def test_feddpa_trains_two_adapters_whose_outputs_add(fit):
         one, two = pair
         for _ in range(count):
             g = (x @ (weight + SCALE * part * two @ one).T - y).T @ x / len(x)
-            one, two = (
-                one - 0.2 * SCALE * part * two.T @ g,
-                two - 0.2 * SCALE * part * g @ one.T,
-            )
+            one, two = (one - 0.2 * SCALE * part * two.T @ g, two - 0.2 * SCALE * part * g @ one.T)
         return one, two
 
     for _ in range(2):

@@ -7,7 +7,6 @@ import torch
 from datamodules import SplitOwn
 from models import HalfSquaredError
 from pfl.algorithms import FedACS
-from tests import problems
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import table
 from tests.problems import least_squares, owned
@@ -17,19 +16,6 @@ QUANTILES = [0.0, 0.25, 0.5, 0.75, 0.9, 1.0]  # with 7 clients nothing is left f
 SIZES = (4, 3, 6, 5, 4, 3, 5)
 EVERYONE = [list(range(7))] * 4
 SAMPLED = [[0, 2, 3, 6], [1, 2, 5], [0, 1, 4, 5, 6], [3], [0, 2, 4, 5]]
-
-
-class Models(problems.Models):
-    """The models of all clients, `w_i`; they begin at `start`, where that is given."""
-
-    def __init__(self, start=None):
-        super().__init__()
-        self.start = start
-
-    def on_train_start(self, trainer, pl_module):
-        if self.start is not None:
-            everyone = np.arange(len(self.start))
-            pl_module.store.write("w", everyone, torch.from_numpy(self.start))
 
 
 def assert_follows(history, algorithm, expected, atol=1e-11):
@@ -77,51 +63,49 @@ def fedacs(network, *, lr, steps, **kwargs):
 
 @pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
 @pytest.mark.parametrize("quantile", [None, *QUANTILES])
-def test_every_round_equals_numpy(fit, problem, quantile, trace):
+def test_every_round_equals_numpy(watch, problem, quantile, trace):
     """From models in all directions, so that the first weights are of every kind."""
     start, settings = scattered(), SETTINGS | dict(quantile=quantile)
-    history = Models(start)
     algorithm = fedacs(problem.network(0.5), **settings)
-    fit(algorithm, problem, len(trace), callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, len(trace), trace=trace, start=start)
     expected = reference.fedacs(problem, start[0], trace, start=start, **settings)
     assert_follows(history, algorithm, expected)
     np.testing.assert_array_equal(algorithm.global_model, 0.5)  # there is no global model
 
 
 @pytest.mark.parametrize(("quantile", "weight"), [(0.0, 0.0), (None, 1 / (1 + 2**0.5))])
-def test_without_a_threshold_the_least_similar_pair_collaborates(fit, quantile, weight):
+def test_without_a_threshold_the_least_similar_pair_collaborates(watch, quantile, weight):
     """cos((1, 0), (1, 1)) = 1 / 2^1/2: with itself at 1, the partner's weight is 1 / (1 + 2^1/2).
     The quantile 0 is the pair's own similarity, which is not above itself."""
     start = np.array([[1.0, 0.0], [1.0, 1.0]])
     problem = least_squares((2, 2), d=2, o=1)
     algorithm = fedacs(problem.network(0.0), quantile=quantile, **SETTINGS)
-    fit(algorithm, problem, 1, callbacks=[Models(start)])
+    watch(algorithm, problem, 1, start=start)
     actual = [table(algorithm)[0].get(pair, 0.0) for pair in ((0, 1), (1, 0))]
     assert actual == pytest.approx([weight] * 2, abs=1e-11)
 
 
 @pytest.mark.parametrize("quantile", [0.25, 0.7, 0.9])
 @pytest.mark.parametrize("n", [2, 3, 13, 24])
-def test_weights_of_random_models(fit, n, quantile):
+def test_weights_of_random_models(watch, n, quantile):
     """One round of populations of several sizes: as the threshold often is a pair's cosine itself,
     the two halves of the matrix must be equal to the last bit."""
     problem = least_squares([2] * n, d=5, o=3)
     start = scattered(n, n, problem.size)
-    history, settings = Models(start), SETTINGS | dict(quantile=quantile)
+    settings = SETTINGS | dict(quantile=quantile)
     algorithm = fedacs(problem.network(), **settings)
-    fit(algorithm, problem, 1, callbacks=[history])
+    history = watch(algorithm, problem, 1, start=start)
     expected = reference.fedacs(problem, start[0], [range(n)], start=start, **settings)
     assert_follows(history, algorithm, expected)
 
 
 @pytest.mark.parametrize("quantile", [0.3, 0.6])
-def test_from_the_common_beginning(fit, problem, quantile):
+def test_from_the_common_beginning(watch, problem, quantile):
     """Learning rate and weight decay as in local SGD; in the first round all models are equal."""
     settings = SETTINGS | dict(quantile=quantile, lr_decay=0.7, weight_decay=0.2)
-    history = Models()
     algorithm = fedacs(problem.network(START), **settings)
     trace = [[0, 1, 2, 3], *SAMPLED]
-    fit(algorithm, problem, 6, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 6, trace=trace)
     expected = reference.fedacs(problem, START, trace, **settings)
     assert_follows(history, algorithm, expected)
 
@@ -132,22 +116,21 @@ SOME = [[0, 2, 3], [1, 2], [0, 4, 5], [3, 5], [1, 4], [0, 2, 5], [3, 4]]  # neve
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.25, 0.5, 0.9])
-def test_known_all_uses_the_last_upload_of_everyone(fit, problem, quantile):
+def test_known_all_uses_the_last_upload_of_everyone(watch, problem, quantile):
     """Clients upload at the beginning of their rounds. So of a client that stays
     away the server knows the model before its last training, and of a client that never took part
     it knows nothing."""
-    settings, history = SETTINGS | dict(quantile=quantile, candidates="all"), Models()
+    settings = SETTINGS | dict(quantile=quantile, candidates="all")
     algorithm = fedacs(problem.network(START), **settings)
-    fit(algorithm, problem, len(SOME), callbacks=[history], trace=SOME)
+    history = watch(algorithm, problem, len(SOME), trace=SOME)
     assert_follows(history, algorithm, reference.fedacs(problem, START, SOME, **settings))
 
 
-def test_with_everyone_there_both_are_one(fit, problem):
+def test_with_everyone_there_both_are_one(watch, problem):
     models = []
     for candidates in ("participants", "all"):
-        models.append(Models(scattered()))
         algorithm = fedacs(problem.network(), candidates=candidates, quantile=0.3, **SETTINGS)
-        fit(algorithm, problem, 4, callbacks=[models[-1]])
+        models.append(watch(algorithm, problem, 4, start=scattered()))
     np.testing.assert_allclose(models[0]["w_i"], models[1]["w_i"], rtol=0, atol=1e-12)
 
 
@@ -169,7 +152,7 @@ def test_equal_models_do_not_collaborate(fit, n, quantile, precision):
 
 
 @pytest.mark.parametrize("quantile", [0.0, 0.5])
-def test_models_of_one_direction_do_not_collaborate(fit, problem, quantile):
+def test_models_of_one_direction_do_not_collaborate(watch, problem, quantile):
     """Cosines are 1 whatever the lengths: again the threshold is 1. Each client stays with its own
     length; rounding alone would make some of these cosines larger than others."""
     lengths = np.random.default_rng(0).uniform(0.1, 10.0, size=(7, 1))
@@ -177,19 +160,18 @@ def test_models_of_one_direction_do_not_collaborate(fit, problem, quantile):
     cosines = [a @ b / (np.linalg.norm(a) * np.linalg.norm(b)) for a in start for b in start]
     assert len(set(cosines)) > 1
     algorithm = fedacs(problem.network(), quantile=quantile, **SETTINGS)
-    fit(algorithm, problem, 1, callbacks=[Models(start)])
+    watch(algorithm, problem, 1, start=start)
     assert table(algorithm)[0] == {(i, i): 1.0 for i in range(7)}
 
 
 @pytest.mark.parametrize("zeros", [[2], [0, 4, 6], list(range(7))], ids=["one", "some", "all"])
 @pytest.mark.parametrize("quantile", QUANTILES)
-def test_a_model_of_zeros_stays_with_itself(fit, problem, quantile, zeros):
+def test_a_model_of_zeros_stays_with_itself(watch, problem, quantile, zeros):
     """It has no direction: nobody takes it, it takes nobody, and nothing is NaN."""
     start, settings = scattered(), SETTINGS | dict(quantile=quantile)
     start[zeros] = 0.0
-    history = Models(start)
     algorithm = fedacs(problem.network(), **settings)
-    fit(algorithm, problem, 1, callbacks=[history])
+    history = watch(algorithm, problem, 1, start=start)
     models = history["w_i"][0]
     assert np.isfinite(models).all()
     weights = table(algorithm)[0]
@@ -207,7 +189,7 @@ def test_a_model_of_zeros_stays_with_itself(fit, problem, quantile, zeros):
 # ---- what is sent, and evaluated ----------------------------------------------------------------
 
 
-def test_personalized_models_are_evaluated_after_the_round(fit):
+def test_personalized_models_are_evaluated_after_the_round(watch):
     """Everyone at the newest w_i, also who did not take part; there is no global model."""
     rng = np.random.default_rng(1)
     inputs, targets = rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
@@ -217,11 +199,10 @@ def test_personalized_models_are_evaluated_after_the_round(fit):
         torch.from_numpy(targets),
         protocol=SplitOwn(test=0.3, validation=0.2),
     )
-    history = Models()
     algorithm = FedACS(
         torch.nn.Linear(3, 2).double(), quantile=0.2, lr=0.1, batch_size=4, loss=HalfSquaredError()
     )
-    fit(algorithm, data, 3, callbacks=[history], trace=[[0, 1, 2], [1, 2, 3], [0, 2]])
+    history = watch(algorithm, data, 3, trace=[[0, 1, 2], [1, 2, 3], [0, 2]])
     for t, row in enumerate(algorithm.trainer.recorder.rows):
         for split in ("val", "test"):
             losses = []

@@ -9,7 +9,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedAgg
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import rates_by_round
-from tests.problems import History, Steps, batches_of_clients, least_squares
+from tests.problems import Steps, batches_of_clients, least_squares
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 SIZES = (7, 2, 5, 3)
@@ -51,28 +51,28 @@ def assert_follows(history, algorithm, expected, atol=1e-11, first=0):
 
 @pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
 @pytest.mark.parametrize("epochs, damping", [(1, 1), (2, 1), (3, 1), (1, 3), (3, 2), (3, 4)])
-def test_every_round_equals_numpy(fit, problem, trace, epochs, damping):
-    history, settings = History(), SETTINGS | dict(epochs=epochs, damping=damping)
+def test_every_round_equals_numpy(watch, problem, trace, epochs, damping):
+    settings = SETTINGS | dict(epochs=epochs, damping=damping)
     algorithm = fedagg(problem.network(START), **settings, **FULL)
-    fit(algorithm, problem, 5, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 5, trace=trace)
     assert_follows(history, algorithm, reference.fedagg(problem, START, trace, **settings))
 
 
-def test_learning_rate_and_weight_decay(fit, problem):
+def test_learning_rate_and_weight_decay(watch, problem):
     """η_base falls from round to round, and local gradients are g + weight_decay w."""
-    history, settings = History(), SETTINGS | dict(lr_decay=0.8, weight_decay=0.3)
+    settings = SETTINGS | dict(lr_decay=0.8, weight_decay=0.3)
     algorithm = fedagg(problem.network(START), **settings, **FULL)
-    fit(algorithm, problem, 5, callbacks=[history], trace=SAMPLED)
+    history = watch(algorithm, problem, 5, trace=SAMPLED)
     assert_follows(history, algorithm, reference.fedagg(problem, START, SAMPLED, **settings))
 
 
 @pytest.mark.parametrize("damping", [1, 3])
 @pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
-def test_aggregated_dynamics(fit, problem, trace, damping):
+def test_aggregated_dynamics(watch, problem, trace, damping):
     """Everyone moves by φ1; in the first round there is none, and nobody moves."""
-    history, settings = History(), SETTINGS | dict(dynamics="aggregated", damping=damping)
+    settings = SETTINGS | dict(dynamics="aggregated", damping=damping)
     algorithm = fedagg(problem.network(START), **settings, **FULL)
-    fit(algorithm, problem, 5, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 5, trace=trace)
     expected = reference.fedagg(problem, START, trace, **settings)
     np.testing.assert_allclose(history["w"][0], START, rtol=0, atol=1e-15)
     assert_follows(history, algorithm, expected, first=1)
@@ -82,12 +82,11 @@ def test_aggregated_dynamics(fit, problem, trace, damping):
 
 @pytest.mark.parametrize("dynamics", ["own", "aggregated"])
 @pytest.mark.parametrize("trace", [EVERYONE * 2, SAMPLED * 2], ids=["full", "sampled"])
-def test_fixed_point_iterations_equal_numpy(fit, problem, trace, dynamics):
+def test_fixed_point_iterations_equal_numpy(watch, problem, trace, dynamics):
     """Algorithm 1 from one model: both terms are refreshed by the participants."""
     settings = SETTINGS | dict(mean_field="fixed_point", dynamics=dynamics)
-    history = History()
     algorithm = fedagg(problem.network(START), tolerance=1e-30, **settings, **FULL)
-    fit(algorithm, problem, 10, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 10, trace=trace)
     expected = reference.fedagg(problem, START, trace, **settings)
     assert len(expected) == 10
     assert_follows(history, algorithm, expected, first=1)
@@ -101,9 +100,9 @@ def test_fixed_point_iterations_equal_numpy(fit, problem, trace, dynamics):
 
 @pytest.mark.parametrize("mean_field", ["damped", "fixed_point"])
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, mean_field):
+def test_an_epoch_has_one_rate_and_its_gradients_add_up(watch, problem, engine, mean_field):
     """g_{i,l} is the sum over the epoch's mini-batches, each at the model of its step."""
-    steps, history = Steps(), History()
+    steps = Steps()
     settings = SETTINGS | dict(lr=0.1, mean_field=mean_field)
     algorithm = fedagg(
         problem.network(START),
@@ -114,7 +113,7 @@ def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, me
         **settings,
     )
     trace = [[0, 1, 2, 3], [0, 2, 3], [1, 2], [0, 1, 2, 3]]
-    fit(algorithm, problem, 4, callbacks=[steps, history], trace=trace)
+    history = watch(algorithm, problem, 4, callbacks=[steps], trace=trace)
     per_epoch = [-(-n // 2) for n in SIZES]
     seen = [batches_of_clients(problem, calls) for calls in steps.rounds]
 
@@ -144,14 +143,15 @@ def test_an_epoch_has_one_rate_and_its_gradients_add_up(fit, problem, engine, me
         ("fixed_point", lambda n: 2 * n + 1, lambda n: 2 * n),
     ],
 )
-def test_the_ledger_counts_models_and_mean_field_terms(fit, problem, mean_field, down, up, epochs):
+def test_the_ledger_counts_models_and_mean_field_terms(
+    watch, problem, mean_field, down, up, epochs
+):
     """FA-1: w and φ1 down, L gradients up. FA-0: φ1 and φ2 (with w) down, gradients and models
     up. In the first round the server has only w."""
-    history = History()
     settings = SETTINGS | dict(epochs=epochs, mean_field=mean_field)
     algorithm = fedagg(problem.network(START), tolerance=1e-30, **settings, **FULL)
     trace = [[0, 1], [1, 2], [1]]
-    fit(algorithm, problem, 3, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 3, trace=trace)
     n = epochs
     np.testing.assert_array_equal(
         history["down"][-1] / 64, [1, 1 + 2 * down(n), down(n), 0], err_msg="down"

@@ -10,7 +10,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedAgg
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import rates_by_round
-from tests.problems import History, least_squares, matrix_problem, scalar_problem
+from tests.problems import least_squares, matrix_problem, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 
@@ -81,7 +81,7 @@ DRAWN = dict(lr=0.05, max_rate=0.6, mean_field="fixed_point")
     "dynamics, engine", [("own", "sequential"), ("own", "vmap"), ("aggregated", "sequential")]
 )
 @pytest.mark.parametrize("epochs", [1, 2, 3, 5])
-def test_rates_solve_the_control_problem_for_any_terms(fit, epochs, dynamics, engine):
+def test_rates_solve_the_control_problem_for_any_terms(watch, epochs, dynamics, engine):
     """The rates of the next round are the optimal feedback at each client's own w_l, clipped."""
     problem, start, phi, path = drawn(epochs)
     algorithm = FedAgg(
@@ -95,8 +95,8 @@ def test_rates_solve_the_control_problem_for_any_terms(fit, epochs, dynamics, en
         **FULL,
     )
     # The method keeps φ2_1 ... φ2_L, and keeps them less the received model.
-    terms, history = Terms(1, gradients=phi, path=path[1:] - start), History()
-    fit(algorithm, problem, 2, callbacks=[terms, history])
+    terms = Terms(1, gradients=phi, path=path[1:] - start)
+    history = watch(algorithm, problem, 2, callbacks=[terms])
     np.testing.assert_array_equal(history["w"], [start] * 2)  # an iteration moves only the terms
     settings = DRAWN | dict(epochs=epochs, penalty=0.2, dynamics=dynamics)
     (expected,) = reference.fedagg(problem, start, [[0, 1, 2]], terms=(phi, path), **settings)
@@ -127,13 +127,13 @@ def test_the_drawn_terms_reach_both_bounds():
 # ---- closed forms -------------------------------------------------------------------------------
 
 
-def test_one_epoch_by_hand(fit):
+def test_one_epoch_by_hand(watch):
     """L = 1: φ2_1 = w - η_base φ, so that η = η_base c φ² / (1 + c φ²) for everyone, with φ of the
     last round; w moves by the sample-weighted gradient, φ is the plain mean."""
     optima, a, copies = np.array([0.0, 1.0, 4.0]), np.array([2.0, 1.0, 0.5]), np.array([1, 2, 5])
-    problem, history = scalar_problem(optima, a, copies), History()
+    problem = scalar_problem(optima, a, copies)
     algorithm = FedAgg(problem.network(3.0), lr=0.3, rate_penalty=0.2, local_epochs=1, **FULL)
-    fit(algorithm, problem, 6, callbacks=[history])
+    history = watch(algorithm, problem, 6)
     w, eta, c = 3.0, 0.3, 0.8 / 0.2
     for t in range(6):
         g = a * (w - optima)
@@ -171,11 +171,11 @@ def contraction(g, epochs, penalty):
 
 @pytest.mark.parametrize("damping", [1, 2, 5])
 @pytest.mark.parametrize("epochs", [1, 2, 3])
-def test_constant_gradients_have_the_open_loop_rates(fit, constant, epochs, damping):
+def test_constant_gradients_have_the_open_loop_rates(watch, constant, epochs, damping):
     """J damping steps give η = [(I+cM)^-1 cM]^J η_base under constant φ1; everyone moves
     by the same Σ η_l φ1."""
     problem, gradients = constant
-    g, history = gradients.mean(0), History()
+    g = gradients.mean(0)
     algorithm = FedAgg(
         problem.network(0.3),
         lr=0.2,
@@ -186,7 +186,7 @@ def test_constant_gradients_have_the_open_loop_rates(fit, constant, epochs, damp
         batch_size=None,
         loss=Inner(),
     )
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     step = np.linalg.matrix_power(contraction(g, epochs, 0.6), damping)
     eta = step @ np.full(epochs, 0.2)
     actual = rates_by_round(algorithm)
@@ -200,15 +200,14 @@ def test_constant_gradients_have_the_open_loop_rates(fit, constant, epochs, damp
         np.testing.assert_allclose(history["gradients"][t], [g] * epochs, rtol=0, atol=1e-12)
 
 
-def test_equal_clients_follow_the_open_loop_with_their_own_gradients(fit):
+def test_equal_clients_follow_the_open_loop_with_their_own_gradients(watch):
     """Where all gradients are the same constant, own and aggregated dynamics are one: only the
     first round, which has no term yet, differs."""
     problem = least_squares((5,), seed=7)
     x, y = problem.features[0], problem.targets[0]
-    g, history = (y.T @ x).ravel() / len(x), History()
+    g = (y.T @ x).ravel() / len(x)
     settings = dict(lr=0.2, rate_penalty=0.6, local_epochs=3, batch_size=None, loss=Inner())
-    algorithm = FedAgg(problem.network(0.3), **settings)
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(FedAgg(problem.network(0.3), **settings), problem, 3)
     eta = contraction(g, 3, 0.6) @ np.full(3, 0.2)
     for t in range(3):
         expected = 0.3 - (3 * 0.2 + t * eta.sum()) * g
@@ -218,10 +217,10 @@ def test_equal_clients_follow_the_open_loop_with_their_own_gradients(fit):
 # ---- the fixed point ----------------------------------------------------------------------------
 
 
-def test_the_mean_field_shrinks_the_rate_geometrically(fit):
+def test_the_mean_field_shrinks_the_rate_geometrically(watch):
     """L = 1, full gradients: φ1 is the mean gradient at w in every iteration, and
     η <- c|φ|²/(1 + c|φ|²) η; the model stays where it is."""
-    problem, history = least_squares((6, 3, 9), bias=True, seed=4), History()
+    problem = least_squares((6, 3, 9), bias=True, seed=4)
     algorithm = FedAgg(
         problem.network(0.2),
         lr=0.1,
@@ -231,7 +230,7 @@ def test_the_mean_field_shrinks_the_rate_geometrically(fit):
         tolerance=1e-12,
         **FULL,
     )
-    fit(algorithm, problem, 8, callbacks=[history])
+    history = watch(algorithm, problem, 8)
     w = np.full(problem.size, 0.2)
     phi = np.mean([problem.gradient(i, w) for i in range(3)], axis=0)
     q = phi @ phi / (1 + phi @ phi)
@@ -242,9 +241,9 @@ def test_the_mean_field_shrinks_the_rate_geometrically(fit):
 
 
 @pytest.mark.parametrize("dynamics", ["own", "aggregated"])
-def test_the_exact_mean_field_does_not_train(fit, dynamics):
+def test_the_exact_mean_field_does_not_train(watch, dynamics):
     """η = 0 is the equilibrium."""
-    problem, history = matrix_problem(np.random.default_rng(3).normal(size=(3, 2, 2))), History()
+    problem = matrix_problem(np.random.default_rng(3).normal(size=(3, 2, 2)))
     algorithm = FedAgg(
         problem.network(0.2),
         lr=0.1,
@@ -254,17 +253,17 @@ def test_the_exact_mean_field_does_not_train(fit, dynamics):
         tolerance=1e-30,
         **FULL,
     )
-    fit(algorithm, problem, 30, callbacks=[history])
+    history = watch(algorithm, problem, 30)
     actual = rates_by_round(algorithm)
     assert np.max([actual[29][i] for i in range(3)]) < 1e-6
     np.testing.assert_allclose(history["w"], 0.2, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("settled", [2, 4, 9])
-def test_the_model_moves_once_both_terms_have_settled(fit, settled):
+def test_the_model_moves_once_both_terms_have_settled(watch, settled):
     """L = 1: φ1 stays from the second iteration on, φ2_1 changes in iteration j (from 0) by
     (1 - q) q^(j-1) η_base |φ|; then w takes the sample-weighted mean step of rate η_base q^j."""
-    problem, history = least_squares((6, 3, 9), bias=True, seed=4), History()
+    problem = least_squares((6, 3, 9), bias=True, seed=4)
     w = np.full(problem.size, 0.2)
     gradients = np.stack([problem.gradient(i, w) for i in range(3)])
     phi = gradients.mean(0)
@@ -280,7 +279,7 @@ def test_the_model_moves_once_both_terms_have_settled(fit, settled):
         tolerance=float((1 - q) * q ** (settled - 1.5) * 0.1 * np.linalg.norm(phi)),
         **FULL,
     )
-    fit(algorithm, problem, settled + 1, callbacks=[history])
+    history = watch(algorithm, problem, settled + 1)
     np.testing.assert_array_equal(history["w"][:settled], np.tile(w, (settled, 1)))
     expected = w - 0.1 * q**settled * (problem.sizes @ gradients) / problem.sizes.sum()
     np.testing.assert_allclose(history["w"][settled], expected, rtol=0, atol=1e-12)

@@ -1,5 +1,7 @@
 """FedALA against plain PyTorch, and its share of samples."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -11,26 +13,22 @@ from tests.algorithms.class_world import (
     LOCAL,
     SIZE,
     TRACE,
+    assert_rounds,
+    assert_same_end,
     descend,
     entropy,
     mean_model,
     network,
     rate,
     samples,
+    slope,
     start,
     world,
 )
-from tests.problems import History, Steps
+from tests.problems import Steps
 
 WEIGHT_LR, THRESHOLD, WINDOW, MOST = 4.0, 5e-3, 3, 7
 ARGUMENTS = dict(weight_lr=WEIGHT_LR, threshold=THRESHOLD, window=WINDOW, most_passes=MOST)
-
-
-def gradient(v, x, y):
-    at = v.clone().requires_grad_()
-    loss = entropy(at, x, y)
-    (g,) = torch.autograd.grad(loss, at)
-    return float(loss.detach()), g
 
 
 def mixture(w, own, weights):
@@ -50,7 +48,7 @@ def slow():
             (x, y), losses = samples()[i], []
             away = w[BODY:] - own[i]
             while away.any():
-                loss, g = gradient(mixture(w, own[i], weights[i]), x, y)
+                loss, g = slope(mixture(w, own[i], weights[i]), x, y)
                 weights[i] = (weights[i] - WEIGHT_LR * g[BODY:] * away).clamp(0, 1)
                 losses.append(loss)
                 settled = len(losses) > WINDOW and np.std(losses[-WINDOW:]) < THRESHOLD
@@ -58,14 +56,12 @@ def slow():
                     learned.add(i)
                     break
             first = mixture(w, own[i], weights[i])
-            models.append(
-                descend(first, lambda v, x=x, y=y: entropy(v, x, y), rate(t), LOCAL["local_steps"])
-            )
+            loss = partial(entropy, x=x, y=y)
+            models.append(descend(first, loss, rate(t), LOCAL["local_steps"]))
             passes.append(len(losses))
         for i, v in zip(cohort, models, strict=True):
             own[i] = v[BODY:]
-        if cohort:
-            w = mean_model(cohort, models)
+        w = mean_model(cohort, models, w)
         history.append((w.numpy(), torch.stack(own).numpy(), torch.stack(weights).numpy(), passes))
     return history
 
@@ -81,28 +77,24 @@ def test_the_comparison_has_every_kind_of_round():
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = FedALA(network(), batch_size=None, engine=engine, **ARGUMENTS, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (w, own, weights, _) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["own"], own, rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["weights"], weights, rtol=0, atol=1e-11)
-    w, own, weights = map(torch.from_numpy, slow()[-1][:3])
+    expected = [row[:3] for row in slow()]
+    assert_rounds(watch, method, expected, "w", "own", "weights", atol=1e-11)
+    w, own, weights = map(torch.from_numpy, expected[-1])
     (clients,) = method.iter_clients("train")
     for i, model in zip(clients.ids, method.personalized(clients), strict=True):
         expected = mixture(w, own[i], weights[i])
         torch.testing.assert_close(model, expected, rtol=0, atol=1e-11)
 
 
-def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passes(fit):
+def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passes(watch):
     """Five samples one by one: 60 % are three. Their order, as recorded, gives W_i."""
-    steps, history = Steps(), History()
+    steps = Steps()
     settings = dict(share=0.6, batch_size=1, local_epochs=1, lr=0.3, engine="sequential")
     method = FedALA(network(), **ARGUMENTS, **settings)
     trace = [[1], [0], [1], [0]]  # client 0 finds another model than its own in the second round
-    fit(method, world(), 4, callbacks=[steps, history], trace=trace)
+    history = watch(method, world(), 4, callbacks=[steps], trace=trace)
     x, y = samples()[0]
     own, weights = start()[BODY:], torch.ones(SIZE - BODY).double()
     drawn = []
@@ -118,7 +110,7 @@ def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passe
         for one in passes:
             losses.append(0.0)
             for k in one:
-                loss, g = gradient(mixture(w, own, weights), x[[k]], y[[k]])
+                loss, g = slope(mixture(w, own, weights), x[[k]], y[[k]])
                 weights = (weights - WEIGHT_LR * g[BODY:] * (w[BODY:] - own)).clamp(0, 1)
                 losses[-1] += loss / 3
         ends = [np.std(losses[n - WINDOW : n]) < THRESHOLD for n in range(WINDOW + 1, len(losses))]
@@ -133,16 +125,12 @@ def test_a_share_of_the_samples_is_chosen_anew_each_round_and_kept_for_all_passe
 def test_the_first_round_is_fedavg(fit):
     """Bit for bit: everyone has the initial model, and there is nothing to learn."""
     settings = LOCAL | dict(batch_size=2, engine="sequential")
-    ends = [
-        fit(method, world(), 1, trace=[[0, 1, 3]]).global_model
-        for method in (FedALA(network(), **settings), FedAvg(network(), **settings))
-    ]
-    assert torch.equal(*ends)
+    methods = FedALA(network(), **settings), FedAvg(network(), **settings)
+    assert_same_end(fit, *methods, [[0, 1, 3]])
 
 
-def test_a_client_without_samples_learns_nothing(fit):
-    history = History()
-    fit(FedALA(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+def test_a_client_without_samples_learns_nothing(watch):
+    history = watch(FedALA(network(), **LOCAL), world(5), 2, trace=[[0, 1], [4]])
     one, two = history.rounds
     assert np.array_equal(two["w"], one["w"])
     assert (two["weights"][4] == 1).all()

@@ -8,7 +8,6 @@ import torch
 
 from pfl.algorithms import FedAMP, HeurFedAMP, LocalTrain
 from pfl.algorithms.fedamp import squared_distances
-from tests import problems
 from tests.algorithms.traced import ALL, LOSS, full, in_cohorts
 from tests.problems import Steps, batches_of_clients
 from tests.refusal import refused
@@ -22,20 +21,6 @@ METHODS = {
     "HeurFedAMP": (HeurFedAMP, dict(sigma=1.5)),
     "HeurFedAMP, own weight": (HeurFedAMP, dict(sigma=1.5, own_weight=0.7)),
 }
-
-
-class Models(problems.Models):
-    """The models of all clients, `w_i`, which begin at `start`."""
-
-    def __init__(self, start):
-        super().__init__()
-        self.start = start
-
-    def on_train_start(self, trainer, pl_module):
-        everyone = np.arange(len(self.start))
-        kept = ["message w"] if isinstance(pl_module, FedAMP) else []
-        for name in ("w", *kept):  # with the clients, and what they have sent
-            pl_module.store.write(name, everyone, torch.from_numpy(self.start))
 
 
 @pytest.fixture
@@ -117,27 +102,26 @@ def settings_of(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_rounds_equal_the_numpy_loop(fit, problem, start, name):
+def test_rounds_equal_the_numpy_loop(watch, problem, start, name):
     """Partial participation, a client alone, a round without clients, decayed rate and α_k."""
     kind, own = METHODS[name]
-    history = Models(start)
     algorithm = kind(
         problem.network(0.5), **own, **MESSAGES, **RATES, local_steps=3, batch_size=None, loss=LOSS
     )
-    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(algorithm, problem, len(TRACE), trace=TRACE, start=start)
     expected = fedamp(problem, start, full(3, TRACE), **settings_of(name))
     np.testing.assert_allclose(history["w_i"], expected, rtol=0, atol=1e-11)
     np.testing.assert_array_equal(algorithm.global_model, 0.5)  # there is no global model
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_who_learned_from_whom_is_recorded(fit, problem, start, name):
+def test_who_learned_from_whom_is_recorded(watch, problem, start, name):
     """In the fifth round, of clients 0, 2 and 3, from the models that the fourth left."""
     kind, own = METHODS[name]
     algorithm = kind(
         problem.network(0.5), **own, **MESSAGES, **RATES, local_steps=3, batch_size=None, loss=LOSS
     )
-    fit(algorithm, problem, 5, callbacks=[Models(start)], trace=TRACE, clients_at_once=2)
+    watch(algorithm, problem, 5, start=start, trace=TRACE, clients_at_once=2)
     cohort, models = TRACE[4], fedamp(problem, start, full(3, TRACE[:4]), **settings_of(name))[-1]
     alpha = MESSAGES["alpha"] * MESSAGES["alpha_decay"] ** 2  # it has fallen after rounds 2 and 4
     heuristic = kind is HeurFedAMP
@@ -150,9 +134,9 @@ def test_who_learned_from_whom_is_recorded(fit, problem, start, name):
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("name", ["FedAMP", "HeurFedAMP"])
-def test_mini_batches(fit, problem, start, name, engine):
+def test_mini_batches(watch, problem, start, name, engine):
     kind, own = METHODS[name]
-    history, steps = Models(start), Steps()
+    steps = Steps()
     algorithm = kind(
         problem.network(0.5),
         **own,
@@ -163,7 +147,8 @@ def test_mini_batches(fit, problem, start, name, engine):
         loss=LOSS,
         engine=engine,
     )
-    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE)
+    loop = dict(start=start, callbacks=[steps], trace=TRACE)
+    history = watch(algorithm, problem, len(TRACE), **loop)
     batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds], TRACE)
     expected = fedamp(problem, start, batches, **settings_of(name))
     np.testing.assert_allclose(history["w_i"], expected, rtol=0, atol=1e-11)
@@ -242,12 +227,13 @@ def test_the_schedule_of_alpha(problem, round_index, alpha):
     ],
     ids=["FedAMP", "HeurFedAMP"],
 )
-def test_without_messages_every_client_trains_alone(fit, problem, start, method):
+def test_without_messages_every_client_trains_alone(watch, problem, start, method):
     """Also without a proximal term, λ = 0."""
     plain = dict(**RATES, local_steps=3, batch_size=None, loss=LOSS)
-    ours, alone = Models(start), Models(start)
-    fit(method(problem.network(), **plain), problem, 6, callbacks=[ours], trace=TRACE)
-    fit(LocalTrain(problem.network(), **plain), problem, 6, callbacks=[alone], trace=TRACE)
+    ours, alone = (
+        watch(kind(problem.network(), **plain), problem, 6, start=start, trace=TRACE)
+        for kind in (method, LocalTrain)
+    )
     np.testing.assert_allclose(ours["w_i"], alone["w_i"], rtol=0, atol=1e-13)
 
 

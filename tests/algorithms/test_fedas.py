@@ -1,5 +1,7 @@
 """FedAS against plain PyTorch, its ends, and newcomers."""
 
+from functools import partial
+
 import numpy as np
 import torch
 
@@ -11,16 +13,17 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     TRACE,
+    assert_rounds,
     descend,
     entropy,
     network,
     rate,
     samples,
+    slope,
     start,
     world,
     z_of,
 )
-from tests.problems import History
 
 ALIGNMENT = dict(alignment_lr=0.6, alignment_epochs=2)
 
@@ -35,9 +38,7 @@ def away(u, own, x, y):
 
 
 def trace_of(v, x, y):
-    at = v.clone().requires_grad_()
-    (g,) = torch.autograd.grad(entropy(at, x, y), at)
-    return float(g.square().sum())
+    return float(slope(v, x, y)[1].square().sum())
 
 
 def slow():
@@ -49,40 +50,37 @@ def slow():
             x, y = samples()[i]
             v = torch.cat([w[:BODY], own[i][BODY:]])
             aligned = ALIGNMENT["alignment_lr"], ALIGNMENT["alignment_epochs"], slice(BODY)
-            v = descend(v, lambda u, i=i, x=x, y=y: away(u, own[i], x, y), *aligned)
-            v = descend(v, lambda u, x=x, y=y: entropy(u, x, y), rate(t), LOCAL["local_steps"])
+            v = descend(v, partial(away, own=own[i], x=x, y=y), *aligned)
+            v = descend(v, partial(entropy, x=x, y=y), rate(t), LOCAL["local_steps"])
             own[i] = v
             bodies.append(v[:BODY])
             traces.append(trace_of(v, x, y))
         if cohort:
             shares = torch.from_numpy(np.array(traces) / sum(traces))
             w = torch.cat([shares @ torch.stack(bodies), w[BODY:]])
-        history.append((w.numpy(), torch.stack(own).numpy()))
+        models = torch.stack(own).numpy()
+        history.append((w.numpy(), models[:, :BODY], models[:, BODY:]))
     return history
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = FedAS(network(), batch_size=None, engine=engine, **ALIGNMENT, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (w, own) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["body"], own[:, :BODY], rtol=0, atol=1e-11)
-        np.testing.assert_allclose(row["head"], own[:, BODY:], rtol=0, atol=1e-11)
+    history = slow()
+    assert_rounds(watch, method, history, "w", "body", "head", atol=1e-11)
     (clients,) = method.iter_clients("train")
-    expected = torch.from_numpy(slow()[-1][1][clients.ids])
+    expected = torch.from_numpy(np.hstack(history[-1][1:])[clients.ids])
     torch.testing.assert_close(method.personalized(clients), expected, rtol=0, atol=1e-11)
     assert torch.equal(method.newcomer(clients)[0], method.global_model)
     assert np.array_equal(method.global_model[BODY:], start()[BODY:])
 
 
-def test_the_trace_adds_up_mini_batches_of_stragglers_too(fit):
+def test_the_trace_adds_up_mini_batches_of_stragglers_too(watch):
     """Samples one by one: t_i is the sum of their squared gradients, complete for a slow client."""
     settings = dict(batch_size=1, local_epochs=2, lr=0.1, engine="sequential")
-    method, history = FedAS(network(), **settings), History()
+    method = FedAS(network(), **settings)
     loop = dict(trace=[[0, 1]], stragglers=[[0]])
-    fit(method, world(), 1, callbacks=[history], **loop)
+    history = watch(method, world(), 1, **loop)
     models = [
         torch.from_numpy(np.concatenate([history["body"][0][i], history["head"][0][i]]))
         for i in (0, 1)
@@ -97,10 +95,8 @@ def test_the_trace_adds_up_mini_batches_of_stragglers_too(fit):
     assert method.samples_seen > 2 * (5 + 3)
 
 
-def test_the_body_stays_where_no_client_has_samples(fit):
-    history = History()
-    method = FedAS(network(), **LOCAL)
-    fit(method, world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+def test_the_body_stays_where_no_client_has_samples(watch):
+    history = watch(FedAS(network(), **LOCAL), world(5), 2, trace=[[0, 1], [4]])
     assert np.array_equal(history["w"][1], history["w"][0])
 
 

@@ -10,7 +10,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedAvg
 from pfl.errors import Diverged
 from tests.algorithms import reference
-from tests.problems import History, Steps, batches_of_clients, least_squares, scalar_problem
+from tests.problems import Steps, batches_of_clients, least_squares, scalar_problem
 
 SIZES = (7, 2, 5, 3)
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -28,20 +28,18 @@ def problem():
     [[[0, 1, 2, 3]], [[0, 1, 2, 3]] * 4, [[1], [0, 3], [], [1, 2, 3]]],
     ids=["one round", "full", "partial"],
 )
-def test_rounds_equal_the_numpy_loop(fit, problem, trace, weighting):
-    history = History()
+def test_rounds_equal_the_numpy_loop(watch, problem, trace, weighting):
     algorithm = FedAvg(problem.network(START), lr=0.2, local_steps=3, weighting=weighting, **FULL)
-    fit(algorithm, problem, len(trace), callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, len(trace), trace=trace)
     expected = reference.fedavg(problem, START, trace, lr=0.2, steps=3, weighting=weighting)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 
 
-def test_learning_rate_and_weight_decay(fit, problem):
-    history = History()
+def test_learning_rate_and_weight_decay(watch, problem):
     algorithm = FedAvg(
         problem.network(START), lr=0.3, lr_decay=0.5, weight_decay=0.4, local_epochs=2, **FULL
     )
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     # A full gradient is one step an epoch.
     settings = dict(lr=0.3, lr_decay=0.5, weight_decay=0.4, steps=2)
     expected = reference.fedavg(problem, START, [range(4)] * 3, **settings)
@@ -49,11 +47,10 @@ def test_learning_rate_and_weight_decay(fit, problem):
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "bernoulli", "weighted"])
-def test_a_sampled_cohort_is_averaged_over_itself(fit, problem, sampling):
+def test_a_sampled_cohort_is_averaged_over_itself(watch, problem, sampling):
     """Whoever was sent something took part, and nobody else has a say."""
-    history = History()
     algorithm = FedAvg(problem.network(START), lr=0.2, local_steps=2, **FULL)
-    fit(algorithm, problem, 6, callbacks=[history], clients_per_round=2, sampling=sampling)
+    history = watch(algorithm, problem, 6, clients_per_round=2, sampling=sampling)
     trace = history.participants()
     if sampling != "bernoulli":
         assert [len(cohort) for cohort in trace] == [2] * 6
@@ -70,8 +67,8 @@ def test_a_sampled_cohort_is_averaged_over_itself(fit, problem, sampling):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_an_epoch_takes_every_sample_once(fit, problem, engine):
-    steps, history = Steps(), History()
+def test_an_epoch_takes_every_sample_once(watch, problem, engine):
+    steps = Steps()
     algorithm = FedAvg(
         problem.network(START),
         lr=0.1,
@@ -80,7 +77,7 @@ def test_an_epoch_takes_every_sample_once(fit, problem, engine):
         loss=HalfSquaredError(),
         engine=engine,
     )
-    fit(algorithm, problem, 2, callbacks=[steps, history])
+    history = watch(algorithm, problem, 2, callbacks=[steps])
     w, orders = START, set()
     for t, calls in enumerate(steps.rounds):
         total = np.zeros_like(w)
@@ -144,8 +141,7 @@ def test_the_limit_is_biased_towards_curved_clients(fit):
 # ---- server optimizers --------------------------------------------------------------------------
 
 
-def test_server_sgd_interpolates(fit, problem):
-    history = History()
+def test_server_sgd_interpolates(watch, problem):
     algorithm = FedAvg(
         problem.network(START),
         lr=0.2,
@@ -153,19 +149,18 @@ def test_server_sgd_interpolates(fit, problem):
         server_optimizer=partial(torch.optim.SGD, lr=0.5),
         **FULL,
     )
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     expected = reference.fedavg(
         problem, START, [range(4)] * 3, lr=0.2, steps=3, server=lambda w, mean: 0.5 * w + 0.5 * mean
     )
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 
 
-def test_server_adam_is_fedadam_with_bias_correction(fit, problem):
+def test_server_adam_is_fedadam_with_bias_correction(watch, problem):
     """FedAdam: m = β1 m + (1 - β1) Δ; v = β2 v + (1 - β2) Δ^2; w += η m / (sqrt v + τ),
     Δ = mean w_i - w. Adam divides m by 1 - β1^t and v by 1 - β2^t, which is FedAdam with
     η_t = η sqrt(1 - β2^t) / (1 - β1^t), τ_t = τ sqrt(1 - β2^t) and v = 0 at the beginning."""
     rate, b1, b2, tau = 0.05, 0.8, 0.95, 1e-2
-    history = History()
     algorithm = FedAvg(
         problem.network(START),
         lr=0.2,
@@ -173,7 +168,7 @@ def test_server_adam_is_fedadam_with_bias_correction(fit, problem):
         server_optimizer=partial(torch.optim.Adam, lr=rate, betas=(b1, b2), eps=tau),
         **FULL,
     )
-    fit(algorithm, problem, 4, callbacks=[history])
+    history = watch(algorithm, problem, 4)
     state = {"t": 0, "m": np.zeros(8), "v": np.zeros(8)}
 
     def fedadam(w, mean):

@@ -11,7 +11,6 @@ from models import MLP, HalfSquaredError
 from pfl.algorithms import FedBABU
 from pfl.communication import Message
 from tests.algorithms import two_layers
-from tests.problems import History
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 TRACE = [[0, 1, 2], [0, 2], [], [2], [0, 1]]  # client 3 never takes part
@@ -20,11 +19,11 @@ PARTS = {"body": BODY, "head": HEAD, "full": slice(None)}
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_rounds_equal_the_numpy_loop(fit, weighting):
-    data, w, history = two_layers.problem((7, 4, 5, 3)), two_layers.start(), History()
+def test_rounds_equal_the_numpy_loop(watch, weighting):
+    data, w = two_layers.problem((7, 4, 5, 3)), two_layers.start()
     settings = dict(lr=0.2, lr_decay=0.9, weight_decay=0.1)
     method = FedBABU(data.network(w), local_epochs=3, weighting=weighting, **settings, **FULL)
-    fit(method, data, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(method, data, len(TRACE), trace=TRACE)
     uniform = weighting == "uniform"
     expected = two_layers.rounds(data, w, TRACE, [(BODY, 3)], uniform=uniform, **settings)
     for row, (body, heads) in zip(history.rounds, expected, strict=True):
@@ -86,7 +85,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("engine", ["auto", "sequential", "vmap"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_the_head_keeps_its_bits_and_the_body_alone_is_sent(fit, optimizer, engine):
+def test_the_head_keeps_its_bits_and_the_body_alone_is_sent(watch, optimizer, engine):
     """On the server and on every client, also with weight decay and momentum, and although every
     evaluation fine-tunes it. A message is 64 * 8 weights and 8 biases of 8 bytes."""
     torch.manual_seed(0)
@@ -99,9 +98,9 @@ def test_the_head_keeps_its_bits_and_the_body_alone_is_sent(fit, optimizer, engi
         optimizer=OPTIMIZERS[optimizer],
         engine=engine,
     )
-    start, history = method.global_model.clone(), History()
+    start = method.global_model.clone()
     data, trace = DigitsDataModule(5, Dirichlet(1.0)), [[0, 1, 3], [1], [3, 4]]
-    fit(method, data, 3, trace=trace, clients_at_once=2, callbacks=[history])
+    history = watch(method, data, 3, trace=trace, clients_at_once=2)
     head, size = method.head, 8 * (64 * 8 + 8)
     assert torch.equal(method.global_model[head], start[head])
     assert (method.global_model[~head] != start[~head]).any()

@@ -11,7 +11,7 @@ from torch import nn
 from datamodules import SharedTest
 from models import VGG11, HalfSquaredError, ResNet18, SmallCNN
 from pfl.algorithms import FedBN
-from tests.problems import History, owned
+from tests.problems import owned
 
 SIZES = (7, 4, 5, 3)
 TRACE = [[0, 1, 2], [0, 2], [], [2], [0, 1]]  # client 3 never takes part
@@ -63,11 +63,11 @@ def loop(samples, *, lr, steps, uniform):
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_rounds_equal_a_loop_with_a_module_for_each_client(fit, weighting):
-    (data, samples), history = world(), History()
+def test_rounds_equal_a_loop_with_a_module_for_each_client(watch, weighting):
+    (data, samples) = world()
     settings = dict(lr=0.2, weighting=weighting, batch_size=None, loss=HalfSquaredError())
     method = FedBN(network(), local_epochs=3, **settings)
-    fit(method, data, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(method, data, len(TRACE), trace=TRACE)
     own, losses = method.personal_part.numpy(), []
     expected = loop(samples, lr=0.2, steps=3, uniform=weighting == "uniform")
     for row, modules in zip(history.rounds, expected, strict=True):
@@ -86,10 +86,10 @@ def test_rounds_equal_a_loop_with_a_module_for_each_client(fit, weighting):
     assert np.ptp(losses) > 1e-3
 
 
-def test_what_is_sent_has_no_normalization_layer(fit):
+def test_what_is_sent_has_no_normalization_layer(watch):
     """3 * 4 + 4 and 4 * 2 + 2 values, 8 bytes each; neither BatchNorm's 8 nor its statistics."""
-    (data, _), history = world(), History()
-    fit(FedBN(network(), batch_size=None), data, 5, callbacks=[history], trace=TRACE)
+    (data, _) = world()
+    history = watch(FedBN(network(), batch_size=None), data, 5, trace=TRACE)
     for way in ("down", "up"):
         visits = [np.bincount([*chain(*TRACE[: t + 1])], minlength=4) for t in range(5)]
         assert np.array_equal(history[way], 8 * 26 * np.array(visits))

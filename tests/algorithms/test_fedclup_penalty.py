@@ -14,7 +14,7 @@ from pfl.callbacks import RoundCheckpoint
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import Stop, assert_rounds
 from tests.commands import table
-from tests.problems import Models, Problem, least_squares, owned, quiet, scalar_problem
+from tests.problems import History, Problem, least_squares, owned, quiet, scalar_problem
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -56,7 +56,7 @@ CASES = {
 
 @pytest.mark.parametrize("source", ["arguments", "datamodule"])
 @pytest.mark.parametrize("case", CASES)
-def test_the_penalty_of_corollary_1(fit, case, source):
+def test_the_penalty_of_corollary_1(watch, case, source):
     m, known = CASES[case]
     # 2 or 6 samples each: n is the mean number, N the sum.
     problem, given = scalar_problem(np.arange(float(m)), copies=[1, 3] * (m // 2)), known
@@ -72,8 +72,7 @@ def test_the_penalty_of_corollary_1(fit, case, source):
         **given,
         **FULL,
     )
-    models = Models()
-    fit(algorithm, problem, 2, callbacks=[models])
+    models = watch(algorithm, problem, 2)
     expected = corollary_1(
         known["smoothness"],
         known["strong_convexity"],
@@ -208,9 +207,9 @@ def plateau(problem, samples, rounds, penalty, ceiling, *, growth, patience, tol
 
 
 @pytest.mark.parametrize("max_penalty", [None, 0.7])
-def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
+def test_the_penalty_grows_where_validation_stalls(watch, tmp_path, max_penalty):
     problem, samples = with_validation()
-    rounds, penalty, models = 24, 0.05, Models()
+    rounds, penalty = 24, 0.05
     algorithm = FedCLUP(
         problem.network(START),
         penalty=penalty,
@@ -223,12 +222,12 @@ def test_the_penalty_grows_where_validation_stalls(fit, tmp_path, max_penalty):
         **PLATEAU,
         **FULL,
     )
-    fit(algorithm, problem, rounds, callbacks=[models])
+    models = watch(algorithm, problem, rounds)
     ceiling = max_penalty or np.inf
     used, losses, expected = plateau(problem, samples, rounds, penalty, ceiling, **PLATEAU)
     actual = [float(row["val/personalized/loss"]) for row in metrics(tmp_path)]
     np.testing.assert_allclose(actual, losses, rtol=1e-9)
-    assert_rounds(models.states(), expected, "w", "w_i")
+    assert_rounds(models.rounds, expected, "w", "w_i")
     # The case is a good one: λ stays at some checks and grows at others, three times or more.
     grown = [b > a for a, b in pairwise(used)]
     checks = grown[2 * PLATEAU["patience"] - 1 :: PLATEAU["patience"]]
@@ -281,11 +280,11 @@ def test_the_plateau_rule_needs_a_trainer_that_validates(fit, tmp_path):
     ids=["different clients", "less different clients", "similar clients"],
 )
 @pytest.mark.parametrize("server_step", ["inverse_penalty", "inverse_smoothness"])
-def test_the_released_rule(fit, trace, scale, far, server_step):
+def test_the_released_rule(watch, trace, scale, far, server_step):
     """After T/2 of T rounds, once: with R = mean |w_i - w| over all clients and n samples a client,
     λ = 5 / (n R²) if R >= n^-1/2, else 5 / (sqrt(n) R)."""
     problem, rounds, start = scalar_problem(scale * np.arange(4.0), copies=[2, 4, 3, 7]), 8, 0.5
-    smooth, before, n, models = 2.0, 0.4, 8.0, Models()
+    smooth, before, n = 2.0, 0.4, 8.0
     start = np.array([scale * 0.5])
     algorithm = FedCLUP(
         problem.network(start),
@@ -297,7 +296,7 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
         local_steps=3,
         **FULL,
     )
-    fit(algorithm, problem, rounds, callbacks=[models], trace=trace)
+    models = watch(algorithm, problem, rounds, trace=trace)
     half = models.rounds[rounds // 2 - 1]
     spread = np.linalg.norm(half["w_i"] - half["w"], axis=1).mean()
     after = 5 / (n * spread**2) if far else 5 / (np.sqrt(n) * spread)
@@ -315,7 +314,7 @@ def test_the_released_rule(fit, trace, scale, far, server_step):
         move=1.0 if server_step == "inverse_penalty" else lambda t: (lam(t) + smooth) / smooth,
         steps=3,
     )
-    assert_rounds(models.states(), expected, "w", "w_i", atol=1e-10 * max(1.0, scale))
+    assert_rounds(models.rounds, expected, "w", "w_i", atol=1e-10 * max(1.0, scale))
     np.testing.assert_allclose(float(algorithm.lam), after, rtol=1e-6)
     # One value of 8 bytes a visit: the server keeps what it gets anyway.
     assert algorithm.bytes_up == 8 * sum(map(len, trace[:rounds]))
@@ -333,10 +332,8 @@ SCHEDULES = {
 def train(root, schedule, *callbacks, start=0, ckpt_path=None, max_epochs=8, **trainer):
     """8 rounds of new objects, whose network begins at random (`start` is the seed)."""
     torch.manual_seed(start)
-    algorithm, models = (
-        FedCLUP(MLP(64, (8,)), penalty=0.1, local_steps=2, **SCHEDULES[schedule]),
-        Models(),
-    )
+    algorithm = FedCLUP(MLP(64, (8,)), penalty=0.1, local_steps=2, **SCHEDULES[schedule])
+    models = History()
     trainer = quiet(
         root, max_epochs, RoundCheckpoint(every_seconds=0), models, *callbacks, **trainer
     )

@@ -7,28 +7,25 @@ from torch import nn
 from pfl.algorithms import FedAvg, FedDBE
 from tests.algorithms.class_world import (
     BODY,
-    CLASSES,
     ENGINES,
     FEATURES,
-    LABELS,
     LOCAL,
     TRACE,
+    assert_rounds,
+    assert_same_end,
+    mean_model,
     network,
     rate,
     samples,
+    scores,
     start,
     world,
     z_of,
 )
-from tests.problems import History
 from tests.refusal import refused
 
 PENALTY, MOMENTUM, DECAY = 3.0, 0.7, LOCAL["weight_decay"]
 ARGUMENTS = dict(penalty=PENALTY, momentum=MOMENTUM, batch_size=None) | LOCAL
-
-
-def scores(z, head):
-    return z @ head[:-CLASSES].view(CLASSES, FEATURES).T + head[-CLASSES:]
 
 
 def slow():
@@ -54,24 +51,16 @@ def slow():
             models.append(v)
             means.append(running.detach())
             memories[i] = m
-        if cohort:
-            share = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            share /= share.sum()
-            w = share @ torch.stack(models)
-            common = share @ torch.stack(means) if common is None else common
-        history.append((w.numpy(), memories.clone().numpy(), common.numpy()))
+        w = mean_model(cohort, models, w)
+        common = mean_model(cohort, means, None) if common is None else common
+        history.append((w.numpy(), memories.clone().numpy(), np.array([1, *common])))
     return history
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = FedDBE(network(), engine=engine, **ARGUMENTS)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (w, memories, common) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row["memory"], memories, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row["mean"], [1, *common], rtol=0, atol=1e-12)
+    assert_rounds(watch, method, slow(), "w", "memory", "mean")
     # Personalized: the scores of features to which the memory is added.
     w, memories, _ = map(torch.from_numpy, slow()[-1])
     (clients,) = method.iter_clients("train")
@@ -83,26 +72,21 @@ def test_rounds_equal_plain_pytorch(fit, engine):
 
 def test_the_first_round_is_fedavg(fit):
     settings = LOCAL | dict(batch_size=2, engine="sequential", weight_decay=0.0)
-    ends = [
-        fit(method, world(), 1, trace=[[0, 1, 3]]).global_model
-        for method in (FedDBE(network(), **settings), FedAvg(network(), **settings))
-    ]
-    torch.testing.assert_close(*ends, rtol=0, atol=1e-14)
+    methods = FedDBE(network(), **settings), FedAvg(network(), **settings)
+    assert_same_end(fit, *methods, [[0, 1, 3]], atol=1e-14)
 
 
-def test_padding_is_not_in_the_mean_of_the_features(fit):
+def test_padding_is_not_in_the_mean_of_the_features(watch):
     """The mean r after one round of single epochs: the last batches are of unequal size."""
-    history = History()
     settings = dict(lr=1e-300, batch_size=4, local_epochs=1, momentum=1.0)
-    fit(FedDBE(network(), **settings), world(), 1, callbacks=[history], trace=[[1, 3]])
+    history = watch(FedDBE(network(), **settings), world(), 1, trace=[[1, 3]])
     each = [z_of(start(), samples()[i][0]).mean(0) for i in (1, 3)]
     expected = (3 * each[0] + 2 * each[1]) / 5
     np.testing.assert_allclose(history["mean"][0], [1, *expected], rtol=0, atol=1e-12)
 
 
-def test_clients_without_samples_give_no_mean(fit):
-    history = History()
-    fit(FedDBE(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[4], [0, 4]])
+def test_clients_without_samples_give_no_mean(watch):
+    history = watch(FedDBE(network(), **LOCAL), world(5), 2, trace=[[4], [0, 4]])
     assert not history["mean"][0].any()
     assert history["mean"][1][0] == 1
     assert not history["memory"][1].any()

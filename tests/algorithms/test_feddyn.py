@@ -74,7 +74,7 @@ def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, engine
 # ---- where it ends ------------------------------------------------------------------------------
 
 
-def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(fit):
+def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(watch):
     """f_i(w) = a_i/2 (w - A_i)^2, and every mini-batch has the full gradient.
 
     At a fixed point g_i stays, so that θ_i = θ. K_i steps from θ along the directions
@@ -82,25 +82,25 @@ def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(fit):
     g_i = f_i'(θ). And θ = mean θ_i - h / α says h = 0, where h = mean g_i = mean f_i'(θ):
     θ = sum a_i A_i / sum a_i, whatever the K_i are. FedAvg ends elsewhere (test_scaffold.py)."""
     optima, a, steps = np.array([0.0, 1.0, 4.0]), np.array([4.0, 1.0, 0.5]), np.array([6, 2, 4])
-    problem, history = scalar_problem(optima, a, steps // 2), History()
+    problem = scalar_problem(optima, a, steps // 2)
     algorithm = FedDyn(
         problem.network(5.0), alpha=2.0, lr=0.15, batch_size=2, local_epochs=2, loss=LOSS
     )
-    fit(algorithm, problem, 50, callbacks=[history])
+    history = watch(algorithm, problem, 50)
     last, minimum = history.rounds[-1], (a @ optima) / a.sum()
     assert last["w"].item() == pytest.approx(minimum, abs=1e-9)
     assert last["h"].item() == pytest.approx(0.0, abs=1e-9)
     np.testing.assert_allclose(last["g"][:, 0], a * (minimum - optima), rtol=0, atol=1e-9)
 
 
-def test_the_limit_is_the_optimum_of_unlike_hessians_under_sampling(fit):
+def test_the_limit_is_the_optimum_of_unlike_hessians_under_sampling(watch):
     """At the optimum, which the normal equations give, nobody moves who knows its gradient there.
     So the limit is the same whoever takes part, and gradients that differ cancel."""
-    problem, history = least_squares((30, 12, 20), d=2, seed=6), History()
+    problem = least_squares((30, 12, 20), d=2, seed=6)
     algorithm = FedDyn(
         problem.network(0.5), alpha=1.0, lr=0.3, local_steps=4, batch_size=None, loss=LOSS
     )
-    fit(algorithm, problem, 80, callbacks=[history], clients_per_round=2)
+    history = watch(algorithm, problem, 80, clients_per_round=2)
     last, optimum = history.rounds[-1], reference.minimizer(problem)
     np.testing.assert_allclose(last["w"], optimum, rtol=0, atol=1e-7)
     gradients = [problem.gradient(i, optimum) for i in range(3)]
@@ -113,12 +113,11 @@ def test_the_limit_is_the_optimum_of_unlike_hessians_under_sampling(fit):
 
 @pytest.mark.parametrize("trace", [[ALL] * 6, TRACE], ids=["everyone", "some"])
 @pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
-def test_h_is_the_mean_of_all_g(fit, problem, trace, state_dtype):
+def test_h_is_the_mean_of_all_g(watch, problem, trace, state_dtype):
     """Both start at 0, and h changes by the mean, over all clients, of the changes of the g_i. In
     16 bits these are the changes of what is stored."""
-    history = History()
     algorithm = FedDyn(problem.network(START), alpha=ALPHA, batch_size=2, loss=LOSS, **RATES)
-    fit(algorithm, problem, 6, callbacks=[history], trace=trace, state_dtype=state_dtype)
+    history = watch(algorithm, problem, 6, trace=trace, state_dtype=state_dtype)
     np.testing.assert_allclose(history["h"], history["g"].mean(1), rtol=0, atol=1e-13)
     assert np.abs(history["h"]).min(1).max() > 1e-3
     if state_dtype is not None:
@@ -165,11 +164,10 @@ def test_with_exact_solves_it_is_fedpd_and_phase_one_of_fedslr(fit, eta):
     assert np.abs(np.diff(dyn["w"], axis=0)).max() > 0.05
 
 
-def test_states_in_sixteen_bits_leave_what_is_sent(fit, problem):
+def test_states_in_sixteen_bits_leave_what_is_sent(watch, problem):
     """One full step: θ_i = θ - η ∇f_i(θ), and θ <- mean θ_i - h / α with the h that is kept."""
-    history = History()
     algorithm = FedDyn(problem.network(START), alpha=ALPHA, local_steps=1, **FULL)
-    fit(algorithm, problem, 1, callbacks=[history], state_dtype="bfloat16")
+    history = watch(algorithm, problem, 1, state_dtype="bfloat16")
     decay = RATES.get("weight_decay", 0.0)
     sent = [START - RATES["lr"] * (problem.gradient(i, START) + decay * START) for i in ALL]
     expected = np.mean(sent, axis=0) - history["h"][0] / ALPHA
@@ -179,12 +177,12 @@ def test_states_in_sixteen_bits_leave_what_is_sent(fit, problem):
 # ---- clients without samples, arguments ---------------------------------------------------------
 
 
-def test_a_client_without_samples_sends_what_it_received(fit, problem):
+def test_a_client_without_samples_sends_what_it_received(watch, problem):
     """It counts in S with θ_i = θ^t, and in m; its g_i stays 0."""
-    trace, history = [[0, 2, 4], [*ALL, 4], [1, 4]], History()
+    trace = [[0, 2, 4], [*ALL, 4], [1, 4]]
     algorithm = FedDyn(problem.network(START), alpha=ALPHA, local_steps=3, **FULL)
     data = reference.with_an_idle_client(problem)
-    fit(algorithm, data, 3, callbacks=[history], trace=trace)
+    history = watch(algorithm, data, 3, trace=trace)
     problem.num_clients = len(SIZES) + 1
     batches = [{i: [None] * 3 if i != 4 else [] for i in cohort} for cohort in trace]
     assert_rounds(history, feddyn(problem, START, batches, ALPHA, **RATES))

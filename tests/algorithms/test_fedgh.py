@@ -14,7 +14,7 @@ from pfl.algorithms import FedGH
 from pfl.randomness import generator
 from tests.algorithms.test_trainable import FULL, SIZES
 from tests.algorithms.test_trainable import world as regression
-from tests.problems import History, Received, owned, run
+from tests.problems import Received, owned, run
 from tests.refusal import refused
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
@@ -93,12 +93,12 @@ def personalized(method):
 
 
 @pytest.mark.parametrize("server_batch_size", [1, 2, None])
-def test_rounds_equal_the_numpy_loop(fit, server_batch_size):
-    (net, w), history, received = network(), History(), Received()
+def test_rounds_equal_the_numpy_loop(watch, server_batch_size):
+    (net, w), received = network(), Received()
     server = dict(server_lr=0.3, server_epochs=2, server_batch_size=server_batch_size)
     local = dict(lr=0.4, lr_decay=0.8, local_steps=3)
     method = FedGH(net, batch_size=None, **server, **local)
-    fit(method, world(), len(TRACE), callbacks=[history, received], trace=TRACE, seed=0)
+    history = watch(method, world(), len(TRACE), callbacks=[received], trace=TRACE, seed=0)
     expected = slow(w, **server, **local)
     for row, (head, bodies, _) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"][BODY:], head, rtol=0, atol=1e-12)
@@ -117,12 +117,10 @@ def test_rounds_equal_the_numpy_loop(fit, server_batch_size):
     np.testing.assert_allclose(sent, [z for z, _ in pairs], rtol=0, atol=1e-12)
 
 
-def test_the_ledger_books_the_head_and_the_pairs(fit):
+def test_the_ledger_books_the_head_and_the_pairs(watch):
     """Down A and c, 3 * 3 + 3 values of 8 bytes; up 3 means and a label for each of the client's
     classes, of which client 0 has three, client 1 two and client 2 one."""
-    history = History()
-    method = FedGH(network()[0], batch_size=None)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(FedGH(network()[0], batch_size=None), world(), len(TRACE), trace=TRACE)
     visits = np.array([np.bincount([*chain(*TRACE[: t + 1])], minlength=4) for t in range(4)])
     assert np.array_equal(history["down"], 8 * 12 * visits)
     assert np.array_equal(history["up"], 8 * 4 * np.array([3, 2, 1, 2]) * visits)

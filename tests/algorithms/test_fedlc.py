@@ -1,6 +1,5 @@
 """FedLC against plain PyTorch, and FedAvg where nothing is calibrated."""
 
-import numpy as np
 import torch
 
 from pfl.algorithms import FedAvg, FedLC
@@ -10,14 +9,14 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     SIZE,
-    TRACE,
+    assert_rounds,
+    assert_same_end,
     averaged,
     network,
     start,
     world,
     z_of,
 )
-from tests.problems import History
 
 CALIBRATION = 0.6
 
@@ -37,21 +36,17 @@ def calibrated_loss(v, x, y, labels, tau):
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = FedLC(network(), calibration=CALIBRATION, batch_size=None, engine=engine, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
     slow = averaged(lambda v, x, y, i, w: calibrated_loss(v, x, y, LABELS[i], CALIBRATION))
-    np.testing.assert_allclose(history["w"], slow, rtol=0, atol=1e-12)
+    assert_rounds(watch, method, slow, "w")
 
 
 def test_without_calibration_it_is_fedavg(fit):
     """Bit for bit, with mini-batches."""
     settings = LOCAL | dict(batch_size=2)
     methods = FedLC(network(), calibration=0.0, **settings), FedAvg(network(), **settings)
-    for method in methods:
-        fit(method, world(), 5, trace=TRACE[:5])
-    assert torch.equal(methods[0].global_model, methods[1].global_model)
+    assert_same_end(fit, *methods)
 
 
 def test_scores_of_absent_classes_are_left_alone(fit):

@@ -9,16 +9,8 @@ import torch
 
 from pfl.algorithms import FedAdagrad, FedAdam, FedAvg, FedYogi
 from tests.algorithms import reference_clup_pd as reference
-from tests.algorithms.traced import (
-    BATCHES,
-    FULL,
-    RATES,
-    SIZES,
-    START,
-    full,
-    in_cohorts,
-)
-from tests.problems import History, Steps
+from tests.algorithms.traced import BATCHES, FULL, RATES, SIZES, START, full, in_cohorts
+from tests.problems import Steps
 
 SERVER: dict[str, Any] = dict(server_lr=0.3, tau=0.05)
 BETAS = (0.6, 0.7)
@@ -153,11 +145,10 @@ def test_otherwise_torch_s_adam_corrects_the_bias(follow, problem):
 # ---- clients without samples, arguments ---------------------------------------------------------
 
 
-def test_a_client_without_samples_has_no_weight(fit, problem):
+def test_a_client_without_samples_has_no_weight(watch, problem):
     """It sends x, with the weight 0."""
-    history = History()
     algorithm = METHODS["Yogi"](problem.network(START), local_steps=3, **FULL)
     trace = [[0, 2, 4], [1, 4], [3, 4]]
-    fit(algorithm, reference.with_an_idle_client(problem), 3, callbacks=[history], trace=trace)
+    history = watch(algorithm, reference.with_an_idle_client(problem), 3, trace=trace)
     without = full(3, [[i for i in cohort if i < len(SIZES)] for cohort in trace])
     assert_rounds(history, adaptive(problem, START, without, "Yogi", **SERVER, **RATES), "w", "v")

@@ -1,5 +1,6 @@
 """FedPAC against plain PyTorch, its quadratic program against all sets, and limits."""
 
+from functools import partial
 from itertools import combinations
 
 import numpy as np
@@ -18,8 +19,12 @@ from tests.algorithms.class_world import (
     LOCAL,
     SIZE,
     TRACE,
+    as_sent,
+    assert_rounds,
+    class_means,
     descend,
     entropy,
+    near_means,
     network,
     rate,
     samples,
@@ -27,7 +32,6 @@ from tests.algorithms.class_world import (
     world,
     z_of,
 )
-from tests.problems import History
 
 HEAD = dict(head_epochs=2, head_lr=0.4)
 PENALTY = 0.8
@@ -117,7 +121,7 @@ def mixed(i, lent):
 
 
 def slow():
-    """The body, the centroids and all h_i after each round."""
+    """w, whose head stays, the centroids and all h_i after each round."""
     body, known, sent, history = start()[:BODY], {}, {}, []
     heads = [start()[BODY:] for _ in LABELS]
     for t, cohort in enumerate(TRACE):
@@ -128,22 +132,10 @@ def slow():
             w = torch.cat([body, mixed(i, lent) if i in sent else heads[i]])
             new[i] = statistics(w, i)
 
-            def aligned(v, x=x, y=y):
-                away = sum(
-                    ((z - known[int(c)]) ** 2).sum() / FEATURES
-                    for z, c in zip(z_of(v, x), y, strict=True)
-                    if int(c) in known
-                )
-                return entropy(v, x, y) + PENALTY * away / len(x)
-
+            aligned = partial(near_means, x=x, y=y, known=known, penalty=PENALTY)
             # With full gradients an epoch is a step.
-            w = descend(
-                w,
-                lambda v, x=x, y=y: entropy(v, x, y),
-                HEAD["head_lr"],
-                HEAD["head_epochs"],
-                slice(BODY, None),
-            )
+            head = HEAD["head_lr"], HEAD["head_epochs"], slice(BODY, None)
+            w = descend(w, partial(entropy, x=x, y=y), *head)
             models[i] = descend(w, aligned, rate(t), LOCAL["local_steps"], slice(0, BODY))
             counts[i] = len(y)
         for i, w in models.items():
@@ -151,28 +143,17 @@ def slow():
             sent[i] = (heads[i], *new[i])
         if cohort:
             body = sum(counts[i] * models[i][:BODY] for i in cohort) / sum(counts.values())
-        for label in range(CLASSES):
-            own = [z_of(models[i], samples()[i][0])[samples()[i][1] == label] for i in cohort]
-            if own and len(torch.cat(own)):
-                known[label] = torch.cat(own).mean(0)
-        history.append((body, dict(known), torch.stack(heads).numpy()))
+        known |= class_means(cohort, models)
+        w = torch.cat([body, start()[BODY:]])
+        history.append((w, as_sent(known), torch.stack(heads).numpy()))
     return history
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     arguments = dict(penalty=PENALTY, batch_size=None, engine=engine)
     method = FedPAC(network(), **arguments, **HEAD, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (body, known, heads) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"][:BODY], body, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row["head"], heads, rtol=0, atol=1e-12)
-        for label in range(CLASSES):
-            flag, values = row["centroids"][label, 0], row["centroids"][label, 1:]
-            assert flag == (label in known)
-            expected = known.get(label, torch.zeros(FEATURES))
-            np.testing.assert_allclose(values, expected, rtol=0, atol=1e-12)
+    assert_rounds(watch, method, slow(), "w", "centroids", "head")
 
 
 # ---- limits, bytes, refusals --------------------------------------------------------------------
@@ -192,12 +173,11 @@ def test_one_client_without_penalty_is_fedrep(fit):
     assert torch.equal(*rows)
 
 
-def test_the_ledger_books_what_is_sent(fit):
+def test_the_ledger_books_what_is_sent(watch):
     """Numbers of 8 bytes. Down body and head, and 3 values and the class's number of each
     known centroid. Up body and head, V_i, H_i of three classes, and for each class of the
     client its number, n_i,c and 3 values."""
-    history = History()
-    fit(FedPAC(network(), batch_size=None), world(), 6, callbacks=[history], trace=TRACE)
+    history = watch(FedPAC(network(), batch_size=None), world(), 6, trace=TRACE)
     classes = np.array([len(set(labels)) for labels in LABELS])
     visits = np.array([[i in cohort for i in range(4)] for cohort in TRACE])
     up = SIZE + 1 + CLASSES * FEATURES + 5 * classes
@@ -207,12 +187,11 @@ def test_the_ledger_books_what_is_sent(fit):
     )
 
 
-def test_a_client_without_samples_lends_no_head(fit):
+def test_a_client_without_samples_lends_no_head(watch):
     """The others receive and train what they would without it, and it keeps the initial head."""
     runs = []
     for trace in ([[0, 1]] * 3, [[0, 1, 4]] * 3):
-        history = History()
-        fit(FedPAC(network(), **LOCAL), world(5), 3, callbacks=[history], trace=trace)
+        history = watch(FedPAC(network(), **LOCAL), world(5), 3, trace=trace)
         runs.append(history)
     for alone, beside in zip(runs[0].rounds, runs[1].rounds, strict=True):
         for name in ("w", "head", "centroids"):

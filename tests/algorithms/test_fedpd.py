@@ -11,7 +11,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedPD, PerFedAvg
 from tests.algorithms import reference_clup_pd as reference
 from tests.algorithms.reference_clup_pd import assert_rounds
-from tests.problems import History, Steps, least_squares, scalar_problem
+from tests.problems import Steps, least_squares, scalar_problem
 from tests.refusal import refused
 
 LOSS = HalfSquaredError()
@@ -68,10 +68,9 @@ def fedpd(network, *, eta, lr=0.1, steps=None, gamma=None, tolerance=None, **kwa
 @pytest.mark.parametrize("at_once", [None, 1], ids=["together", "one by one"])
 @pytest.mark.parametrize("skip", [0.0, 0.5])
 @BOTH_STEPS
-def test_every_iterate_equals_numpy(fit, problem, settings, skip, at_once):
-    history = History()
+def test_every_iterate_equals_numpy(watch, problem, settings, skip, at_once):
     algorithm = fedpd(problem.network(START), skip_probability=skip, lr_decay=0.9, **settings)
-    fit(algorithm, problem, 8, callbacks=[history], clients_at_once=at_once)
+    history = watch(algorithm, problem, 8, clients_at_once=at_once)
     coins = talks(history)
     assert all(coins) if skip == 0 else any(coins) and not all(coins)
     expected = reference.fedpd(problem, START, coins, lr_decay=0.9, **settings)
@@ -83,7 +82,7 @@ def test_every_iterate_equals_numpy(fit, problem, settings, skip, at_once):
         assert_rounds(carried(history), expected, "x0")
 
 
-def test_a_client_stops_where_its_residual_is_small(fit, problem):
+def test_a_client_stops_where_its_residual_is_small(watch, problem):
     """|grad_x L_i|^2 <= ε1 is asked before each step: clients stop one after another, later ones
     go on to the last of the Q steps, and a client that is done at once does not move."""
     settings = dict(eta=0.5, lr=0.1, steps=4, tolerance=0.4)
@@ -92,9 +91,7 @@ def test_a_client_stops_where_its_residual_is_small(fit, problem):
     taken = [row["steps"].tolist() for row in expected]
     assert any(len(set(row)) > 2 for row in taken) and 0 in np.min(taken, axis=1)
     assert max(map(max, taken)) == 4
-    history = History()
-    algorithm = fedpd(problem.network(START), **settings)
-    fit(algorithm, problem, 8, callbacks=[history])
+    history = watch(fedpd(problem.network(START), **settings), problem, 8)
     assert_rounds(history.rounds, expected, "w", "x", "lam")
     without = reference.fedpd(problem, START, rounds, **(settings | dict(tolerance=None)))
     assert np.abs(without[-1]["w"] - expected[-1]["w"]).max() > 1e-3
@@ -102,8 +99,8 @@ def test_a_client_stops_where_its_residual_is_small(fit, problem):
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize("passes", [dict(local_epochs=2), dict(local_steps=5)], ids=str)
-def test_mini_batches(fit, problem, passes, engine):
-    history, steps = History(), Steps()
+def test_mini_batches(watch, problem, passes, engine):
+    steps = Steps()
     algorithm = fedpd(
         problem.network(START),
         eta=0.6,
@@ -113,7 +110,7 @@ def test_mini_batches(fit, problem, passes, engine):
         engine=engine,
         **passes,
     )
-    fit(algorithm, problem, 6, callbacks=[history, steps])
+    history = watch(algorithm, problem, 6, callbacks=[steps])
     batches = reference.batches_of(problem, steps)
     counts = [6, 4, 4, 4] if "local_epochs" in passes else [5] * 4
     assert all([len(client) for client in row] == counts for row in batches)
@@ -130,9 +127,8 @@ def test_mini_batches(fit, problem, passes, engine):
 @pytest.mark.parametrize("gamma", [None, 0.7, 5.0])
 @pytest.mark.parametrize("skip", [0.0, 0.5])
 @pytest.mark.parametrize("refresh", [1, 100])
-def test_variance_reduction_with_full_gradients(fit, problem, gamma, skip, refresh):
+def test_variance_reduction_with_full_gradients(watch, problem, gamma, skip, refresh):
     """Then g stays grad f_i at the newest x, whenever it was refreshed."""
-    history = History()
     settings = dict(eta=0.1, steps=3)
     algorithm = fedpd(
         problem.network(START),
@@ -142,7 +138,7 @@ def test_variance_reduction_with_full_gradients(fit, problem, gamma, skip, refre
         skip_probability=skip,
         **settings,
     )
-    fit(algorithm, problem, 7, callbacks=[history])
+    history = watch(algorithm, problem, 7)
     expected = reference.fedpd(
         problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **settings
     )
@@ -159,10 +155,10 @@ VR = dict(eta=0.1, steps=4)
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize(("gamma", "skip"), [(None, 0.0), (0.7, 0.0), (0.7, 0.5)])
 @pytest.mark.parametrize("refresh", [1, 3])
-def test_variance_reduction_with_mini_batches(fit, problem, gamma, skip, refresh, engine):
+def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refresh, engine):
     """g <- g + mean_B(h(x+) - h(x)) with the same samples in both; g is the full gradient
     at the beginning of rounds r with r mod I = 0."""
-    history, steps = History(), Steps()
+    steps = Steps()
     algorithm = fedpd(
         problem.network(START),
         gamma=gamma,
@@ -173,7 +169,7 @@ def test_variance_reduction_with_mini_batches(fit, problem, gamma, skip, refresh
         engine=engine,
         **VR,
     )
-    fit(algorithm, problem, 7, callbacks=[history, steps])
+    history = watch(algorithm, problem, 7, callbacks=[steps])
     batches = reference.batches_of(problem, steps, once=True)
     for r, clients in enumerate(batches):
         for i, client in enumerate(clients):
@@ -225,10 +221,10 @@ def test_a_network_may_change_its_inputs(fit, problem, kind, settings):
 # ---- communication ------------------------------------------------------------------------------
 
 
-def coins(fit, skip, rounds=60, seed=0, **loop):
-    problem, history = scalar_problem([0.0, 1.0, 3.0], [1.0, 2.0, 0.5]), History()
+def coins(watch, skip, rounds=60, seed=0, **loop):
+    problem = scalar_problem([0.0, 1.0, 3.0], [1.0, 2.0, 0.5])
     algorithm = fedpd(problem.network(1.0), eta=0.5, lr=0.2, steps=1, skip_probability=skip)
-    fit(algorithm, problem, rounds, callbacks=[history], seed=seed, **loop)
+    history = watch(algorithm, problem, rounds, seed=seed, **loop)
     actual = talks(history, nbytes=8)
     # The pattern that the ledger shows is the one that the states show.
     expected = reference.fedpd(problem, np.array([1.0]), actual, eta=0.5, lr=0.2, steps=1)
@@ -237,9 +233,9 @@ def coins(fit, skip, rounds=60, seed=0, **loop):
 
 
 @pytest.mark.parametrize("skip", [0.25, 0.5, 0.75])
-def test_the_coin_is_fair_and_shared(fit, skip):
+def test_the_coin_is_fair_and_shared(watch, skip):
     """p is the probability of *skipping*: of T rounds (1 - p) T communicate, ± 4.5 deviations."""
-    actual, rounds = coins(fit, skip), 60
+    actual, rounds = coins(watch, skip), 60
     spread = 4.5 * np.sqrt(rounds * skip * (1 - skip))
     assert abs(sum(actual) - rounds * (1 - skip)) < spread
     # Nothing follows from the round before: all four pairs of neighbours come up.
@@ -247,19 +243,18 @@ def test_the_coin_is_fair_and_shared(fit, skip):
     assert len(pairs) == 4
 
 
-def test_the_coin_is_a_function_of_seed_and_round(fit):
-    first = coins(fit, 0.5, rounds=20)
-    assert coins(fit, 0.5, rounds=20, clients_at_once=1) == first
-    assert coins(fit, 0.5, rounds=12) == first[:12]
-    assert coins(fit, 0.5, rounds=20, seed=1) != first
+def test_the_coin_is_a_function_of_seed_and_round(watch):
+    first = coins(watch, 0.5, rounds=20)
+    assert coins(watch, 0.5, rounds=20, clients_at_once=1) == first
+    assert coins(watch, 0.5, rounds=12) == first[:12]
+    assert coins(watch, 0.5, rounds=20, seed=1) != first
 
 
 @pytest.mark.parametrize("period", [1, 2, 3])
-def test_a_communication_period(fit, problem, period):
+def test_a_communication_period(watch, problem, period):
     """Rounds k, 2k, ... (from 1) communicate."""
-    history = History()
     algorithm = fedpd(problem.network(START), communication_period=period, **SETTINGS)
-    fit(algorithm, problem, 7, callbacks=[history])
+    history = watch(algorithm, problem, 7)
     actual = talks(history)
     assert actual == [number % period == 0 for number in range(1, 8)]
     expected = reference.fedpd(problem, START, actual, **SETTINGS)
@@ -309,15 +304,14 @@ def test_oracle_two_refuses_states_in_sixteen_bits(fit, problem, dtype):
 
 
 @pytest.mark.parametrize("trace", [[[], 4, 4, 4], [4, [], 4, 4]], ids=["first", "second"])
-def test_an_empty_round_does_not_cost_a_refresh(fit, problem, trace):
+def test_an_empty_round_does_not_cost_a_refresh(watch, problem, trace):
     """I = 1 and 20: g is the full gradient when the agents first train, whichever round it is."""
     trace = [list(range(4)) if cohort else [] for cohort in trace]
     for refresh in (1, 20):
-        history = History()
         algorithm = fedpd(
             problem.network(START), variance_reduction=True, refresh_period=refresh, **VR
         )
-        fit(algorithm, problem, 4, callbacks=[history], trace=trace)
+        history = watch(algorithm, problem, 4, trace=trace)
         full = [t for t, cohort in enumerate(trace) if cohort]
         expected = reference.fedpd(problem, START, [True] * 3, refresh=refresh, **VR)
         actual = [history.rounds[t] for t in full]

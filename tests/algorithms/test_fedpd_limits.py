@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, FedPD
 from tests.algorithms import reference_clup_pd as reference
-from tests.problems import History, least_squares, owned, scalar_problem
+from tests.problems import least_squares, owned, scalar_problem
 
 LOSS = HalfSquaredError()
 FULL = dict(batch_size=None, loss=LOSS)
@@ -37,19 +37,19 @@ def assert_optimal(problem, row, atol):
 @pytest.mark.parametrize(
     ("eta", "lr", "steps", "rounds"), [(0.2, 0.1, 1, 160), (0.5, 0.2, 3, 45), (2.0, 0.3, 8, 65)]
 )
-def test_the_limit_of_inexact_gradient_descent_is_the_optimum(fit, problem, eta, lr, steps, rounds):
+def test_the_limit_of_inexact_gradient_descent_is_the_optimum(
+    watch, problem, eta, lr, steps, rounds
+):
     """The warm start makes it so: the optimum is where nothing moves, however few the steps."""
-    history = History()
     algorithm = FedPD(problem.network(0.5), proximal_step=eta, lr=lr, local_steps=steps, **FULL)
-    fit(algorithm, problem, rounds, callbacks=[history])
+    history = watch(algorithm, problem, rounds)
     assert_optimal(problem, history.rounds[-1], 1e-7)
 
 
 @pytest.mark.parametrize(("gamma", "batch_size"), [(None, None), (None, 4), (0.5, 4)])
-def test_the_limit_of_variance_reduction_is_the_optimum(fit, problem, gamma, batch_size):
+def test_the_limit_of_variance_reduction_is_the_optimum(watch, problem, gamma, batch_size):
     """Samples disagree at the optimum, but their gradients do not change there: no noise is left.
     Mini-batches of a constant step without variance reduction stay noisy."""
-    history = History()
     algorithm = FedPD(
         problem.network(0.5),
         proximal_step=0.3,
@@ -60,31 +60,30 @@ def test_the_limit_of_variance_reduction_is_the_optimum(fit, problem, gamma, bat
         inner_step=gamma,
         loss=LOSS,
     )
-    fit(algorithm, problem, 75, callbacks=[history])
+    history = watch(algorithm, problem, 75)
     assert_optimal(problem, history.rounds[-1], 1e-6)
 
 
-def test_plain_mini_batches_stay_noisy(fit, problem):
-    history = History()
+def test_plain_mini_batches_stay_noisy(watch, problem):
     algorithm = FedPD(
         problem.network(0.5), proximal_step=0.1, lr=0.05, local_steps=3, batch_size=4, loss=LOSS
     )
-    fit(algorithm, problem, 60, callbacks=[history])
+    history = watch(algorithm, problem, 60)
     off = np.abs(history["w"][30:] - reference.minimizer(problem)).max(1)
     assert 1e-3 < off.mean() < 1.0
 
 
 @pytest.mark.parametrize("eta", [0.2, 1.5])
-def test_the_exact_oracle_gives_the_dual_and_the_global_step(fit, problem, eta):
+def test_the_exact_oracle_gives_the_dual_and_the_global_step(watch, problem, eta):
     """Exact local solves: λ_i = -grad f_i(x_i) after every round, so that
     x_0 = mean x_i - η mean grad f_i(x_i)."""
     smooth, convex = reference.constants(problem)
-    history, start = History(), np.array([1.0, -1.0, 0.5, 2.0])
+    start = np.array([1.0, -1.0, 0.5, 2.0])
     # Steps of 2 / (curvature's range): each leaves less than 1/2 of the distance.
     rate = 2 / (smooth + convex + 2 / eta)
     assert (smooth - convex) * rate / 2 < 0.6
     algorithm = FedPD(problem.network(start), proximal_step=eta, lr=rate, local_steps=60, **FULL)
-    fit(algorithm, problem, 4, callbacks=[history])
+    history = watch(algorithm, problem, 4)
     x_0 = start
     for row in history.rounds:
         g = np.array([problem.gradient(i, x) for i, x in enumerate(row["x"])])
@@ -96,12 +95,11 @@ def test_the_exact_oracle_gives_the_dual_and_the_global_step(fit, problem, eta):
         x_0 = row["w"]
 
 
-def test_a_client_without_samples_has_no_say(fit, problem):
+def test_a_client_without_samples_has_no_say(watch, problem):
     """Its f_i is 0: exactly solved it follows x_0 with λ_i = 0, and the others' optimum holds."""
-    history = History()
     data = reference.with_an_idle_client(problem)
     algorithm = FedPD(problem.network(0.5), proximal_step=0.5, lr=0.2, local_steps=3, **FULL)
-    fit(algorithm, data, 70, callbacks=[history])
+    history = watch(algorithm, data, 70)
     optimum = reference.minimizer(problem)
     np.testing.assert_allclose(history["w"][-1], optimum, rtol=0, atol=1e-6)
     np.testing.assert_allclose(history["lam"][-1, 3], 0.0, rtol=0, atol=1e-6)
@@ -158,28 +156,27 @@ def one_weight(value):
 
 
 @pytest.mark.parametrize("steps", [2, 5])
-def test_fedavg_diverges_on_opposed_clients(fit, steps):
+def test_fedavg_diverges_on_opposed_clients(watch, steps):
     """Every round multiplies by ((1 - η)^Q + (1 + η)^Q) / 2 > 1, although the mean of the
     objectives is 0 everywhere."""
-    lr, rounds, history = 0.5, 12, History()
+    lr, rounds = 0.5, 12
     settings = dict(lr=lr, local_steps=steps, batch_size=None, loss=Signed())
-    fit(FedAvg(one_weight(1.0), **settings), opposed(), rounds, callbacks=[history])
+    history = watch(FedAvg(one_weight(1.0), **settings), opposed(), rounds)
     factor = ((1 - lr) ** steps + (1 + lr) ** steps) / 2
     np.testing.assert_allclose(history["w"][:, 0], factor ** np.arange(1, rounds + 1), rtol=1e-12)
     assert history["w"][-1, 0] > 10
 
 
 @pytest.mark.parametrize("eta", [0.3, 0.6])
-def test_fedpd_settles_on_opposed_clients(fit, eta):
+def test_fedpd_settles_on_opposed_clients(watch, eta):
     """Exact solves give x_± = (x_0 - η λ_±) / (1 ± η) and λ_± = ∓ x_±. From λ = 0 the first round
     ends at x_± = x_0 / (1 ± η); then both become the mean of the last x_±, for every η < 1, so they
     stay at w_0 / (1 - η²) from round 2 on, and so does x_0."""
-    rounds, history, start = 5, History(), 1.5
+    rounds, start = 5, 1.5
     # Curvatures of L_i are 1/η ± 1, so steps of η leave ± η of the distance.
     steps = int(np.ceil(np.log(1e-14) / np.log(eta)))
     settings = dict(lr=eta, local_steps=steps, batch_size=None, loss=Signed())
-    algorithm = FedPD(one_weight(start), proximal_step=eta, **settings)
-    fit(algorithm, opposed(), rounds, callbacks=[history])
+    history = watch(FedPD(one_weight(start), proximal_step=eta, **settings), opposed(), rounds)
     limit = start / (1 - eta**2)
     x, w = history["x"][:, :, 0], history["w"][:, 0]
     np.testing.assert_allclose(x[0], [start / (1 + eta), start / (1 - eta)], rtol=1e-10)
@@ -208,35 +205,33 @@ def test_the_matlab_form_diverges_there(matlab, bounded):
 # ---- skipping -----------------------------------------------------------------------------------
 
 
-def test_skipping_leaves_an_error_floor_for_different_clients(fit):
+def test_skipping_leaves_an_error_floor_for_different_clients(watch):
     """Without communication x_{0,i} drifts towards the client's own optimum. So mean x_{0,i} keeps
     a distance from the optimum with p > 0, and goes there with p = 0."""
     problem = scalar_problem(OPTIMA, CURVATURES)
     optimum = CURVATURES @ OPTIMA / CURVATURES.sum()
     errors = []
     for skipping in ({}, dict(skip_probability=0.5), dict(communication_period=2)):
-        history = History()
         algorithm = FedPD(
             problem.network(5.0), proximal_step=0.5, lr=0.2, local_steps=4, **skipping, **FULL
         )
-        fit(algorithm, problem, 40, callbacks=[history])
+        history = watch(algorithm, problem, 40)
         errors.append(np.abs(history["w"][-12:, 0] - optimum))
     assert errors[0].max() < 1e-5
     for floor in errors[1:]:
         assert floor.mean() > 1e-2 and floor.max() < 5.0
 
 
-def test_the_floor_is_proportional_to_the_square_of_the_curvatures_differences(fit):
+def test_the_floor_is_proportional_to_the_square_of_the_curvatures_differences(watch):
     """With equal curvatures a round maps (x_i, λ_i, x_{0,i}, A_i) by one linear function, the same
     for all clients: their means do not depend on when clients communicate, however far optima are
     apart. Curvatures that differ by δ leave an error of the order δ, and δ² in |grad f|²."""
     same = dict(proximal_step=0.5, lr=0.2, local_steps=4, **FULL)
     paths, gaps = [], []
     for delta, p in ((0.0, 0.0), (0.0, 0.5), (0.01, 0.5), (0.02, 0.5)):
-        problem, history = scalar_problem(OPTIMA, 1 + delta * np.array([1.0, 0.0, -1.0])), History()
+        problem = scalar_problem(OPTIMA, 1 + delta * np.array([1.0, 0.0, -1.0]))
         algorithm = FedPD(problem.network(5.0), skip_probability=p, **same)
-        fit(algorithm, problem, 60, callbacks=[history])
-        paths.append(history["w"][:, 0])
+        paths.append(watch(algorithm, problem, 60)["w"][:, 0])
         gradients = (1 + delta * np.array([1.0, 0.0, -1.0])) * (paths[-1][:, None] - OPTIMA)
         gaps.append(np.median(gradients.mean(1)[-30:] ** 2))
     np.testing.assert_allclose(paths[0], paths[1], rtol=0, atol=1e-12)
@@ -244,13 +239,12 @@ def test_the_floor_is_proportional_to_the_square_of_the_curvatures_differences(f
     assert gaps[3] / gaps[2] == pytest.approx(4, rel=0.1)
 
 
-def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(fit, problem):
+def test_between_communications_the_evaluated_model_is_the_mean_of_the_agents(watch, problem):
     """Also where agents have x_{0,i} of their own: after every round w = mean x_{0,i}."""
-    history = History()
     algorithm = FedPD(
         problem.network(0.5), proximal_step=0.3, skip_probability=0.7, lr=0.1, local_steps=3, **FULL
     )
-    fit(algorithm, problem, 12, callbacks=[history])
+    history = watch(algorithm, problem, 12)
     x0 = history["x"] + 0.3 * history["lam"]
     np.testing.assert_allclose(history["x0"], x0, rtol=0, atol=1e-12)
     assert (np.ptp(x0, axis=1).max(1) > 0.01).all() and not history["common"].all()

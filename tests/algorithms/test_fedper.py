@@ -7,17 +7,17 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import MLP, HalfSquaredError
 from pfl.algorithms import FedAvg, FedPer, LocalTrain
 from tests.algorithms import two_layers
-from tests.problems import History, matrix_problem
+from tests.problems import matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 
 
-def test_rounds_equal_the_numpy_loop(fit):
-    data, w, history = two_layers.problem((7, 4, 5, 3)), two_layers.start(), History()
+def test_rounds_equal_the_numpy_loop(watch):
+    data, w = two_layers.problem((7, 4, 5, 3)), two_layers.start()
     trace = [[0, 1, 2], [0, 2], [], [2], [0, 1]]
     settings = dict(lr=0.2, lr_decay=0.9, weight_decay=0.1)
     algorithm = FedPer(data.network(w), local_epochs=3, **settings, **FULL)
-    fit(algorithm, data, len(trace), callbacks=[history], trace=trace)
+    history = watch(algorithm, data, len(trace), trace=trace)
     expected = two_layers.rounds(data, w, trace, [(slice(None), 3)], **settings)
     for row, (body, heads) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"][: two_layers.BODY], body, rtol=0, atol=1e-12)

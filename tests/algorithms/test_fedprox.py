@@ -6,20 +6,19 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import FedProx
 from tests.algorithms import reference
-from tests.problems import History, least_squares, scalar_problem
+from tests.problems import least_squares, scalar_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 START = np.linspace(-1.0, 1.0, 8)
 
 
-def test_rounds_equal_the_numpy_loop(fit):
+def test_rounds_equal_the_numpy_loop(watch):
     problem = least_squares((7, 2, 5, 3), bias=True)
     trace, settings = [[0, 1, 2, 3], [1, 2], [0, 3]], dict(lr=0.2, lr_decay=0.9, weight_decay=0.1)
-    history = History()
     algorithm = FedProx(
         problem.network(START), proximal_weight=0.7, local_steps=4, **settings, **FULL
     )
-    fit(algorithm, problem, 3, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 3, trace=trace)
     expected = reference.fedavg(problem, START, trace, steps=4, mu=0.7, **settings)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-12)
 

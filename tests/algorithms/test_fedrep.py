@@ -33,8 +33,8 @@ def personalized(algorithm):
     [(3, {"local_epochs": 2}, 2), (1, {"local_epochs": 4}, 4), (4, {"local_steps": 3}, 3)],
 )
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_rounds_equal_the_numpy_loop(fit, head_epochs, schedule, body_steps, weighting):
-    data, w, history = two_layers.problem((7, 4, 5, 3)), two_layers.start(), History()
+def test_rounds_equal_the_numpy_loop(watch, head_epochs, schedule, body_steps, weighting):
+    data, w = two_layers.problem((7, 4, 5, 3)), two_layers.start()
     settings = dict(lr=0.2, lr_decay=0.9, weight_decay=0.1)
     algorithm = FedRep(
         data.network(w),
@@ -44,7 +44,7 @@ def test_rounds_equal_the_numpy_loop(fit, head_epochs, schedule, body_steps, wei
         **settings,
         **FULL,
     )
-    fit(algorithm, data, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(algorithm, data, len(TRACE), trace=TRACE)
     loops = [(HEAD, head_epochs), (BODY, body_steps)]
     uniform = weighting == "uniform"
     expected = two_layers.rounds(data, w, TRACE, loops, uniform=uniform, **settings)
@@ -135,14 +135,14 @@ def test_with_objectives_that_separate_it_is_fedper(fit):
         np.testing.assert_allclose(histories[0][name], histories[1][name], rtol=0, atol=1e-12)
 
 
-def test_the_subspace_of_linear_clients_is_recovered(fit):
+def test_the_subspace_of_linear_clients_is_recovered(watch):
     """The paper's linear setting: y = a_i B* x without noise, with mean x x' = I and mean x = 0.
 
     Then f_i = 1/2 |a B - a_i B*|^2 + 1/2 |c|^2. Heads that make it 0 exist for all clients if, and
     as the a_i together have full rank only if, B has the row space of B*. There the method must end
     (Theorem 1), at a geometric rate: every 25 rounds gain a factor.
     """
-    rng, history = np.random.default_rng(2), History()
+    rng = np.random.default_rng(2)
     d, k, outputs = two_layers.INPUTS, two_layers.HIDDEN, two_layers.OUTPUTS
     true = np.linalg.qr(rng.normal(size=(d, k)))[0].T
     features, targets = [], []
@@ -153,7 +153,7 @@ def test_the_subspace_of_linear_clients_is_recovered(fit):
     problem = Problem(features, targets, two_layers.network)
     w = two_layers.start()
     algorithm = FedRep(problem.network(w), lr=0.15, head_epochs=20, local_epochs=1, **FULL)
-    fit(algorithm, problem, 75, callbacks=[history])
+    history = watch(algorithm, problem, 75)
 
     def distance(w):
         """Of the row space of B* to that of B, the sine of the largest angle."""

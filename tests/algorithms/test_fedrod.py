@@ -11,29 +11,25 @@ from tests.algorithms.class_world import (
     BODY,
     CLASSES,
     ENGINES,
-    FEATURES,
     LABELS,
     LOCAL,
     SIZE,
     TRACE,
+    assert_rounds,
     mean_model,
     network,
     rate,
     samples,
+    scores,
     start,
     world,
     z_of,
 )
 from tests.algorithms.test_trainable import FULL
 from tests.algorithms.test_trainable import world as regression
-from tests.problems import History
 from tests.refusal import refused
 
 DECAY = LOCAL["weight_decay"]
-
-
-def scores(z, head):
-    return z @ head[:-CLASSES].view(CLASSES, FEATURES).T + head[-CLASSES:]
 
 
 def balanced(scores, y, counts):
@@ -63,20 +59,15 @@ def slow():
                 v, p = v - rate(t) * (g + DECAY * v), p - rate(t) * (g_p + DECAY * p)
             models.append(v)
             heads[i] = p
-        if cohort:
-            w = mean_model(cohort, models)
+        w = mean_model(cohort, models, w)
         history.append((w.numpy(), torch.stack(heads).numpy()))
     return history
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = FedRoD(network(), batch_size=None, engine=engine, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (w, heads) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row["head"], heads, rtol=0, atol=1e-12)
+    assert_rounds(watch, method, slow(), "w", "head")
     # Personalized: the generic model's outputs and those of the personal head.
     w, heads = map(torch.from_numpy, slow()[-1])
     (clients,) = method.iter_clients("train")
@@ -87,20 +78,19 @@ def test_rounds_equal_plain_pytorch(fit, engine):
         torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_a_client_without_samples_sends_what_it_received(fit):
-    history = History()
-    fit(FedRoD(network(), **LOCAL), world(5), 2, callbacks=[history], trace=[[0, 1], [4]])
+def test_a_client_without_samples_sends_what_it_received(watch):
+    history = watch(FedRoD(network(), **LOCAL), world(5), 2, trace=[[0, 1], [4]])
     one, two = history.rounds
     assert np.array_equal(two["w"], one["w"])
     assert not two["head"][4].any()
 
 
-def test_the_optimizer_of_the_user_trains_both(fit):
+def test_the_optimizer_of_the_user_trains_both(watch):
     """Heavy-ball momentum on one client that sees full batches: two slow lines."""
-    momentum, history = 0.5, History()
+    momentum = 0.5
     optimizer = lambda parameters: torch.optim.SGD(parameters, momentum=momentum)  # noqa: E731
     settings = LOCAL | dict(batch_size=None, optimizer=optimizer, weight_decay=0.0)
-    fit(FedRoD(network(), **settings), world(), 1, callbacks=[history], trace=[[0]])
+    history = watch(FedRoD(network(), **settings), world(), 1, trace=[[0]])
     x, y = samples()[0]
     counts = torch.bincount(y, minlength=CLASSES)
     v, p = start(), torch.zeros(SIZE - BODY).double()

@@ -86,10 +86,10 @@ def test_the_rows_have_the_numbers_of_parameters(trained):
     assert float(metrics["parameters/personalized"]) == pytest.approx(mixed.mean(), rel=1e-6)
 
 
-def test_numbers_of_low_rank_components(fit):
+def test_numbers_of_low_rank_components(watch):
     """LR+LR: a component costs its factors, and its biases whole."""
     torch.manual_seed(0)
-    digits, history = DigitsDataModule(num_clients=4, partition=Dirichlet(0.3)), History()
+    digits = DigitsDataModule(num_clients=4, partition=Dirichlet(0.3))
     algorithm = FedSLR(
         MLP(64, (12,)),
         proximal_step=1.0,
@@ -98,7 +98,7 @@ def test_numbers_of_low_rank_components(fit):
         lr=0.2,
         personal_component="low_rank",
     )
-    fit(algorithm, digits, 2, callbacks=[history], trace=[[0, 1], [1, 2]], evaluate=("test",))
+    history = watch(algorithm, digits, 2, trace=[[0, 1], [1, 2]], evaluate=("test",))
     shapes = [tuple(p.shape) for p in algorithm.network.parameters()]
     count = reference.factor_floats(history["w"][-1], shapes)
     own = [reference.factor_floats(p, shapes) for p in history["p"][-1]]

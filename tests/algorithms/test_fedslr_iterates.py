@@ -10,7 +10,7 @@ import torch
 from models import MLP, HalfSquaredError
 from pfl.algorithms import FedSLR
 from tests.algorithms import reference
-from tests.problems import History, kernel_problem, least_squares, matrix_problem
+from tests.problems import kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 EVERYONE = [[0, 1, 2, 3]] * 5
@@ -61,11 +61,10 @@ def fedslr(network, *, eta_g, lam, mu, lr, steps, personal_steps, components=Non
 @pytest.mark.parametrize("memory_efficient", [True, False], ids=["Alg. 3", "Alg. 1/2"])
 @pytest.mark.parametrize("trace", [EVERYONE, SAMPLED], ids=["full", "sampled"])
 @BOTH_STEPS
-def test_every_iterate_equals_numpy(fit, problem, start, settings, trace, memory_efficient):
-    history = History()
+def test_every_iterate_equals_numpy(watch, problem, start, settings, trace, memory_efficient):
     settings = settings | dict(lr_decay=0.9, weight_decay=0.05)
     algorithm = fedslr(problem.network(start), memory_efficient=memory_efficient, **settings)
-    fit(algorithm, problem, 5, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 5, trace=trace)
     expected = reference.fedslr(problem, start, trace, **settings)
     for name in ("w", "gamma", "p"):
         rows = [row[name] for row in expected]
@@ -79,22 +78,21 @@ def test_every_iterate_equals_numpy(fit, problem, start, settings, trace, memory
 
 
 @pytest.mark.parametrize("components", COMPONENTS, ids="+".join)
-def test_every_iterate_of_the_ablations_equals_numpy(fit, problem, start, components):
-    history = History()
+def test_every_iterate_of_the_ablations_equals_numpy(watch, problem, start, components):
     settings = SETTINGS | dict(components=components)
-    fit(fedslr(problem.network(start), **settings), problem, 5, callbacks=[history], trace=SAMPLED)
+    history = watch(fedslr(problem.network(start), **settings), problem, 5, trace=SAMPLED)
     expected = reference.fedslr(problem, start, SAMPLED, **settings)
     for name in ("w", "gamma", "p"):
         rows = [row[name] for row in expected]
         np.testing.assert_allclose(history[name], rows, rtol=0, atol=1e-11, err_msg=name)
 
 
-def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(fit, problem, start):
+def test_a_personal_component_that_starts_at_the_initial_matrices_equals_numpy(
+    watch, problem, start
+):
     """As in the paper's code: the 1-D tensors start at 0, and clients that never train keep p_i."""
-    history = History()
     settings = SETTINGS | dict(personal_start="initial")
-    algorithm = fedslr(problem.network(start), **settings)
-    fit(algorithm, problem, 2, callbacks=[history], trace=SAMPLED[:2])
+    history = watch(fedslr(problem.network(start), **settings), problem, 2, trace=SAMPLED[:2])
     expected = reference.fedslr(problem, start, SAMPLED[:2], **settings)
     np.testing.assert_allclose(history["p"], [row["p"] for row in expected], rtol=0, atol=1e-11)
     np.testing.assert_array_equal(history["p"][0, 3], start * (np.arange(len(start)) < 4 * 5))
@@ -112,7 +110,7 @@ def test_a_sparse_component_costs_its_values():
     assert algorithm.parameters_personalized(clients, p).tolist() == [613, 611]
 
 
-def test_bytes_of_factors_biases_and_the_dense_beginning(fit):
+def test_bytes_of_factors_biases_and_the_dense_beginning(watch):
     """A 6 x 5 layer with 6 biases. Round 1 goes down densely, 36 floats, although w_0 is 0.
 
     One exact step with η_g = 1 and γ = 0 gives w_i = A_i / 2 and γ_i = -A_i / 2. After round 1
@@ -127,12 +125,11 @@ def test_bytes_of_factors_biases_and_the_dense_beginning(fit):
 
     optima = [spectrum(5, 4), spectrum(5, 4), spectrum(5, 4, 3, 2), spectrum(5, 4, 3, 2)]
     problem = matrix_problem(optima, biases=[np.ones(6)] * 4)
-    history = History()
     trace, floats = [[0, 1], [0, 2, 3], [2, 3], [1, 3]], [36, 28, 36, 36]
     algorithm = fedslr(
         problem.network(0.0), eta_g=1.0, lam=0.5, mu=0.0, lr=0.5, steps=1, personal_steps=1
     )
-    fit(algorithm, problem, 4, callbacks=[history], trace=trace)
+    history = watch(algorithm, problem, 4, trace=trace)
     assert history["ranks"][:3, 0].tolist() == [2, 4, 4]
     sent = np.zeros((4, 4), np.int64)
     for t, cohort in enumerate(trace):
@@ -145,16 +142,16 @@ def test_bytes_of_factors_biases_and_the_dense_beginning(fit):
     )
 
 
-def test_a_kernel_is_sent_as_factors_of_its_matrix(fit):
+def test_a_kernel_is_sent_as_factors_of_its_matrix(watch):
     """A 3 x 2 x 2 x 3 kernel is a 6 x 6 matrix: rank 1 costs 12 of 36 floats."""
     matrix = np.outer(np.arange(1.0, 7.0), np.linspace(-1.0, 2.0, 6))
     kernel = reference.matrix_to_kernel(matrix, (3, 2, 2, 3))
     assert np.linalg.matrix_rank(kernel.reshape(3, 12)) > 1
-    problem, history = kernel_problem([kernel, 2 * kernel]), History()
+    problem = kernel_problem([kernel, 2 * kernel])
     algorithm = fedslr(
         problem.network(0.0), eta_g=1.0, lam=0.1, mu=0.0, lr=0.5, steps=1, personal_steps=1
     )
-    fit(algorithm, problem, 2, callbacks=[history])
+    history = watch(algorithm, problem, 2)
     np.testing.assert_array_equal(history["ranks"], [[1], [1]])
     np.testing.assert_array_equal(
         np.diff(history["down"], axis=0, prepend=0), [[288, 288], [96, 96]]
@@ -162,12 +159,12 @@ def test_a_kernel_is_sent_as_factors_of_its_matrix(fit):
     assert algorithm.parameters_global() == 12
 
 
-def test_a_sparse_model_is_sent_sparse(fit):
+def test_a_sparse_model_is_sent_sparse(watch):
     """S+LR. Of 8 x 8 weights 3 are not 0: 3 values of 8 bytes, and their places in the cheaper of
     3 indices of 4 bytes (12) or 64 bits (8). The full beginning goes densely, without places."""
     optimum = np.zeros((8, 8))
     optimum[[0, 3, 5], [1, 3, 7]] = 4.0, -3.0, 2.0
-    problem, history = matrix_problem([optimum]), History()
+    problem = matrix_problem([optimum])
     algorithm = fedslr(
         problem.network(1e-3),
         eta_g=1.0,
@@ -178,7 +175,7 @@ def test_a_sparse_model_is_sent_sparse(fit):
         personal_steps=1,
         components=("sparse", "low_rank"),
     )
-    fit(algorithm, problem, 2, callbacks=[history])
+    history = watch(algorithm, problem, 2)
     assert np.count_nonzero(history["w"][0]) == 3
     np.testing.assert_array_equal(history["down"][:, 0], [512, 512 + 3 * 8 + 8])
     np.testing.assert_array_equal(history["up"][:, 0], [512, 1024])

@@ -33,13 +33,12 @@ def step(eta_g, share=1.0, a=1.0):
 )
 @pytest.mark.parametrize(("eta_g", "rounds"), [(0.2, 120), (1.0, 70), (3.0, 90)])
 def test_the_global_limit_is_that_of_the_penalized_mean(
-    fit, eta_g, rounds, steps, share, memory_efficient
+    watch, eta_g, rounds, steps, share, memory_efficient
 ):
     """mean f_i = |W - mean A_i|^2 / 2 + const, so the minimum with λ |W|_* is SVT_λ(mean A_i):
     for every η_g (Algorithm 2 as printed would make it depend on η_g), and with inexact solves."""
     problem = matrix_problem(OPTIMA, copies=[1, 2, 1, 1, 3])  # sizes must not weigh
     lam = float(np.linalg.svd(MEAN)[1][1:3].mean())  # leaves rank 2
-    history = History()
     algorithm = FedSLR(
         problem.network(0.3),
         proximal_step=eta_g,
@@ -49,7 +48,7 @@ def test_the_global_limit_is_that_of_the_penalized_mean(
         memory_efficient=memory_efficient,
         **FULL,
     )
-    fit(algorithm, problem, rounds, callbacks=[history])
+    history = watch(algorithm, problem, rounds)
     w = history["w"][-1]
     np.testing.assert_allclose(w.reshape(6, 4), reference.svt(MEAN, lam), rtol=0, atol=1e-5)
     assert history["ranks"][-1].tolist() == [2]
@@ -144,11 +143,11 @@ def test_the_limit_with_states_in_sixteen_bits(fit, dtype):
 
 
 @pytest.mark.parametrize("eta_g", [0.2, 3.0])
-def test_phase_two_ends_at_the_soft_threshold(fit, eta_g):
+def test_phase_two_ends_at_the_soft_threshold(watch, eta_g):
     """argmin (a/2) |w + p - A|^2 + μ |p|_1 = S_{μ / a}(A - w): with w as it was received, and a
     threshold that does not know η_g. Who is not sampled keeps what it had."""
     a = np.array([1.0, 2.0, 0.8, 1.0, 1.5])
-    problem, history, mu, start = matrix_problem(OPTIMA, curvatures=a), History(), 1.1, 0.5
+    problem, mu, start = matrix_problem(OPTIMA, curvatures=a), 1.1, 0.5
     algorithm = FedSLR(
         problem.network(start),
         proximal_step=eta_g,
@@ -159,7 +158,7 @@ def test_phase_two_ends_at_the_soft_threshold(fit, eta_g):
         personal_epochs=200,
         **FULL,
     )
-    fit(algorithm, problem, 2, callbacks=[history], trace=[[0, 1], [1, 2]])
+    history = watch(algorithm, problem, 2, trace=[[0, 1], [1, 2]])
     w_0, w_1 = np.full(24, start), history["w"][0]
     assert np.abs(w_1 - w_0).max() > 0.1
 
@@ -240,12 +239,12 @@ def test_limits_of_the_components(fit, component, personal):
 # ---- weight decay -------------------------------------------------------------------------------
 
 
-def test_weight_decay_acts_on_the_model_and_on_the_component(fit):
+def test_weight_decay_acts_on_the_model_and_on_the_component(watch):
     """Phase I minimizes f_i + (wd/2) |v|^2, so the limit is argmin of
     (a/2) |W - mean A|^2 + (wd/2) |W|^2 + λ |W|_* = SVT_{λ / (a + wd)}(a mean A / (a + wd)).
     Phase II has (wd/2) |p|^2, not |w + p|^2: p_i = S_{μ / (a + wd)}(a (A_i - w) / (a + wd))."""
     a, wd, lam, mu = 1.0, 0.5, 0.8, 0.6
-    problem, history = matrix_problem(OPTIMA, curvatures=a), History()
+    problem = matrix_problem(OPTIMA, curvatures=a)
     algorithm = FedSLR(
         problem.network(0.2),
         proximal_step=1.0,
@@ -257,7 +256,7 @@ def test_weight_decay_acts_on_the_model_and_on_the_component(fit):
         personal_epochs=5,
         **FULL,
     )
-    fit(algorithm, problem, 60, callbacks=[history])
+    history = watch(algorithm, problem, 60)
     w = reference.svt(a * MEAN / (a + wd), lam / (a + wd))
     np.testing.assert_allclose(history["w"][-1].reshape(6, 4), w, rtol=0, atol=1e-8)
     for i in range(5):

@@ -66,9 +66,9 @@ def slow(problem, mask, trace, *, steps, lr, lr_decay=1.0, weight_decay=0.0):
     ],
     ids=str,
 )
-def test_rounds_equal_the_numpy_loop(fit, problem, settings):
-    history, algorithm = History(), fedspa(problem, **settings)
-    fit(algorithm, problem, len(TRACE), callbacks=[history], trace=TRACE)
+def test_rounds_equal_the_numpy_loop(watch, problem, settings):
+    algorithm = fedspa(problem, **settings)
+    history = watch(algorithm, problem, len(TRACE), trace=TRACE)
     first = algorithm.initial_mask().numpy()
     steps = settings.get("local_steps", settings.get("local_epochs"))
     rates = {k: v for k, v in settings.items() if k in ("lr_decay", "weight_decay")}
@@ -86,11 +86,11 @@ def test_rounds_equal_the_numpy_loop(fit, problem, settings):
         np.testing.assert_array_equal(algorithm.personalized(clients).numpy(), expected)
 
 
-def test_a_client_without_samples_keeps_its_mask(fit, problem):
+def test_a_client_without_samples_keeps_its_mask(watch, problem):
     """All other masks change in the same round. U_i is 0 where nothing is trained."""
-    history, sparse = History(), fedspa(problem)
+    sparse = fedspa(problem)
     data = reference.with_an_idle_client(problem)
-    fit(sparse, data, 1, callbacks=[history], trace=[[0, 1, 2, 3]])
+    history = watch(sparse, data, 1, trace=[[0, 1, 2, 3]])
     first = sparse.initial_mask().numpy()
     masks = unpacked(torch.from_numpy(history["mask"][0]), 8).numpy()
     assert (masks != first).any(1).tolist() == [True, True, True, False]

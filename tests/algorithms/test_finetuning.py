@@ -9,7 +9,7 @@ from torch import nn
 
 from datamodules import Partitioner, SharedTest, SplitOwn, TensorDataModule
 from models import HalfSquaredError
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAMP, FedAvg, FedPer, FedRep, HeurFedAMP, LocalTrain
 from pfl.algorithms.fedacs import attention, cosine
 from pfl.cli import main
@@ -289,9 +289,7 @@ def test_a_resumed_run_and_a_test_have_the_same_scores(tmp_path):
     resumed = begin(tmp_path / "parts", make(), 4, ckpt_path=last, **arguments)
     assert resumed.row == whole.row
     again = make()
-    trainer = Trainer(
-        precision="64-true", accelerator="cpu", default_root_dir=tmp_path, enable_progress_bar=False
-    )
+    trainer = quiet(tmp_path, 1, precision="64-true")
     trainer.test(again, FederatedLoop(small_world(), **arguments), ckpt_path=last)
     assert {name for name in again.row if name.startswith("test/unseen/")}
     for name in again.row:

@@ -17,14 +17,15 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     TRACE,
-    entropy,
+    assert_same_end,
+    mean_model,
     network,
     rate,
     samples,
+    slope,
     start,
     world,
 )
-from tests.problems import History
 
 K, TAU, RHO = 3, 3, 0.4  # before τ clients 0, 2 and 3 have sent a change
 ARGUMENTS = dict(endpoints=K, projection_round=TAU, radius=RHO)
@@ -89,18 +90,15 @@ def slow():
             (x, y), b, h = samples()[i], u.clone(), heads.clone()
             for alpha in points_of(t, i, centres.get(i)):
                 alpha = torch.from_numpy(alpha)
-                at = torch.cat([b, alpha @ h]).requires_grad_()
-                (g,) = torch.autograd.grad(entropy(at, x, y), at)
+                _, g = slope(torch.cat([b, alpha @ h]), x, y)
                 decay = LOCAL["weight_decay"]
                 b = b - rate(t) * (g[:BODY] + decay * b)
                 h = h - rate(t) * (alpha[:, None] * g[BODY:] + decay * h)
             bodies.append(b)
             ends.append(h)
             changes[i] = (h - heads).flatten().numpy()
-        if cohort:
-            sizes = torch.tensor([float(len(LABELS[i])) for i in cohort]).double()
-            u = torch.einsum("i,ip->p", sizes / sizes.sum(), torch.stack(bodies))
-            heads = torch.einsum("i,ikp->kp", sizes / sizes.sum(), torch.stack(ends))
+        u = mean_model(cohort, bodies, u)
+        heads = mean_model(cohort, [h.flatten() for h in ends], heads.flatten()).view(K, -1)
         if cohort and t + 1 >= TAU and not centres:  # round 2 is empty, so that it is after round 3
             ids = sorted(changes)
             found = spread(components(np.array([changes[i] for i in ids])))
@@ -117,10 +115,9 @@ def test_the_comparison_has_clients_with_a_centre_and_without():
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     method = Floco(network(), batch_size=None, engine=engine, **ARGUMENTS, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(method, world(), len(TRACE), trace=TRACE)
     expected = slow()
     for row, (w, heads, centres) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-11)
@@ -134,15 +131,13 @@ def test_rounds_equal_plain_pytorch(fit, engine):
         np.testing.assert_allclose(model[:BODY], w[:BODY], rtol=0, atol=1e-11)
 
 
-def test_centres_come_after_the_round_before_tau(fit):
+def test_centres_come_after_the_round_before_tau(watch):
     """τ = 2: after the second of four rounds; and never where one client alone sends."""
     for trace, expected in (([[0, 1]] * 4, [False, True, True, True]), ([[1]] * 4, [False] * 4)):
-        history = History()
-        fit(
+        history = watch(
             Floco(network(), **ARGUMENTS | {"projection_round": 2}, **LOCAL),
             world(),
             4,
-            callbacks=[history],
             trace=trace,
         )
         assert [bool(row["centres"].any()) for row in history.rounds] == expected
@@ -151,10 +146,8 @@ def test_centres_come_after_the_round_before_tau(fit):
 def test_one_endpoint_is_fedavg(fit):
     """The simplex is a point, before τ and after it, as all components of changes are 0 or more."""
     settings = LOCAL | dict(batch_size=2, engine="sequential")
-    trace = [[0, 1, 3]] * 2
-    one = fit(Floco(network(), endpoints=1, **settings), world(), 2, trace=trace)
-    average = fit(FedAvg(network(), **settings), world(), 2, trace=trace)
-    torch.testing.assert_close(one.global_model, average.global_model, rtol=0, atol=1e-14)
+    methods = Floco(network(), endpoints=1, **settings), FedAvg(network(), **settings)
+    assert_same_end(fit, *methods, [[0, 1, 3]] * 2, atol=1e-14)
 
 
 def test_a_part_may_have_endpoints_by_itself(fit):

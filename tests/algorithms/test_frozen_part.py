@@ -47,14 +47,8 @@ def world(**arguments):
     """Three clients with 40 samples, which are 12 different ones."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(12, 5, 4))[rng.integers(12, size=40)], rng.integers(2, size=40)
-    return TensorDataModule(
-        torch.from_numpy(x),
-        torch.from_numpy(y),
-        client_ids=np.arange(40) % 3,
-        partition=Natural(),
-        protocol=SplitOwn(test=0.3, validation=0.0),
-        **arguments,
-    )
+    parts = dict(client_ids=np.arange(40) % 3, partition=Natural(), protocol=SplitOwn(0.3, 0.0))
+    return TensorDataModule(torch.from_numpy(x), torch.from_numpy(y), **parts, **arguments)
 
 
 class Start(pl.Callback):

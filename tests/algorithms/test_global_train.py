@@ -47,13 +47,13 @@ def pool(problem):
 
 
 @pytest.mark.parametrize("batch_size", [4, None])
-def test_rounds_are_sgd_on_the_pooled_samples(fit, problem, pool, batch_size):
+def test_rounds_are_sgd_on_the_pooled_samples(watch, problem, pool, batch_size):
     """Two epochs of batches of 4, 4, 4, 4 and 1 of the 17 samples, or of all of them, in a new
     order each time; weight decay, and a rate that decays by rounds."""
-    history, steps = History(), Steps()
+    steps = Steps()
     settings = BATCHES | {"batch_size": batch_size}
     algorithm = GlobalTrain(problem.network(START), **settings)
-    fit(algorithm, problem, 4, callbacks=[history, steps], trace=COHORTS)
+    history = watch(algorithm, problem, 4, callbacks=[steps], trace=COHORTS)
     w, orders = START, []
     for t, (batches,) in enumerate(reference.batches_of(pool, steps)):
         sizes = [4, 4, 4, 4, 1] if batch_size else [17]

@@ -14,17 +14,8 @@ from pfl.randomness import generator
 from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.methods import METHODS
 from tests.algorithms.reference_clup_pd import with_an_idle_client
-from tests.algorithms.traced import (
-    ALL,
-    BATCHES,
-    FULL,
-    LOSS,
-    START,
-    TRACE,
-    furthest,
-    in_cohorts,
-)
-from tests.problems import History, Steps, batches_of_clients, least_squares, owned
+from tests.algorithms.traced import ALL, BATCHES, FULL, LOSS, START, TRACE, furthest, in_cohorts
+from tests.problems import Steps, batches_of_clients, least_squares, owned
 from tests.refusal import refused
 
 CLUSTERS = dict(clusters=3, perturbation=0.3)
@@ -67,18 +58,22 @@ def ifca(problem, models, batches, weighting):
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_rounds_equal_the_numpy_loop(fit, problem, tmp_path, weighting, engine):
+def test_rounds_equal_the_numpy_loop(watch, problem, tmp_path, weighting, engine):
     """Mini-batches, unequal clients, partial participation; and the table of choices."""
-    history, steps = History(), Steps()
+    steps = Steps()
     algorithm = IFCA(
         problem.network(START), **CLUSTERS, weighting=weighting, engine=engine, **BATCHES
     )
-    fit(algorithm, problem, len(TRACE), callbacks=[history, steps], trace=TRACE, seed=3)
+    history = watch(algorithm, problem, len(TRACE), callbacks=[steps], trace=TRACE, seed=3)
     batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
     expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
     assert furthest(history.rounds, expected, "models") < 1e-12
     chosen = [row["chosen"] for row in expected]
     assert len({j for row in chosen for j in row.values()}) > 1  # the choice matters
+    # All models go down, and one comes up with the number of its cluster, in 8 bytes a value.
+    visits = np.array([[i in cohort for i in ALL] for cohort in TRACE]).cumsum(0)
+    assert np.array_equal(history["down"], 8 * 3 * len(START) * visits)
+    assert np.array_equal(history["up"], 8 * (len(START) + 1) * visits)
     (table,) = Path(tmp_path).rglob("clusters.csv")
     rows = [tuple(map(int, row)) for row in list(csv.reader(table.read_text().splitlines()))[1:]]
     assert rows == [(t + 1, i, j) for t, row in enumerate(chosen) for i, j in row.items()]
@@ -143,10 +138,10 @@ def test_the_training_samples_decide_in_every_split(fit):
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
-def test_a_client_without_samples_is_in_no_cluster(fit, problem, weighting):
-    data, history = with_an_idle_client(problem), History()
+def test_a_client_without_samples_is_in_no_cluster(watch, problem, weighting):
+    data = with_an_idle_client(problem)
     algorithm = IFCA(problem.network(START), **CLUSTERS, weighting=weighting, local_steps=3, **FULL)
-    fit(algorithm, data, 3, callbacks=[history], trace=[[*ALL, 4], [4], [1, 4]])
+    history = watch(algorithm, data, 3, trace=[[*ALL, 4], [4], [1, 4]])
     batches = [{i: [None] * 3 for i in cohort} for cohort in (ALL, [], [1])]
     expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
     assert furthest(history.rounds, expected, "models") < 1e-12

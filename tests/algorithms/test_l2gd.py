@@ -169,14 +169,14 @@ class Given(L2GD):
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_where_averaging_is_complete_it_is_fedavg(fit, problem, batch_size):
+def test_where_averaging_is_complete_it_is_fedavg(fit, watch, problem, batch_size):
     """λ = p / (η (1 - p)) makes θ = 1: after the averaging steps all x_i are x̄."""
     settings = dict(lr=0.1, batch_size=batch_size, loss=LOSS)
-    mixed, average = Personalized(), History()
+    mixed = Personalized()
     algorithm = Given(problem.network(START), penalty=10 / 4, averaging_probability=0.2, **settings)
     fit(algorithm, problem, 4, callbacks=[mixed])
     plain = FedAvg(problem.network(START), weighting="uniform", local_steps=3, **settings)
-    fit(plain, problem, 4, callbacks=[average])
+    average = watch(plain, problem, 4)
     np.testing.assert_allclose(mixed["w"], average["w"], rtol=0, atol=1e-12)
     np.testing.assert_allclose(mixed["x_i"][-1], np.tile(average["w"][-1], (4, 1)), atol=1e-12)
 

@@ -9,7 +9,6 @@ from datamodules import DigitsDataModule, Dirichlet
 from models import HalfSquaredError
 from pfl.algorithms import FedPer, LGFedAvg
 from tests.algorithms import two_layers
-from tests.problems import History
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 TRACE = [[0, 1, 2], [0, 2], [], [2], [0, 1]]  # client 3 never takes part
@@ -35,11 +34,11 @@ def slow(data, w, *, lr, lr_decay, weight_decay, steps, uniform):
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
-def test_rounds_equal_the_numpy_loop(fit, weighting):
-    data, w, history = two_layers.problem((7, 4, 5, 3)), two_layers.start(), History()
+def test_rounds_equal_the_numpy_loop(watch, weighting):
+    data, w = two_layers.problem((7, 4, 5, 3)), two_layers.start()
     settings = dict(lr=0.2, lr_decay=0.9, weight_decay=0.1)
     method = LGFedAvg(data.network(w), local_epochs=3, weighting=weighting, **settings, **FULL)
-    fit(method, data, len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(method, data, len(TRACE), trace=TRACE)
     expected = slow(data, w, steps=3, uniform=weighting == "uniform", **settings)
     for row, (head, bodies) in zip(history.rounds, expected, strict=True):
         np.testing.assert_allclose(row["w"][BODY:], head, rtol=0, atol=1e-12)
@@ -52,12 +51,11 @@ def test_rounds_equal_the_numpy_loop(fit, weighting):
         assert torch.equal(method.newcomer(clients), method.personalized(clients))
 
 
-def test_it_is_fedper_with_the_parts_exchanged(fit):
+def test_it_is_fedper_with_the_parts_exchanged(watch):
     data, w, results = two_layers.problem((7, 4, 5, 3)), two_layers.start(), []
     for kind, extra in ((LGFedAvg, {}), (FedPer, {"personal": "body"})):
-        history = History()
         method = kind(data.network(w), lr=0.2, local_steps=2, **extra, **FULL)
-        fit(method, data, len(TRACE), callbacks=[history], trace=TRACE)
+        history = watch(method, data, len(TRACE), trace=TRACE)
         results.append(history)
     for name in ("w", "head", "down", "up"):
         assert np.array_equal(results[0][name], results[1][name])

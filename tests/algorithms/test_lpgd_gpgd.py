@@ -6,7 +6,7 @@ import pytest
 from models import HalfSquaredError
 from pfl.algorithms import GPGD, LPGD
 from tests.algorithms import reference
-from tests.problems import History, kernel_problem, least_squares, matrix_problem
+from tests.problems import kernel_problem, least_squares, matrix_problem
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 TRACE = [[0, 1, 2, 3], [1, 2], [0, 3], [1]]
@@ -31,13 +31,13 @@ def optima():
     return [common + rng.normal(size=(5, 4)) for _ in range(4)]
 
 
-def test_lpgd_equals_numpy(fit, problem, start):
+def test_lpgd_equals_numpy(watch, problem, start):
     """Uniform weights; threshold λ times the decayed learning rate, after every local step."""
-    history, settings = History(), dict(lr=0.15, lr_decay=0.8, weight_decay=0.1)
+    settings = dict(lr=0.15, lr_decay=0.8, weight_decay=0.1)
     algorithm = LPGD(
         problem.network(start), low_rank_penalty=LAM, local_steps=3, **settings, **FULL
     )
-    fit(algorithm, problem, 4, callbacks=[history], trace=TRACE)
+    history = watch(algorithm, problem, 4, trace=TRACE)
     expected = reference.fedavg(
         problem,
         start,
@@ -50,14 +50,14 @@ def test_lpgd_equals_numpy(fit, problem, start):
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-11)
 
 
-def test_gpgd_equals_numpy(fit, problem, start):
+def test_gpgd_equals_numpy(watch, problem, start):
     """Plain local steps; the server's threshold is λ times one decayed learning rate."""
-    history, settings = History(), dict(lr=0.15, lr_decay=0.8, weight_decay=0.1)
+    settings = dict(lr=0.15, lr_decay=0.8, weight_decay=0.1)
     penalty = 12.0  # of which factors become smaller than the matrix
     algorithm = GPGD(
         problem.network(start), low_rank_penalty=penalty, local_steps=3, **settings, **FULL
     )
-    fit(algorithm, problem, 4, callbacks=[history], trace=TRACE)
+    history = watch(algorithm, problem, 4, trace=TRACE)
     w, expected, sizes = start, [], []
     for t, cohort in enumerate(TRACE):
         sizes.append(reference.factor_floats(w, problem.shapes) if t else problem.size)
@@ -79,7 +79,7 @@ def test_gpgd_equals_numpy(fit, problem, start):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
-def test_lpgd_sends_each_client_s_own_factors(fit, engine):
+def test_lpgd_sends_each_client_s_own_factors(watch, engine):
     """One exact step of η = 1 ends at SVT_λ(A_i), whose rank is the number of A_i's singular
     values above λ: 1, 2, 3 and 0 of 4. A 6 x 4 layer takes 24 floats, rank 1 takes 10, rank 2 takes
     20, rank 3 would take 30 (dense is smaller), rank 0 nothing; 6 biases always travel."""
@@ -91,11 +91,10 @@ def test_lpgd_sends_each_client_s_own_factors(fit, engine):
         copies=[1, 3, 2, 1],  # the engine sees clients in another order
         biases=[np.ones(6)] * 4,
     )
-    history = History()
     algorithm = LPGD(
         problem.network(0.3), lr=1.0, local_steps=1, low_rank_penalty=1.0, engine=engine, **FULL
     )
-    fit(algorithm, problem, 1, callbacks=[history])
+    history = watch(algorithm, problem, 1)
     expected = 8 * np.array([10 + 6, 20 + 6, 24 + 6, 0 + 6])
     np.testing.assert_array_equal(history["up"][0], expected)
     np.testing.assert_array_equal(history["down"][0], [8 * 30] * 4)

@@ -1,6 +1,5 @@
 """MOON against plain PyTorch, and its limits."""
 
-import numpy as np
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
@@ -11,6 +10,8 @@ from tests.algorithms.class_world import (
     LABELS,
     LOCAL,
     TRACE,
+    assert_rounds,
+    assert_same_end,
     descend,
     entropy,
     mean_model,
@@ -18,10 +19,8 @@ from tests.algorithms.class_world import (
     rate,
     samples,
     start,
-    world,
     z_of,
 )
-from tests.problems import History
 
 CONTRAST, TEMPERATURE = 2.0, 0.4
 
@@ -47,26 +46,16 @@ def slow():
             models.append(descend(w, loss, rate(t), LOCAL["local_steps"]))
         for i, v in zip(cohort, models, strict=True):
             previous[i] = v
-        if cohort:
-            w = mean_model(cohort, models)
+        w = mean_model(cohort, models, w)
         history.append((w.numpy(), torch.stack(previous).numpy()))
     return history
 
 
 @ENGINES
-def test_rounds_equal_plain_pytorch(fit, engine):
-    history = History()
+def test_rounds_equal_plain_pytorch(watch, engine):
     arguments = dict(contrast=CONTRAST, temperature=TEMPERATURE, batch_size=None)
     method = MOON(network(), engine=engine, **arguments, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
-    for row, (w, previous) in zip(history.rounds, slow(), strict=True):
-        np.testing.assert_allclose(row["w"], w, rtol=0, atol=1e-12)
-        np.testing.assert_allclose(row["previous"], previous, rtol=0, atol=1e-12)
-
-
-def ends(fit, method, rounds):
-    fit(method, world(), rounds, trace=TRACE[:rounds])
-    return method.global_model
+    assert_rounds(watch, method, slow(), "w", "previous")
 
 
 @pytest.mark.parametrize(
@@ -77,9 +66,5 @@ def test_without_contrast_it_is_fedavg(fit, contrast, rounds):
     the other into a factor on w. In the first round z_w = z_p, and the two slopes cancel: to
     rounding, as each is added to the gradient by itself."""
     settings = LOCAL | dict(batch_size=2, engine="sequential", weight_decay=0.0)
-    actual = ends(fit, MOON(network(), contrast=contrast, **settings), rounds)
-    expected = ends(fit, FedAvg(network(), **settings), rounds)
-    if contrast:
-        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-13)
-    else:
-        assert torch.equal(actual, expected)
+    methods = MOON(network(), contrast=contrast, **settings), FedAvg(network(), **settings)
+    assert_same_end(fit, *methods, TRACE[:rounds], atol=1e-13 if contrast else 0.0)

@@ -6,20 +6,19 @@ import torch
 from models import HalfSquaredError
 from pfl.algorithms import MRMTL, FedCLUP, LocalTrain
 from tests.algorithms.methods import BATCHES, small_network, small_world
-from tests.problems import Models, least_squares
+from tests.problems import least_squares
 
 
-def test_iterates_equal_numpy(fit):
+def test_iterates_equal_numpy(watch):
     """w_i <- w_i - η (g_i(w_i) + λ (w_i - w)) from the client's own last w_i; w <- mean_S w_i."""
     problem, lr, penalty, trace = least_squares([5, 2, 4]), 0.05, 0.7, [[0, 1], [1, 2], [0, 2]]
     method = MRMTL(
         problem.network(0.3), penalty=penalty, lr=lr, local_steps=3, batch_size=None,
         loss=HalfSquaredError(),
     )  # fmt: skip
-    models = Models()
-    fit(method, problem, 3, trace=trace, callbacks=[models])
+    models = watch(method, problem, 3, trace=trace)
     w, own = np.full(problem.size, 0.3), np.full((3, problem.size), 0.3)
-    for cohort, row in zip(trace, models.states(), strict=True):
+    for cohort, row in zip(trace, models.rounds, strict=True):
         for i in cohort:
             for _ in range(3):
                 own[i] -= lr * (problem.gradient(i, own[i]) + penalty * (own[i] - w))

@@ -22,7 +22,7 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
-from tests.problems import History, Steps, batches_of_clients, least_squares
+from tests.problems import Steps, batches_of_clients, least_squares
 from tests.refusal import refused
 
 EVERYONE = list(range(len(SIZES)))
@@ -148,13 +148,13 @@ def test_failed_clients_are_partners_of_the_others(train_small, method):
         assert not torch.equal(whole[name][1], before[name][1])
 
 
-def test_failed_clients_in_numpy(fit):
+def test_failed_clients_in_numpy(watch):
     """FedAvg: the mean of the models that arrive, weighted by samples; (5, 3, 4) samples."""
-    problem, history = least_squares(sizes=(5, 3, 4)), History()
+    problem = least_squares(sizes=(5, 3, 4))
     method = FedAvg(
         problem.network(0.5), lr=0.1, local_steps=2, batch_size=None, loss=HalfSquaredError()
     )
-    fit(method, problem, 2, callbacks=[history], dropout=[[2], [0, 1]])
+    history = watch(method, problem, 2, dropout=[[2], [0, 1]])
     w = np.full(problem.size, 0.5)
     for number, arrived in enumerate(([0, 1], [2])):
         models = [w.copy() for _ in arrived]
@@ -211,13 +211,13 @@ def steps_taken(number, client):
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_slow_clients_of_fedavg_and_fedprox_in_numpy(fit, weight):
-    problem, history = least_squares(sizes=(5, 3, 4)), History()
+def test_slow_clients_of_fedavg_and_fedprox_in_numpy(watch, weight):
+    problem = least_squares(sizes=(5, 3, 4))
     training = dict(lr=0.1, local_steps=5, batch_size=None, loss=HalfSquaredError())
     network = problem.network(0.5)
     kind = FedProx(network, proximal_weight=weight, **training) if weight else None
     method = kind or FedAvg(network, **training)
-    fit(method, problem, 2, callbacks=[history], stragglers=STRAGGLERS, straggler_work=WORK)
+    history = watch(method, problem, 2, stragglers=STRAGGLERS, straggler_work=WORK)
     w = np.full(problem.size, 0.5)
     for number in range(2):
         models = []
@@ -235,10 +235,10 @@ def test_slow_clients_of_fedavg_and_fedprox_in_numpy(fit, weight):
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
-def test_slow_clients_of_scaffold_in_numpy(fit, option):
+def test_slow_clients_of_scaffold_in_numpy(watch, option):
     """K of line 12 is the number of steps that a client has taken, 3 or 5. Option I's gradient is
     over all samples, in batches of 2: 3, 2 and 2 of them, of which stragglers take all."""
-    problem, history, lr = least_squares(sizes=(5, 3, 4)), History(), 0.1
+    problem, lr = least_squares(sizes=(5, 3, 4)), 0.1
     batch_size = 2 if option == "I" else None
     method = SCAFFOLD(
         problem.network(0.5),
@@ -250,7 +250,7 @@ def test_slow_clients_of_scaffold_in_numpy(fit, option):
     )
     steps = Steps()
     loop = dict(stragglers=STRAGGLERS, straggler_work=WORK)
-    fit(method, problem, 2, callbacks=[history, steps], **loop)
+    history = watch(method, problem, 2, callbacks=[steps], **loop)
     x, c, c_i = np.full(problem.size, 0.5), np.zeros(problem.size), np.zeros((3, problem.size))
     for number in range(2):
         seen = batches_of_clients(problem, steps.rounds[number])

@@ -5,7 +5,7 @@ import pytest
 
 from pfl.algorithms import FedAvg, PerFedAvg
 from tests.algorithms.traced import ALL, LOSS, SIZES, START
-from tests.problems import History, Steps, batches_of_clients, scalar_problem
+from tests.problems import Steps, batches_of_clients, scalar_problem
 from tests.refusal import refused
 
 TRACE = [ALL, [1, 3], [0], [], [0, 2, 3], ALL]
@@ -151,13 +151,12 @@ def test_only_hf_minimizes_the_mean_after_adaptation():
 
 
 @pytest.mark.parametrize("delta", [1e-4, 1.0, 50.0])
-def test_the_difference_is_exact_on_quadratics_for_any_delta(fit, problem, delta):
+def test_the_difference_is_exact_on_quadratics_for_any_delta(watch, problem, delta):
     """The gradient is affine: [g(w + δ q) - g(w - δ q)] / (2 δ) = H q for every δ."""
-    history = History()
     algorithm = PerFedAvg(
         problem.network(START), **RATES, delta=delta, local_steps=2, batch_size=None, loss=LOSS
     )
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     expected = per_fedavg(problem, START, full(2, [ALL] * 3), "HF", **RATES)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-9)
 
@@ -175,12 +174,11 @@ def test_without_adaptation_it_is_fedavg(follow, variant):
 
 
 @pytest.mark.parametrize(("variant", "gradients"), [("FO", 2), ("HF", 4)])
-def test_sample_gradients_and_bytes(fit, problem, variant, gradients):
+def test_sample_gradients_and_bytes(watch, problem, variant, gradients):
     """An epoch has 2 or 4 gradients of every sample; the model goes down and up, 8 bytes a value.
     The adaptation for an evaluation is not counted."""
-    history = History()
     algorithm = PerFedAvg(problem.network(START), variant=variant, batch_size=2, loss=LOSS)
-    fit(algorithm, problem, 1, callbacks=[history], trace=[[0, 2]])
+    history = watch(algorithm, problem, 1, trace=[[0, 2]])
     assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])
     adapted(algorithm)
     assert algorithm.samples_seen == gradients * (SIZES[0] + SIZES[2])

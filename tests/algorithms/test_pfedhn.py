@@ -1,5 +1,7 @@
 """pFedHN against plain PyTorch modules, and newcomers."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,6 @@ from tests.algorithms.class_world import (
     start,
     world,
 )
-from tests.problems import History
 
 WIDTH, LR, MOMENTUM, DECAY = 6, 0.2, 0.7, 0.03
 ARGUMENTS = dict(
@@ -38,10 +39,7 @@ def hypernetwork(values, hidden=2, embedding=5, clients=4):
 
 
 def models(made, ids):
-    x = made[0](torch.as_tensor(ids))
-    for layer in made[1:]:
-        x = layer(x)
-    return x
+    return nn.Sequential(*made)(torch.as_tensor(ids))
 
 
 def slow(values, hidden):
@@ -53,10 +51,8 @@ def slow(values, hidden):
             theta, changes = models(made, cohort), []
             for i, model in zip(cohort, theta.detach(), strict=True):
                 x, y = samples()[i]
-                v = descend(
-                    model, lambda v, x=x, y=y: entropy(v, x, y), rate(t), LOCAL["local_steps"]
-                )
-                changes.append(v - model)
+                loss = partial(entropy, x=x, y=y)
+                changes.append(descend(model, loss, rate(t), LOCAL["local_steps"]) - model)
             sgd.zero_grad()
             theta.backward(-torch.stack(changes) / len(cohort))
             sgd.step()
@@ -72,11 +68,11 @@ def first_of(fit, method):
 @pytest.mark.parametrize(
     ("hidden", "engine"), [(2, "auto"), (2, "sequential"), (2, "vmap"), (0, "auto"), (3, "auto")]
 )
-def test_rounds_equal_plain_pytorch(fit, hidden, engine):
+def test_rounds_equal_plain_pytorch(fit, watch, hidden, engine):
     arguments = ARGUMENTS | dict(hidden_layers=hidden)
-    history, first = History(), first_of(fit, pFedHN(network(), **arguments))
+    first = first_of(fit, pFedHN(network(), **arguments))
     method = pFedHN(network(), batch_size=None, engine=engine, **arguments, **LOCAL)
-    fit(method, world(), len(TRACE), callbacks=[history], trace=TRACE)
+    history = watch(method, world(), len(TRACE), trace=TRACE)
     expected = slow(first, hidden)
     np.testing.assert_allclose(history["hypernetwork"], expected, rtol=0, atol=1e-11)
     made = hypernetwork(expected[-1], hidden)
@@ -116,9 +112,7 @@ def test_a_newcomer_has_the_model_of_the_mean_vector(fit):
     method = pFedHN(network(), **ARGUMENTS, hidden_layers=2)
     fit(method, world(), 2, trace=[[1, 2], [3]], unseen=[0])
     made = hypernetwork(method.hypernetwork.clone(), clients=3)
-    x = made[0].weight.mean(0)
-    for layer in made[1:]:
-        x = layer(x)
+    x = nn.Sequential(*made[1:])(made[0].weight.mean(0))
     (newcomers,) = method.states.chunks(np.array([0]), "train")
     method.load_state(newcomers)
     torch.testing.assert_close(method.newcomer(newcomers)[0], x.detach(), rtol=0, atol=1e-12)

@@ -16,7 +16,7 @@ from tests.algorithms.traced import (
     full,
     in_cohorts,
 )
-from tests.problems import History, Steps, least_squares
+from tests.problems import Steps, least_squares
 
 # η λ = 0.5, so that each local step goes half of the way from w_i to θ_i.
 MOREAU = {"penalty": 5.0, "personal_steps": 3, "personal_lr": 0.08, "server_mixture": 0.7}
@@ -99,11 +99,11 @@ def envelope(problem, i, w, penalty):
     return value - reference.slope(problem, i) @ theta + penalty / 2 * ((theta - w) ** 2).sum()
 
 
-def test_many_inner_steps_find_the_proximal_point(fit, problem):
+def test_many_inner_steps_find_the_proximal_point(watch, problem):
     """And then w_i moves along the gradient of the envelope, here by central differences, which are
     exact: the envelope of a quadratic is a quadratic. 300 steps of 0.1 on curvatures from λ = 2
     leave 0.8^300 of the distance."""
-    history, penalty = History(), 2.0
+    penalty = 2.0
     algorithm = pFedMe(
         problem.network(START),
         penalty=penalty,
@@ -112,7 +112,7 @@ def test_many_inner_steps_find_the_proximal_point(fit, problem):
         lr=0.3,
         **PLAIN,
     )
-    fit(algorithm, problem, 2, callbacks=[history], trace=[ALL, [2]])
+    history = watch(algorithm, problem, 2, trace=[ALL, [2]])
     points = [proximal_point(problem, i, START, penalty) for i in ALL]
     np.testing.assert_allclose(history["theta"][0], points, rtol=0, atol=1e-12)
     gradients = [
@@ -131,7 +131,7 @@ def test_many_inner_steps_find_the_proximal_point(fit, problem):
 
 
 @pytest.mark.parametrize("server_mixture", [0.5, 1.0, 1.5])
-def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(fit, server_mixture):
+def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(watch, server_mixture):
     """grad F_i(w) = λ (w - θ_i) = M_i (H_i w - b_i) with M_i = λ (H_i + λ)^-1, since
     (H_i + λ) θ_i = b_i + λ w. It is 0 in the mean at w*, and a round leaves
     (I - β η mean M_i H_i) (w - w*). At w* the θ_i are the w_i of the minimum over w and all w_i
@@ -149,7 +149,6 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(fit, server_mixture
     left = np.eye(6) - server_mixture * 0.6 * curvature
     assert np.abs(np.linalg.eigvalsh(left)).max() < 1  # so that w* is where all rounds lead
     for start in (optimum, np.full(6, 0.5)):
-        history = History()
         algorithm = pFedMe(
             problem.network(start),
             penalty=penalty,
@@ -159,7 +158,7 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(fit, server_mixture
             lr=0.6,
             **PLAIN,
         )
-        fit(algorithm, problem, rounds, callbacks=[history])
+        history = watch(algorithm, problem, rounds)
         for t, w in enumerate(history["w"]):
             expected = optimum + np.linalg.matrix_power(left, t + 1) @ (start - optimum)
             np.testing.assert_allclose(w, expected, rtol=0, atol=1e-11)
@@ -167,7 +166,7 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(fit, server_mixture
             np.testing.assert_allclose(history["theta"][-1], personal, rtol=0, atol=1e-11)
 
 
-def test_a_weak_penalty_leaves_the_clients_alone(fit):
+def test_a_weak_penalty_leaves_the_clients_alone(watch):
     """λ -> 0 with η λ = 1: θ_i is the client's own optimum up to λ, and w the mean of these."""
     problem, penalty = least_squares((30, 12, 20), seed=6), 1e-7
     algorithm = pFedMe(
@@ -178,8 +177,7 @@ def test_a_weak_penalty_leaves_the_clients_alone(fit):
         lr=1 / penalty,
         **PLAIN,
     )
-    history = History()
-    fit(algorithm, problem, 1, callbacks=[history])
+    history = watch(algorithm, problem, 1)
     own = [
         np.linalg.solve(reference.hessian(problem, i), reference.slope(problem, i))
         for i in range(3)
@@ -188,7 +186,7 @@ def test_a_weak_penalty_leaves_the_clients_alone(fit):
     np.testing.assert_allclose(history["w"][0], np.mean(own, axis=0), rtol=0, atol=1e-5)
 
 
-def test_a_strong_penalty_gives_one_model_to_all(fit):
+def test_a_strong_penalty_gives_one_model_to_all(watch):
     """λ -> ∞: θ_i = w up to 1/λ, and grad F_i(w) = grad f_i(w) up to 1/λ. A round is a step of
     gradient descent on the mean of the f_i, with the rate β η. An inner step leaves 1 - η_p λ, here
     1/2, of the distance to the proximal point."""
@@ -202,8 +200,7 @@ def test_a_strong_penalty_gives_one_model_to_all(fit):
         server_mixture=0.5 * penalty,
         **PLAIN,
     )
-    history = History()
-    fit(algorithm, problem, 3, callbacks=[history])
+    history = watch(algorithm, problem, 3)
     w = start
     for row in history.rounds:
         np.testing.assert_allclose(row["theta"], np.tile(w, (3, 1)), rtol=0, atol=1e-5)
@@ -230,12 +227,12 @@ def test_with_one_inner_step_it_is_fedavg(follow, penalty):
 # ---- evaluation, counts, arguments --------------------------------------------------------------
 
 
-def test_the_last_theta_is_evaluated(fit, problem):
+def test_the_last_theta_is_evaluated(watch, problem):
     """Client 4 has no samples and client 1 never takes part: both have the initial model. A
     newcomer has w."""
-    algorithm, history = pFedMe(problem.network(START), **MOREAU, **FULL), History()
+    algorithm = pFedMe(problem.network(START), **MOREAU, **FULL)
     data = reference.with_an_idle_client(problem)
-    fit(algorithm, data, 2, callbacks=[history], trace=[[0, 2, 4], [0, 3, 4]])
+    history = watch(algorithm, data, 2, trace=[[0, 2, 4], [0, 3, 4]])
     theta, w = history.rounds[-1]["theta"], history.rounds[-1]["w"]
     assert set(np.flatnonzero((theta == START).all(1))) == {1, 4}
     for clients in algorithm.iter_clients():

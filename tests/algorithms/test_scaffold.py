@@ -106,7 +106,7 @@ def quadratic():
 
 
 @OPTIONS
-def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(fit, quadratic, option):
+def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(watch, quadratic, option):
     """At a fixed point c_i+ = c_i and mean (y_i - x) = 0, and c = mean c_i.
 
     Let r_i = a_i (x - A_i) - c_i + c, the first direction. K_i steps along the directions
@@ -115,9 +115,7 @@ def test_the_limit_is_the_minimum_for_any_numbers_of_local_steps(fit, quadratic,
     is 0 only for c = 0; then r_i = 0. Option I: c_i = f_i'(x), so r_i = c for every i, and
     mean (y_i - x) = -c mean s_i is 0 only for c = 0. Either way c = 0 and c_i = f_i'(x), so that
     mean f_i'(x) = 0: x = sum a_i A_i / sum a_i, the minimum of mean f_i, whatever K_i is."""
-    history = History()
-    algorithm = SCAFFOLD(quadratic.network(5.0), option=option, **QUADRATIC)
-    fit(algorithm, quadratic, 150, callbacks=[history])
+    history = watch(SCAFFOLD(quadratic.network(5.0), option=option, **QUADRATIC), quadratic, 150)
     last = history.rounds[-1]
     assert last["w"].item() == pytest.approx(MINIMUM, abs=1e-9)
     assert last["c"].item() == pytest.approx(0.0, abs=1e-9)
@@ -159,14 +157,13 @@ def test_clients_that_know_their_control_variates_stay_at_the_minimum(fit, quadr
 @pytest.mark.parametrize("trace", [[ALL] * 6, TRACE], ids=["everyone", "some"])
 @OPTIONS
 @pytest.mark.parametrize("state_dtype", [None, "bfloat16"])
-def test_c_is_the_mean_of_all_control_variates(fit, problem, option, trace, state_dtype):
+def test_c_is_the_mean_of_all_control_variates(watch, problem, option, trace, state_dtype):
     """Both start at 0, and c changes by the mean, over all clients, of the changes of the c_i:
     those who are not there do not change. In 16 bits these are the changes of what is stored."""
-    history = History()
     algorithm = SCAFFOLD(
         problem.network(START), option=option, batch_size=2, server_lr=0.6, loss=LOSS, **RATES
     )
-    fit(algorithm, problem, 6, callbacks=[history], trace=trace, state_dtype=state_dtype)
+    history = watch(algorithm, problem, 6, trace=trace, state_dtype=state_dtype)
     np.testing.assert_allclose(history["c"], history["c_i"].mean(1), rtol=0, atol=1e-13)
     assert np.abs(history["c"]).min(1).max() > 1e-3
 
@@ -203,11 +200,11 @@ def test_one_full_step_of_everyone_is_fedavg_in_every_round(fit, problem, option
 
 
 @OPTIONS
-def test_a_client_without_samples_keeps_its_control_variate(fit, problem, option):
+def test_a_client_without_samples_keeps_its_control_variate(watch, problem, option):
     """It counts in |S| with y_i = x, and in N."""
-    trace, history = [[0, 2, 4], [*ALL, 4], [1, 4]], History()
+    trace = [[0, 2, 4], [*ALL, 4], [1, 4]]
     algorithm = SCAFFOLD(problem.network(START), option=option, local_steps=3, **FULL)
-    fit(algorithm, with_an_idle_client(problem), 3, callbacks=[history], trace=trace)
+    history = watch(algorithm, with_an_idle_client(problem), 3, trace=trace)
     problem.num_clients = len(SIZES) + 1
     batches = [{i: [None] * 3 if i != 4 else [] for i in cohort} for cohort in trace]
     assert_same(history, scaffold(problem, START, batches, option, **RATES))

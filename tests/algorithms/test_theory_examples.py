@@ -13,7 +13,6 @@ from datamodules import LeastSquares
 from models import HalfSquaredError, LinearRegression
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD
 from tests.algorithms import reference
-from tests.problems import History
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -28,13 +27,13 @@ def example(name: str) -> ModuleType:
 
 @pytest.mark.parametrize("steps", [2, 7])
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedPD])
-def test_a_round_reaches_one_more_coordinate_of_the_chain(fit, method, steps):
+def test_a_round_reaches_one_more_coordinate_of_the_chain(watch, method, steps):
     """Where x_{j-1} = 0, Ψ(±x_{j-1}) and Ψ'(±x_{j-1}) are 0, so that no gradient moves x_j. The
     agent that moves x_{j-1} lacks term j: it cannot go on in the same round. (FedPD's first step
     only takes over what the others found.)"""
-    chain, history = example("chain"), History()
+    chain = example("chain")
     settings = dict(batch_size=None, local_steps=steps, lr=0.02, loss=chain.Value())
-    fit(method(chain.Chain(5).double(), **settings), chain.Agents(2), 6, callbacks=[history])
+    history = watch(method(chain.Chain(5).double(), **settings), chain.Agents(2), 6)
     assert np.count_nonzero(history["w"], axis=1).tolist() == [1, 2, 3, 4, 5, 5]
 
 

@@ -7,17 +7,16 @@ import torch
 
 from datamodules import DigitsDataModule, Natural, TensorDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.report.run_summary import left_out
+from tests.problems import quiet
 
 
 def fitted(data, root, capsys):
     """Trains for one round; returns the summary and what is printed."""
     torch.manual_seed(0)
-    trainer = Trainer(
-        max_epochs=1, default_root_dir=root, accelerator="cpu", enable_progress_bar=False
-    )
+    trainer = quiet(root, 1)
     features = int(np.prod(data.input_shape))
     trainer.fit(FedAvg(MLP(features, [4]), lr=0.1), datamodule=FederatedLoop(data))
     return json.loads((trainer.run_dir / "summary.json").read_text()), capsys.readouterr().out

@@ -28,7 +28,7 @@ from pfl.algorithms import FedAvg, LocalTrain
 from pfl.callbacks import Optimality
 from tests.commands import table
 from tests.optimality import ERRORS, is_ours
-from tests.problems import History, Models, least_squares, run
+from tests.problems import History, least_squares, run
 from tests.refusal import refused
 
 FULL = dict(batch_size=None, local_steps=2, lr=0.3, loss=HalfSquaredError())
@@ -98,7 +98,7 @@ def test_a_method_with_one_model(tmp_path, clients_at_once):
 def test_a_method_without_a_global_model(tmp_path):
     dm = LeastSquares(5, 12, 3, heterogeneity=2.0)
     algorithm = LocalTrain(LinearRegression(3).double(), **FULL)
-    rows, models = Rows(), Models()
+    rows, models = Rows(), History()
     run(algorithm, dm, 3, root=tmp_path, callbacks=[Optimality(), rows, models])
     truth, alone = dm.true_models.numpy(), dm.solve(0.0)[1].numpy()
     for row, own in zip(rows.rows, models["w_i"], strict=True):

@@ -13,12 +13,13 @@ from torch import nn
 
 from datamodules import DigitsDataModule, Dirichlet, SplitOwn, TensorDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedACS, FedAvg, FedSLR, LocalTrain
 from pfl.callbacks import LocalBaseline, RoundProgress, RunFigure, RunRecorder
 from pfl.report.figures import collaboration_figure, run_figure
 from pfl.report.run_summary import size, summary_table
 from tests.commands import table
+from tests.problems import quiet
 
 
 def digits(**kwargs):
@@ -33,15 +34,9 @@ def regression(protocol=None):
 
 
 def fit(root, algorithm, data, *callbacks, rounds=3, loop=None, **trainer):
-    trainer = Trainer(
-        max_epochs=rounds,
-        accelerator="cpu",
-        default_root_dir=root,
-        callbacks=list(callbacks),
-        **{"enable_progress_bar": False, "enable_checkpointing": False, **trainer},
-    )
-    trainer.fit(algorithm, datamodule=FederatedLoop(data, **(loop or {})))
-    return trainer
+    made = quiet(root, rounds, *callbacks, **{"enable_checkpointing": False, **trainer})
+    made.fit(algorithm, datamodule=FederatedLoop(data, **(loop or {})))
+    return made
 
 
 # ---- metrics.csv --------------------------------------------------------------------------------

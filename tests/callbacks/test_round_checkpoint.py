@@ -9,9 +9,10 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 from datamodules import DigitsDataModule
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAvg
 from pfl.callbacks import RoundCheckpoint
+from tests.problems import quiet
 
 
 @pytest.fixture
@@ -35,14 +36,8 @@ def timed(monkeypatch):
     return Timed, saved
 
 
-def fit(root, *callbacks, **arguments):
-    trainer = Trainer(
-        accelerator="cpu",
-        default_root_dir=root,
-        callbacks=list(callbacks),
-        enable_progress_bar=False,
-        **arguments,
-    )
+def fit(root, rounds, *callbacks, **arguments):
+    trainer = quiet(root, rounds, *callbacks, **arguments)
     trainer.fit(FedAvg(MLP(64, [8])), datamodule=FederatedLoop(DigitsDataModule(6)))
 
 
@@ -60,7 +55,7 @@ def test_rounds_are_saved_if_saving_is_cheap_or_time_is_up(tmp_path, timed, ever
     make, saved = timed
     callback = make(every_seconds=every)
     callback.lasts = lasts
-    fit(tmp_path, callback, max_epochs=6)
+    fit(tmp_path, 6, callback)
     assert saved == expected
     kept = sorted(p.name for p in (tmp_path / "run" / "checkpoints").iterdir())
     assert kept == ["last.ckpt", "previous.ckpt"]
@@ -75,28 +70,20 @@ class Stop(pl.Callback):
 
 @pytest.mark.parametrize("every", [1, 50], ids=["evaluated", "not evaluated"])
 @pytest.mark.parametrize(
-    ("callbacks", "arguments"),
+    ("rounds", "callbacks", "arguments"),
     [
-        ([], {"max_epochs": 4}),
-        ([], {"max_epochs": 50, "max_steps": 4}),
-        ([Stop], {"max_epochs": 50}),
+        (4, [], {}),
+        (50, [], {"max_steps": 4}),
+        (50, [Stop], {}),
         # The loss falls by less than a million after the first round.
-        (
-            [partial(EarlyStopping, "train/loss", 1e6, 3, check_on_train_epoch_end=True)],
-            {"max_epochs": 50},
-        ),
+        (50, [partial(EarlyStopping, "train/loss", 1e6, 3, check_on_train_epoch_end=True)], {}),
     ],
     ids=["max_epochs", "max_steps", "should_stop", "EarlyStopping"],
 )
 def test_the_last_round_is_saved_whatever_ends_the_run(
-    tmp_path, timed, every, callbacks, arguments
+    tmp_path, timed, every, rounds, callbacks, arguments
 ):
     callback, saved = timed
-    fit(
-        tmp_path,
-        callback(1e9),
-        *[make() for make in callbacks],
-        check_val_every_n_epoch=every,
-        **arguments,
-    )
+    made = [callback(1e9), *[make() for make in callbacks]]
+    fit(tmp_path, rounds, *made, check_val_every_n_epoch=every, **arguments)
     assert saved == [1, 4]

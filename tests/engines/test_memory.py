@@ -12,7 +12,7 @@ import torch
 
 from datamodules import DigitsDataModule, SharedTest, SplitOwn
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import FedAgg, FedCLUP, FedSLR
 from pfl.clients import Clients, LocalSchedule
 from pfl.engines.batch import Batch, default_loss
@@ -21,7 +21,7 @@ from pfl.engines.oracle import Oracle
 from pfl.method import set_up
 from pfl.parameters import ParameterSpace
 from pfl.scores.evaluation import ClientScores
-from tests.problems import least_squares, run
+from tests.problems import least_squares, quiet, run
 
 SCRIPTED = """The following operation failed in the TorchScript interpreter.
 RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB."""  # of the type that it has there
@@ -51,9 +51,13 @@ def short_of(limit, kind, error="plain"):
     return Short
 
 
-def notices(n, m, doing):
-    short = f"The memory of cpu does not hold {n} clients at a time in {doing}"
-    return f"{short}; the run continues with {m}"
+def assert_noticed(seen, doing):
+    """Of 7 clients at a time, and then of 4, that there is no memory."""
+    assert [str(n.message) for n in seen if "does not hold" in str(n.message)] == [
+        f"The memory of cpu does not hold {n} clients at a time in {doing}; "
+        f"the run continues with {m}"
+        for n, m in ((7, 4), (4, 2))
+    ]
 
 
 def check_equal(actual, expected):
@@ -74,14 +78,11 @@ def test_fewer_clients_at_a_time_end_where_all_of_them_do(tmp_path, kind, error)
     then 2 at a time, which is remembered for the rounds that follow."""
     problem = least_squares(SIZES)
     arguments = dict(lr=0.05, batch_size=2, local_epochs=2)
-    expected = run(kind(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
+    expected = run(kind(problem.network(), **arguments), problem, 3, root=tmp_path)
     Short = short_of(2, kind, error)
     with pytest.warns(UserWarning, match="does not hold") as seen:
-        actual = run(Short(problem.network(np.zeros(6)), **arguments), problem, 3, root=tmp_path)
-    assert [str(n.message) for n in seen if "does not hold" in str(n.message)] == [
-        notices(7, 4, "training"),
-        notices(4, 2, "training"),
-    ]
+        actual = run(Short(problem.network(), **arguments), problem, 3, root=tmp_path)
+    assert_noticed(seen, "training")
     assert Short.asked[:2] == [7, 4] and set(Short.asked[2:]) <= {1, 2, 3}
     check_equal(actual, expected)
 
@@ -103,10 +104,7 @@ def test_fewer_models_at_a_time_have_the_same_scores(tmp_path):
     expected = run(methods[0], data, 2, root=tmp_path)
     with pytest.warns(UserWarning, match="does not hold") as seen:
         actual = run(methods[1], data, 2, root=tmp_path)
-    assert [str(n.message) for n in seen if "does not hold" in str(n.message)] == [
-        notices(7, 4, "evaluation"),
-        notices(4, 2, "evaluation"),
-    ]
+    assert_noticed(seen, "evaluation")
     assert actual.asked[:2] == [7, 4] and set(actual.asked[2:]) <= {1, 2}
     assert "test/personalized/loss" in actual.row
     check_equal(actual, expected)
@@ -115,9 +113,7 @@ def test_fewer_models_at_a_time_have_the_same_scores(tmp_path):
 def test_a_failed_attempt_keeps_no_memory(tmp_path):
     """When the next one begins: neither what it made, nor the models that the network had last."""
     problem, references = least_squares(SIZES), []
-    method = run(
-        FedSLR(problem.network(np.zeros(6)), engine="sequential"), problem, 1, root=tmp_path
-    )
+    method = run(FedSLR(problem.network(), engine="sequential"), problem, 1, root=tmp_path)
 
     def work(clients):
         assert not references or references[0]() is None
@@ -137,7 +133,7 @@ def test_a_failed_attempt_keeps_no_memory(tmp_path):
 
 def test_a_single_client_that_does_not_fit_ends_the_run(tmp_path):
     problem = least_squares(SIZES)
-    method = short_of(0, FedSLR)(problem.network(np.zeros(6)))
+    method = short_of(0, FedSLR)(problem.network())
     with pytest.raises(torch.OutOfMemoryError), pytest.warns(UserWarning, match="does not hold"):
         run(method, problem, 3, root=tmp_path)
 
@@ -150,14 +146,14 @@ def test_other_errors_are_not_taken_for_it(tmp_path):
             raise RuntimeError("shapes do not fit")
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        run(Wrong(problem.network(np.zeros(6))), problem, 3, root=tmp_path)
+        run(Wrong(problem.network()), problem, 3, root=tmp_path)
 
 
 def test_all_processes_have_chunks_of_one_size(tmp_path, monkeypatch):
     """The smallest that one of them finds memory for."""
     monkeypatch.setattr(set_up, "gather", lambda own: [own, 3])
     problem = least_squares(SIZES)
-    method = run(FedSLR(problem.network(np.zeros(6))), problem, 1, root=tmp_path, evaluate=())
+    method = run(FedSLR(problem.network()), problem, 1, root=tmp_path, evaluate=())
     assert method.trainer.datamodule.chunk_size == 3
 
 
@@ -165,8 +161,7 @@ def test_a_loop_is_used_for_networks_of_different_size(tmp_path):
     loop = FederatedLoop(DigitsDataModule(4), evaluate=())
     for width in (4, 40):
         method = FedSLR(MLP(64, (width,)))
-        options = dict(max_epochs=1, accelerator="cpu", default_root_dir=tmp_path)
-        Trainer(**options, enable_progress_bar=False, limit_val_batches=0).fit(method, loop)
+        quiet(tmp_path, 1, limit_val_batches=0).fit(method, loop)
         assert loop.chunk_size == set_up.CHUNK_FLOATS // (65 * width + (width + 1) * 10)
 
 

@@ -9,7 +9,6 @@ from torch import nn
 from torch.nn import functional as F
 
 from datamodules import TensorDataModule
-from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.datamodules.protocols.protocol import SharedTest
 from pfl.engines.batch import Batch, Origin
@@ -93,27 +92,13 @@ def federation(tmp_path, sizes=(9, 6, 3), rounds=2, **kwargs):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     x = torch.randn(len(owners), 12, generator=generator) + torch.from_numpy(owners)[:, None]
     y = torch.randint(3, (len(owners),), generator=generator)
-    data = owned(
-        owners,
-        x,
-        y,
-        torch.randn(7, 12, generator=generator),
-        torch.arange(7) % 3,
-        protocol=SharedTest(validation=0),
-    )
+    test = torch.randn(7, 12, generator=generator), torch.arange(7) % 3
+    data = owned(owners, x, y, *test, protocol=SharedTest(validation=0))
     torch.manual_seed(2)
     network = normalized()
     start = copy.deepcopy(network)
     algorithm = FedAvg(network, lr=0.2, batch_size=None, local_epochs=2, **kwargs)
-    trainer = Trainer(
-        max_epochs=rounds,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-        precision="64-true",
-    )
-    trainer.fit(algorithm, datamodule=FederatedLoop(data))
+    run(algorithm, data, rounds, root=tmp_path)
     parts = [(x[owners == c].double(), y[owners == c]) for c in range(len(sizes))]
     return algorithm, start.double(), parts, data
 
@@ -237,12 +222,8 @@ def test_dropout_is_a_function_of_the_seed(build):
     assert torch.equal(g, h)
     # Each row alone, in another order: the same.
     for row in (2, 0):
-        one = Batch(
-            batch.inputs[row : row + 1],
-            batch.targets[row : row + 1],
-            [COUNTS[row]],
-            Seeds([seeds[row]]),
-        )
+        own = batch.inputs[[row]], batch.targets[[row]]
+        one = Batch(*own, [COUNTS[row]], Seeds([seeds[row]]))
         torch.testing.assert_close(oracle.gradient(w[row : row + 1], one)[1][0], g[row])
     # It is what PyTorch draws from that seed.
     with torch.random.fork_rng([]):
@@ -283,15 +264,8 @@ def test_a_run_with_dropout_does_not_depend_on_chunks_or_the_global_seed(tmp_pat
         x, y = torch.rand(22, 12), torch.arange(22) % 3
         torch.manual_seed(global_seed)
         algorithm = FedAvg(network, lr=0.5, batch_size=2)
-        loop = FederatedLoop(TensorDataModule(x, y, num_clients=4), clients_at_once=at_once)
-        Trainer(
-            max_epochs=2,
-            default_root_dir=tmp_path,
-            enable_progress_bar=False,
-            enable_checkpointing=False,
-            accelerator="cpu",
-            precision="64-true",
-        ).fit(algorithm, datamodule=loop)
+        data = TensorDataModule(x, y, num_clients=4)
+        run(algorithm, data, 2, root=tmp_path, clients_at_once=at_once)
         models.append(algorithm.global_model.clone())
     torch.testing.assert_close(models[0], models[1])
     torch.testing.assert_close(models[0], models[2])

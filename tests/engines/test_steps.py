@@ -151,11 +151,7 @@ def test_terms_mean_the_same_with_an_optimizer_and_with_an_operator(tmp_path, ne
     """An optimizer of plain SGD takes the plain steps; all terms together, in 64-true."""
     ends = []
     for number, (kind, extra) in enumerate(
-        [
-            (Everything, {}),
-            (Everything, {"optimizer": torch.optim.SGD}),
-            (Told, {}),
-        ]
+        [(Everything, {}), (Everything, {"optimizer": torch.optim.SGD}), (Told, {})]
     ):
         torch.manual_seed(0)
         method = kind(network(), lr=0.05, weight_decay=0.1, batch_size=10, **extra)

@@ -8,6 +8,7 @@ from models import MLP
 from pfl import FederatedLoop, Trainer
 from pfl.algorithms import FedAvg
 from pfl.method import Message
+from tests.problems import run
 from tests.refusal import refused
 
 P = 64 * 2 + 2 + 2 * 10 + 10  # of MLP(64, [2])
@@ -47,12 +48,7 @@ class Served(FedAvg):
 
 
 def fit(root, algorithm):
-    trainer = Trainer(
-        max_epochs=1, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
-    )
-    loop = FederatedLoop(DigitsDataModule(3), clients_per_round=None)
-    trainer.fit(algorithm, datamodule=loop)
-    return algorithm
+    return run(algorithm, DigitsDataModule(3), 1, root=root, precision="32-true")
 
 
 def writes(target):

@@ -20,7 +20,7 @@ from torch import nn
 
 from datamodules import IID, ArrayDataModule, ConfigError, DigitsDataModule, Dirichlet
 from models import MLP
-from pfl import FederatedLoop, Trainer
+from pfl import FederatedLoop
 from pfl.algorithms import SCAFFOLD, FedAvg, FedPD, FedProx, FedSLR
 from pfl.callbacks import LocalBaseline, RoundCheckpoint, RunFigure
 from pfl.callbacks.run_settings import changes, settings
@@ -343,10 +343,7 @@ def fit_arrays(root, inputs, rounds, *, lr=0.1, ckpt_path=None, **loop):
     """Trains on arrays; the method."""
     data = ArrayDataModule(inputs, np.arange(len(inputs)) % 2, num_clients=4, partition=IID())
     algorithm = FedAvg(nn.Linear(3, 2), lr=lr)
-    trainer = Trainer(
-        max_epochs=rounds, accelerator="cpu", default_root_dir=root, enable_progress_bar=False
-    )
-    trainer.fit(algorithm, datamodule=FederatedLoop(data, **loop), ckpt_path=ckpt_path)
+    quiet(root, rounds).fit(algorithm, FederatedLoop(data, **loop), ckpt_path=ckpt_path)
     return json.loads((root / "run" / "summary.json").read_text())
 
 

@@ -141,9 +141,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._class_names = None if loaded.class_names is None else list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         self._client_names = names = rule.client_names(owned)
-        if names is not None and not (
-            isinstance(names, list) and len({*names}) == self._num_clients
-        ):
+        fits = isinstance(names, list) and len({*names}) == self._num_clients
+        if names is not None and not fits:
             given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
             raise ConfigError(f"{name}.client_names: {given}")
         whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")

@@ -1,5 +1,8 @@
 """The exception for mistakes in settings or data, and the checks that raise it."""
 
+from importlib import import_module
+from typing import Any
+
 import numpy as np
 
 
@@ -39,6 +42,17 @@ def check_whole(key: str, value: int, least: int = 1) -> int:
 def check_optional(key: str, value: int | None, least: int = 1) -> int | None:
     """Returns None if `value` is None, and else what `check_whole` returns."""
     return None if value is None else check_whole(key, value, least)
+
+
+def optional_module(key: str, name: str, package: str | None = None) -> Any:
+    """Returns a module of a package that `key` needs, or raises a ConfigError to install it."""
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = package or name.partition(".")[0]
+        raise ConfigError(
+            f"{key}; the package {package} must be installed, by: pip install {package}"
+        ) from error
 
 
 def one_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from .base import FederatedDataModule
-from .errors import ConfigError
+from .errors import ConfigError, optional_module
 from .files import replaced
 from .loaders import SampleDataset
 
@@ -19,14 +19,9 @@ def write_parquet(data: FederatedDataModule, file: str | os.PathLike) -> None:
     official test samples), `split` ("train", "val" or "test") and `client` (int64). The samples of
     a test set that all clients share have one row each, whose `client` is null.
     """
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"{os.fspath(file)}: the package pyarrow must be installed to write it, by: pip "
-            "install pyarrow"
-        ) from error
+    pyarrow = optional_module(os.fspath(file), "pyarrow")
+    from pyarrow import parquet
+
     tables = []
     for split, arrays in data.partition.splits.items():
         if arrays.is_shared:

@@ -93,10 +93,7 @@ class ShuffleSampler(Sampler[int]):
 
 
 def make_loader(
-    selection: Selection,
-    batch_size: int | None,
-    num_workers: int = 0,
-    sampler: Sampler | None = None,
+    selection: Selection, batch_size: int | None, num_workers: int, sampler: Sampler | None = None
 ) -> DataLoader:
     """Returns a loader of batches (inputs, targets), or of one batch if `batch_size` is None."""
     # With a generator of its own a loader draws no seed for workers from the global random state.

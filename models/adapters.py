@@ -72,9 +72,8 @@ class AdaptedLayer(nn.Module):
         like = self.base.weight
         dtype = like.dtype if like.dtype.itemsize >= 4 else torch.float32
         bound = 0.0 if zero else 1 / math.sqrt(shape[-1])
-        return nn.Parameter(
-            torch.empty(shape, dtype=dtype, device=like.device).uniform_(-bound, bound)
-        )
+        values = torch.empty(shape, dtype=dtype, device=like.device)
+        return nn.Parameter(values.uniform_(-bound, bound))
 
     def update(self) -> Tensor:
         """Returns what the adapter adds to the layer's weight, of its shape."""
@@ -128,7 +127,6 @@ class LoRALayer(AdaptedLayer):
         self.residual: nn.Parameter | None = zeros
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the layer's output for `x` [n, ..., in]."""
         y = self.base(x)
         if self.residual is not None:
             y = y + linear(x.to(self.residual.dtype), self.residual).to(y.dtype)
@@ -138,7 +136,6 @@ class LoRALayer(AdaptedLayer):
         return y
 
     def update(self) -> Tensor:
-        """Returns alpha / r B A, or the sum of both adapters, and D."""
         parts = [
             share * self.scale * getattr(self, f"{name}_B") @ getattr(self, f"{name}_A")
             for name, share in self.shares.items()
@@ -160,14 +157,12 @@ class DeltaLayer(AdaptedLayer):
         self.delta = self.new(*self.base.weight.shape, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the layer's output for `x`."""
         weight = self.base.weight + self.delta.to(self.base.weight.dtype)
         if isinstance(self.base, nn.Linear):
             return linear(x, weight, self.base.bias)
         return functional_call(self.base, {"weight": weight}, (x,))
 
     def update(self) -> Tensor:
-        """Returns D."""
         return self.delta
 
 
@@ -180,7 +175,6 @@ class BottleneckLayer(AdaptedLayer):
         self.up = self.new(self.out_features, size, zero=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the layer's output for `x` [n, ..., in]."""
         y = self.base(x)
         hidden = linear(y.to(self.down.dtype), self.down).relu()
         return y + linear(hidden, self.up).to(y.dtype)
@@ -266,13 +260,10 @@ class _Layers(Trainable):
         self, layers: Sequence[str] = ("*",), head: bool = True, last_blocks: int | None = None
     ) -> None:
         super().__init__("head", head)
-        self.layers, self.last_blocks = (
-            (layers,) if isinstance(layers, str) else layers,
-            last_blocks,
-        )
+        self.layers = (layers,) if isinstance(layers, str) else layers
+        self.last_blocks = last_blocks
 
     def insert(self, network: nn.Module, head: str | None) -> None:
-        """Wraps the layers that match."""
         who, all_layers = type(self).__name__, list(self._candidates(network, head))
         known = sorted({name.rpartition(".")[2] for name, _ in all_layers})
         chosen: dict[str, nn.Module] = {}
@@ -363,7 +354,6 @@ class LoRA(_Layers):
         self.residual = False  # set by methods whose server moves the frozen weight
 
     def wrap(self, name: str, layer: nn.Module) -> LoRALayer:
-        """Returns a layer with its factors."""
         least = min(layer.weight.shape)  # type: ignore[arg-type]
         if self.rank > least:
             raise ValueError(f"LoRA.rank: {self.rank}; the layer {name} has at most rank {least}")
@@ -396,7 +386,6 @@ class Delta(_Layers):
     kinds = (nn.Linear, *CONVOLUTIONS)
 
     def wrap(self, name: str, layer: nn.Module) -> DeltaLayer:
-        """Returns a layer with its update."""
         return DeltaLayer(layer)
 
 
@@ -433,7 +422,6 @@ class Bottleneck(_Layers):
         self.size = size
 
     def wrap(self, name: str, layer: nn.Module) -> BottleneckLayer:
-        """Returns a layer with its bottleneck."""
         return BottleneckLayer(layer, self.size)
 
 
@@ -461,7 +449,6 @@ class SoftPrompt(Trainable):
         self.length = length
 
     def insert(self, network: nn.Module, head: str | None) -> None:
-        """Gives the network a prompt."""
         add = getattr(network, "add_prompt", None)
         if add is None:
             raise ValueError(

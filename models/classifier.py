@@ -26,7 +26,8 @@ class Classifier(nn.Module):
         body: A module that maps inputs [B, ...] to features [B, F].
         head: A linear layer that maps features [B, F] to scores [B, num_classes].
 
-    Shape: input that of the body; output scores [B, num_classes], before the softmax.
+    Shape: input that of the body, for networks with an `image_size` [B, in_channels, image_size,
+    image_size]; output scores [B, num_classes], before the softmax.
 
     Example:
         >>> network = Classifier(torch.nn.Flatten(), torch.nn.Linear(12, 3))
@@ -40,7 +41,6 @@ class Classifier(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the scores [B, num_classes] of inputs `x` [B, ...]."""
         return self.head(self.body(x))
 
 

@@ -153,7 +153,6 @@ class Pretrained(nn.Module):
         self.prompt = nn.Parameter(table.detach()[rows].float())
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Returns scores or values of tokens [B, T]."""
         tokens = tokens.long()
         mask = tokens != self.padding_id
         mask = torch.cat([torch.ones_like(mask[:, :1]), mask[:, 1:]], 1)  # an empty text has one

@@ -43,10 +43,8 @@ def open_door(name: str) -> None:
 def users_module(name: str, folder: str = "") -> ModuleSpec | None:
     """Returns the spec of a module that is not ours in a folder of `sys.path`, or None."""
     entries = (os.path.abspath(entry) for entry in sys.path)
-    others = (entry for entry in entries if not os.path.exists(os.path.join(entry, OURS)))
-    paths = [
-        path for path in (os.path.join(e, folder) for e in others) if not _has_door(path, name)
-    ]
+    others = (os.path.join(e, folder) for e in entries if not os.path.exists(os.path.join(e, OURS)))
+    paths = [path for path in others if not _has_door(path, name)]
     for finder in sys.meta_path:
         spec = None if finder is _Finder else finder.find_spec(name, paths)
         if spec and spec.origin:  # a mere folder has no origin

@@ -66,9 +66,8 @@ def was_restoring(error: BaseException) -> bool:
     Why: a checkpoint whose parts are missing or of another type fails at many places, of which only
     the caller has a name. Since Lightning 2.0.
     """
-    return any(
-        frame.f_globals is vars(checkpoint_connector) for frame, _ in walk_tb(error.__traceback__)
-    )
+    place = vars(checkpoint_connector)
+    return any(frame.f_globals is place for frame, _ in walk_tb(error.__traceback__))
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):

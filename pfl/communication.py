@@ -187,13 +187,11 @@ class Ledger:
         known = self._places
         places = [known.setdefault(client, len(known)) for client in clients.tolist()]
         if (short := len(known) + 1 - self._counts.shape[1]) > 0:
-            room = max(
-                short, self._counts.shape[1]
-            )  # doubled, so that the counts are seldom copied
+            room = max(short, self._counts.shape[1])  # doubled: the counts are seldom copied
             self._counts = np.pad(self._counts, ((0, 0), (0, room)))
         sums = []
         for counts, count in zip(self._counts, (down, up), strict=True):
-            bytes_each = np.broadcast_to(_bytes(count), clients.shape)
+            bytes_each = np.broadcast_to(torch.as_tensor(count).cpu().numpy(), clients.shape)
             np.add.at(counts, places, bytes_each)
             sums.append(int(bytes_each.sum()))
         return sums[0], sums[1]
@@ -211,7 +209,3 @@ class Ledger:
         self._places, self._counts = {}, np.zeros_like(self._counts)
         for state in states:
             self.add(state["clients"].numpy(), state["downlink"], state["uplink"])
-
-
-def _bytes(count: int | Tensor) -> int | np.ndarray:
-    return count.cpu().numpy() if isinstance(count, Tensor) else count

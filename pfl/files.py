@@ -41,14 +41,12 @@ def lock(folder: Path) -> FileLock:
     On a network file system the lock holds as far as the file system supports `flock`.
     """
     file = FileLock(folder / ".lock", timeout=0)
-    try:
-        file.acquire()
-    except Timeout as error:
-        raise ConfigError(
-            f"ckpt_path: another process is writing to {folder}; wait until it has ended, or end it"
-        ) from error
-    except OSError as error:
-        raise write_error(file.lock_file, error) from error
+    with writing(folder / ".lock"):
+        try:
+            file.acquire()
+        except Timeout as error:
+            line = f"ckpt_path: another process is writing to {folder}; wait until it has ended"
+            raise ConfigError(f"{line}, or end it") from error
     return file
 
 
@@ -56,27 +54,31 @@ def lock(folder: Path) -> FileLock:
 
 
 @contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns an OSError from writing a file of a run into a ConfigError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise ConfigError(f"{path}: the file cannot be written ({reason})") from error
+
+
+@contextmanager
 def replaced(path: Path) -> Iterator[io.BufferedWriter]:
     """Opens a new file that takes the place of `path` when the block ends without an error."""
-    try:
-        with files.replaced(path) as file:
-            yield file
-    except OSError as error:
-        raise write_error(path, error) from error
+    with writing(path), files.replaced(path) as file:
+        yield file
 
 
 def append(path: Path, content: bytes) -> None:
     """Adds bytes to a file; if they do not fit on the disk, the file is what it was."""
-    try:
-        with path.open("ab", buffering=0) as file:
-            size = file.tell()
-            try:
-                write_all(file, content)
-            except OSError:
-                file.truncate(size)
-                raise
-    except OSError as error:
-        raise write_error(path, error) from error
+    with writing(path), path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            write_all(file, content)
+        except OSError:
+            file.truncate(size)
+            raise
 
 
 def write_all(file: io.FileIO, content: bytes) -> None:
@@ -96,11 +98,6 @@ def write(path: Path, content: bytes | str) -> None:
     """Writes a file as a whole: a run that is killed leaves no partial file."""
     with replaced(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
-
-
-def write_error(path: Path | str, error: OSError) -> ConfigError:
-    """Returns the error about a file of a run that cannot be written."""
-    return ConfigError(f"{path}: the file cannot be written ({error.strerror or error})")
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.random import Generator
 
 from ..partitions.index_arrays import IndexArrays, Ragged, stable_argsort
 from ..partitions.lazy import Drawn, random_bits
@@ -13,10 +14,7 @@ _DRAW_BITS = 36
 
 
 def split_off(
-    owned: IndexArrays,
-    labels: np.ndarray | None,
-    shares: tuple[float, ...],
-    rng: np.random.Generator,
+    owned: IndexArrays, labels: np.ndarray | None, shares: tuple[float, ...], rng: Generator
 ) -> list[IndexArrays]:
     """Splits every client's samples into parts of the given shares and a last part, the rest.
 
@@ -52,7 +50,7 @@ def split_off(
 
 
 def _split_drawn(
-    owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: np.random.Generator
+    owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: Generator
 ) -> list[IndexArrays]:
     key, begin = int(rng.integers(1 << 63)), 0
     labels = None if labels is None else labels[: owned.total]

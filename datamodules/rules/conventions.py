@@ -78,31 +78,16 @@ class FedSLRDirichlet(Partitioner):
         return Ragged.from_sizes(samples, np.array(room))
 
 
-class _PFLlib(CountsByClass):
-    """The base of PFLlib's rules, with its smallest number of samples of a client, L."""
-
-    def __init__(self, batch_size: int, train_ratio: float) -> None:
-        name, holds = type(self).__name__, 0 < train_ratio < 1
-        self.batch_size = check_whole(f"{name}.batch_size", batch_size)
-        require(f"{name}.train_ratio", train_ratio, holds, "above 0 and below 1")
-        self.train_ratio = train_ratio
-
-    def least(self, total: int, num_clients: int) -> int:
-        """Returns L."""
-        return int(min(self.batch_size / (1 - self.train_ratio), total / num_clients / 2))
-
-
-class PFLlibDirichlet(_PFLlib):
+class PFLlibDirichlet(CountsByClass):
     """PFLlib's partition "dir".
 
     For each class, in ascending order, shares of the M clients are drawn from Dir_M(α, ..., α).
     Clients that hold N/M samples or more get none; the other shares are divided by their sum. Class
     sizes times cumulated shares, rounded down, cut the class; the last client gets what is left.
-    All is drawn again until every client has L = min(batch_size / (1 - train_ratio), N / (2 M))
-    samples, rounded down, with two arguments of PFLlib's `dataset_utils.py` that serve nothing else
-    here. PFLlib merges training and test samples, and splits each client's own at random:
-    `SplitOwn(test=0.25, validation=0)`, which is stratified here. `Dirichlet(α, size_cap=True)`
-    differs in the random order of the classes, in rounding, and in `min_size`.
+    All is drawn again until every client has L = min(40, N / (2 M)) samples, rounded down. PFLlib
+    merges training and test samples, and splits each client's own at random: `SplitOwn(test=0.25,
+    validation=0)`, which is stratified here. `Dirichlet(α, size_cap=True)` differs in the random
+    order of the classes, in rounding, and in `min_size`.
 
     Example:
         >>> from datamodules import DigitsDataModule
@@ -113,13 +98,12 @@ class PFLlibDirichlet(_PFLlib):
 
     words = "class proportions over the clients as PFLlib's dir (alpha={alpha})"
 
-    def __init__(self, alpha: float = 0.1, batch_size: int = 10, train_ratio: float = 0.75) -> None:
+    def __init__(self, alpha: float = 0.1) -> None:
         require("PFLlibDirichlet.alpha", alpha, 0 < alpha < np.inf, "positive and finite")
         self.alpha = alpha
-        super().__init__(batch_size, train_ratio)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        least = self.least(available.sum(), num_clients)
+        least = _least(available, num_clients)
         for _ in range(10_000):
             counts = self._draw(available, num_clients, rng)
             if counts.sum(0).min() >= least:
@@ -143,7 +127,7 @@ class PFLlibDirichlet(_PFLlib):
         return counts
 
 
-class PFLlibPathological(_PFLlib):
+class PFLlibPathological(CountsByClass):
     """PFLlib's partition "pat": clients with c (`classes`) classes, neighbours with the same ones.
 
     Every client can take c classes. Class after class, in ascending order, goes to the first
@@ -161,19 +145,12 @@ class PFLlibPathological(_PFLlib):
                [0, 0, 0, 0, 1, 1, 1, 1, 0, 0]])
     """
 
-    def __init__(
-        self,
-        classes: int = 2,
-        balance: bool = False,
-        batch_size: int = 10,
-        train_ratio: float = 0.75,
-    ) -> None:
+    def __init__(self, classes: int = 2, balance: bool = False) -> None:
         self.classes = check_whole("PFLlibPathological.classes", classes)
         self.balance = balance
-        super().__init__(batch_size, train_ratio)
 
     def counts(self, available: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        most, least = len(available), self.least(available.sum(), num_clients)
+        most, least = len(available), _least(available, num_clients)
         check_classes("PFLlibPathological.classes", self.classes, most)
         places = np.full(num_clients, self.classes)
         counts = np.zeros((most, num_clients), np.int64)
@@ -196,6 +173,11 @@ class PFLlibPathological(_PFLlib):
     def describe(self) -> str:
         sizes = "equal" if self.balance else "random"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
+
+
+def _least(available: np.ndarray, num_clients: int) -> int:
+    """Returns L of PFLlib's rules, whose 40 is a batch of 10 over a test share of a quarter."""
+    return int(min(40, available.sum() / num_clients / 2))
 
 
 class FLBenchClasses(CountsByClass):

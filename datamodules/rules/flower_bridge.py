@@ -3,6 +3,7 @@
 import copy
 import inspect
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -132,25 +133,18 @@ def flower_partitioner(
     class RulePartitioner(base):  # type: ignore[misc, valid-type]
         """A rule as Flower's partitioner."""
 
-        def __init__(self) -> None:
-            super().__init__()
-            self._owned: IndexArrays | None = None
-
-        @property
+        @cached_property
         def owned(self) -> IndexArrays:
             """The rows of each partition."""
-            if self._owned is None:
-                labels, columns = np.asarray(self.dataset[partition_by]), _Columns(self.dataset)
-                if labels.dtype.kind not in "biuf":
-                    labels = np.unique(labels, return_inverse=True)[1]
-                total = len(labels)
-                known = rule.bound(columns, total, total)
-                number = known.count() if num_partitions is None else num_partitions
-                expected = f"a whole number with {rule!r}"
-                require("flower_partitioner.num_partitions", number, number is not None, expected)
-                assert number is not None
-                self._owned = known.assign(labels, number, np.random.default_rng(seed))
-            return self._owned
+            labels = np.asarray(self.dataset[partition_by])
+            if labels.dtype.kind not in "biuf":
+                labels = np.unique(labels, return_inverse=True)[1]
+            known = rule.bound(_Columns(self.dataset), len(labels), len(labels))
+            number = known.count() if num_partitions is None else num_partitions
+            expected = f"a whole number with {rule!r}"
+            require("flower_partitioner.num_partitions", number, number is not None, expected)
+            assert number is not None
+            return known.assign(labels, number, np.random.default_rng(seed))
 
         @property
         def num_partitions(self) -> int:

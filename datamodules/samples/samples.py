@@ -250,10 +250,8 @@ def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise ConfigError(f"DatasetSamples.dataset: an item is {_kind(item)}; {ITEMS}")
     try:
-        inputs, targets = (
-            torch.stack([torch.as_tensor(value) for value in column])
-            for column in zip(*items, strict=True)
-        )
+        columns = zip(*items, strict=True)
+        inputs, targets = (torch.stack([torch.as_tensor(v) for v in c]) for c in columns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {one_line(error)}"

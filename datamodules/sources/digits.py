@@ -59,10 +59,8 @@ class DigitsDataModule(FederatedDataModule):
     def load(self) -> Loaded:
         inputs, targets = self.read()
         is_test = _spread(targets, self.test_share)
-        return Loaded(
-            TensorSamples(inputs[~is_test], targets[~is_test]),
-            TensorSamples(inputs[is_test], targets[is_test]),
-        )
+        parts = [TensorSamples(inputs[rows], targets[rows]) for rows in (~is_test, is_test)]
+        return Loaded(parts[0], parts[1])
 
 
 class MNIST5kDataModule(DigitsDataModule):
@@ -120,12 +118,8 @@ class DigitDomainsDataModule(FederatedDataModule):
         is_test = torch.cat([_spread(small_targets, 0.2), _spread(targets[len(small) :], 0.2)])
         train, test = (~is_test).nonzero()[:, 0], is_test.nonzero()[:, 0]
         ids = domains[torch.cat([train, test]).numpy()]
-        return Loaded(
-            TensorSamples(inputs[train], targets[train]),
-            TensorSamples(inputs[test], targets[test]),
-            ids,
-            {"domain": ids},
-        )
+        parts = [TensorSamples(inputs[rows], targets[rows]) for rows in (train, test)]
+        return Loaded(parts[0], parts[1], ids, {"domain": ids})
 
 
 def _spread(targets: Tensor, share: float) -> Tensor:

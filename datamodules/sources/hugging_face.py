@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, one_line, require
+from ..errors import ConfigError, check_optional, check_whole, one_line, optional_module, require
 from ..samples.images import read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -119,26 +119,17 @@ class HuggingFaceDataModule(FederatedDataModule):
     def _open(self) -> list[Any]:
         """Returns the training split, and the test split if there is one."""
         key = f"HuggingFaceDataModule.path: {self.path!r}"
-        try:
-            import datasets
-        except ImportError as error:
-            raise ConfigError(
-                f"{key}; the package datasets must be installed, by: pip install datasets"
-            ) from error
+        datasets = optional_module(key, "datasets")
         folder = Path(self.path).expanduser()
         is_folder = folder.is_dir() and self.data_files is None
+        given = {"data_files": self.data_files, "revision": self.revision}
+        given["cache_dir"] = str(self.root / "huggingface")
         try:
             with _quiet(datasets, is_local=is_folder or self.data_files is not None):
                 if is_folder:
                     found = datasets.load_from_disk(str(folder))
                 else:
-                    found = datasets.load_dataset(
-                        self.path,
-                        self.configuration,
-                        data_files=self.data_files,
-                        revision=self.revision,
-                        cache_dir=str(self.root / "huggingface"),
-                    )
+                    found = datasets.load_dataset(self.path, self.configuration, **given)
         except Exception as error:  # `datasets`, the hub's client and the readers raise many types
             raise ConfigError(
                 f"{key} cannot be loaded ({one_line(error)}); it must be the name of a data set on "

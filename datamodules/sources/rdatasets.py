@@ -149,14 +149,10 @@ class RDatasetsDataModule(FederatedDataModule):
     def load(self) -> Loaded:
         with np.load(self.path) as table:
             columns = dict(table)
-        _, client, sizes = np.unique(
-            columns[self.client_column], return_inverse=True, return_counts=True
-        )
+        owners = columns[self.client_column]
+        _, client, sizes = np.unique(owners, return_inverse=True, return_counts=True)
         kept = sizes[client] >= self.min_samples
         require("clients that are left", 0, bool(kept.any()), "at least 1; choose less min_samples")
-        inputs, targets, ids = (
-            columns[name][kept] for name in ("inputs", "targets", self.client_column)
-        )
-        names, labels = np.unique(targets, return_inverse=True)
-        train = TensorSamples(inputs, labels.astype(np.int64))
-        return Loaded(train, None, ids, class_names=names.astype(str).tolist())
+        names, labels = np.unique(columns["targets"][kept], return_inverse=True)
+        train = TensorSamples(columns["inputs"][kept], labels.astype(np.int64))
+        return Loaded(train, None, owners[kept], class_names=names.astype(str).tolist())

@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, one_line, require
+from ..errors import ConfigError, one_line, optional_module, require
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -155,9 +155,8 @@ def _read_csv(path: Path) -> tuple[list[str], list[np.ndarray]]:
     try:
         with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
             text = file.read()
-        names, *rows = [
-            row for row in csv.reader(io.StringIO(text, newline=""), strict=True) if row
-        ] or [[]]
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names, *rows = [row for row in reader if row] or [[]]
     except (OSError, csv.Error) as error:
         raise ConfigError(f"{key} cannot be read: {error}") from error
     if "\0" in text:
@@ -209,15 +208,12 @@ def _column_of_csv(cells: Sequence[str]) -> np.ndarray:
 
 def _read_parquet(path: Path) -> tuple[list[str], list[np.ndarray]]:
     key = f"TableDataModule.file: {str(path)!r}"
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise ConfigError(
-            f"{key}; the package pyarrow must be installed to read it, by: pip install pyarrow"
-        ) from error
+    pyarrow = optional_module(key, "pyarrow")
+    from pyarrow import parquet
+
     try:
         table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError) as error:
         raise ConfigError(f"{key} cannot be read: {one_line(error)}") from error
     columns, numbers = [], ("int", "uint", "halffloat", "float", "double")
     for values in table.columns:

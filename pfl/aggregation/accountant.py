@@ -18,11 +18,10 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from pfl.errors import ConfigError
+from pfl.datamodules.errors import ConfigError, optional_module
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,9 @@ class Accountant:
         if self.noise_multiplier == 0:
             return float("inf")
         orders, divergences = self._curve
-        found, _ = _library().rdp.compute_epsilon(orders, rounds * divergences, self.delta)
-        return float(found)
+        from dp_accounting.rdp import compute_epsilon
+
+        return float(compute_epsilon(orders, rounds * divergences, self.delta)[0])
 
     def rounds_within(self, epsilon: float, limit: int) -> int:
         """Returns the largest number of rounds, at most `limit`, whose ε is at most `epsilon`."""
@@ -81,18 +81,19 @@ class Accountant:
     @cached_property
     def _curve(self) -> tuple[np.ndarray, np.ndarray]:
         """The Rényi divergence of one round, by order."""
-        library = _library()
+        rdp = optional_module("loop.privacy", "dp_accounting.rdp", "dp-accounting")
+        import dp_accounting as library
+
         relation = library.NeighboringRelation
         gaussian, z = library.GaussianDpEvent, self.noise_multiplier
         event, kind = gaussian(z), relation.ADD_OR_REMOVE_ONE
         if self.sampling == "bernoulli":
             event = library.PoissonSampledDpEvent(self.cohort / self.population, event)
         elif self.sampling == "uniform":
-            event = library.SampledWithoutReplacementDpEvent(
-                self.population, self.cohort, gaussian(z / 2)
-            )
+            sizes = self.population, self.cohort
+            event = library.SampledWithoutReplacementDpEvent(*sizes, gaussian(z / 2))
             kind = relation.REPLACE_ONE
-        accountant = library.rdp.RdpAccountant(neighboring_relation=kind)
+        accountant = rdp.RdpAccountant(neighboring_relation=kind)
         log = logging.getLogger("absl")
         before, log.disabled = log.disabled, True  # it warns of each order that it leaves out
         accountant.compose(event)
@@ -158,19 +159,3 @@ def most_uses(trace: Sequence[Sequence[int]]) -> np.ndarray:
             counts[client] = counts.get(client, 0) + 1
         uses[number] = max(counts.values(), default=0)
     return uses
-
-
-def _library() -> Any:
-    """Returns the package `dp_accounting`.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import dp_accounting
-        import dp_accounting.rdp
-    except ImportError as error:
-        raise ConfigError(
-            "loop.privacy: it needs dp-accounting; install it with: pip install dp-accounting"
-        ) from error
-    return dp_accounting

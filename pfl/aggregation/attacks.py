@@ -72,7 +72,6 @@ class SignFlip(Attack):
         self.scale = scale
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
-        """Returns -scale times the message."""
         return -self.scale * message
 
 
@@ -88,7 +87,6 @@ class Scaling(Attack):
         self.factor = factor
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
-        """Returns factor times the message."""
         return self.factor * message
 
 
@@ -104,7 +102,6 @@ class RandomMessage(Attack):
         self.deviation = deviation
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
-        """Returns noise."""
         noise = torch.from_numpy(rng.standard_normal(message.numel()))
         return (self.deviation * noise).to(message).view(message.shape)
 
@@ -123,7 +120,6 @@ class LittleIsEnough(Attack):
         self.deviations = deviations
 
     def collude(self, honest: Tensor, attackers: int) -> Tensor:
-        """Returns μ - z σ of each value."""
         z = self.deviations
         if z is None:
             n = len(honest) + attackers
@@ -145,7 +141,6 @@ class InnerProduct(Attack):
         self.scale = scale
 
     def collude(self, honest: Tensor, attackers: int) -> Tensor:
-        """Returns -ε times the mean."""
         return -self.scale * honest.mean(0)
 
 
@@ -161,7 +156,6 @@ class LabelFlip(Attack):
         self.classes = classes
 
     def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples with the other labels."""
         if targets.is_floating_point():
             raise ConfigError("loop.attackers: LabelFlip; the targets are not classes")
         return inputs, self.classes - 1 - targets
@@ -197,7 +191,6 @@ class Backdoor(Attack):
         self.share, self.factor = share, factor
 
     def change(self, message: Tensor, rng: np.random.Generator) -> Tensor:
-        """Returns factor times the message."""
         return self.factor * message
 
     def add_trigger(self, inputs: Tensor) -> Tensor:
@@ -212,7 +205,6 @@ class Backdoor(Attack):
         return inputs
 
     def poison(self, inputs: Tensor, targets: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the samples, some of them with the corner and the class `target`."""
         chosen = uniform(keys) < self.share
         shape = (-1, *[1] * (inputs.dim() - 1))
         inputs = torch.where(chosen.view(shape), self.add_trigger(inputs), inputs)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 NOT_FINITE = "not finite"  # among the sums: how many clients' messages counted as zero
+Values: TypeAlias = Mapping[str, Tensor]
+"""The values of messages, or references, by name."""
 
 
-def join(messages: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> Tensor:
+def join(messages: Values, references: Values) -> Tensor:
     """Returns the messages [C, K_i] by name as rows [C, sum K_i], minus their references.
 
     Example:
@@ -20,9 +23,7 @@ def join(messages: Mapping[str, Tensor], references: Mapping[str, Tensor]) -> Te
     return torch.cat([v - references[n] if n in references else v for n, v in messages.items()], 1)
 
 
-def split(
-    joined: Tensor, messages: Mapping[str, Tensor], references: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def split(joined: Tensor, messages: Values, references: Values) -> dict[str, Tensor]:
     """Returns values [..., sum K_i] as messages [..., K_i] by name, with their references."""
     parts = joined.split([values.shape[1] for values in messages.values()], -1)
     return {
@@ -32,7 +33,7 @@ def split(
 
 
 def clipped_sums(
-    messages: Mapping[str, Tensor], references: Mapping[str, Tensor], limit: float
+    messages: Values, references: Values, limit: float
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Returns the sums of C clients' messages, scaled to a joint norm of at most `limit`.
 

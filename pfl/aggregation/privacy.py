@@ -13,7 +13,6 @@ C. Whatever the server makes of the mean is free.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from pfl.aggregation.accountant import Accountant
-from pfl.aggregation.joined import clipped_sums
+from pfl.aggregation.joined import Values, clipped_sums
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.randomness import generator
@@ -130,9 +129,7 @@ class SamplePrivacy:
         require(f"{name}.noise_multiplier", z, 0 <= z < math.inf, "at least 0")
         require(f"{name}.delta", delta, delta is None or 0 < delta < 1, "in (0, 1)")
 
-    def epsilons(
-        self, sizes: np.ndarray, gradients: np.ndarray, batch_size: int | None
-    ) -> np.ndarray:
+    def epsilons(self, sizes: np.ndarray, counts: np.ndarray, batch_size: int | None) -> np.ndarray:
         """Returns the ε of each client, [C]; 0 before its first gradient.
 
         Args:
@@ -140,7 +137,7 @@ class SamplePrivacy:
             gradients: Number of gradients that each client has taken, [C].
             batch_size: The expected size of a mini-batch; None: all samples.
         """
-        pairs, places = np.unique(np.stack([sizes, gradients]), axis=1, return_inverse=True)
+        pairs, places = np.unique(np.stack([sizes, counts]), axis=1, return_inverse=True)
         found = []
         for size, count in pairs.T.astype(int).tolist():
             delta = self.delta or max(size, 2) ** -1.1
@@ -225,9 +222,7 @@ class PrivateMean:
             return self.noise_multiplier
         return (self.noise_multiplier**-2 - (2 * self.count_noise) ** -2) ** -0.5
 
-    def sums(
-        self, messages: Mapping[str, Tensor], references: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def sums(self, messages: Values, references: Values) -> dict[str, Tensor]:
         """Returns `clipped_sums` of C clients, and with `adaptive` how many are below the clip."""
         sums, norms = clipped_sums(messages, references, self.clip)
         if self.privacy.adaptive is not None and sums:
@@ -236,7 +231,7 @@ class PrivateMean:
         return sums
 
     def release(
-        self, sums: dict[str, Tensor], references: Mapping[str, Tensor], round_index: int
+        self, sums: dict[str, Tensor], references: Values, round_index: int
     ) -> dict[str, Tensor]:
         """Returns the means by name: sums with noise over the expected cohort, plus references.
 

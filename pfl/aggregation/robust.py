@@ -9,13 +9,12 @@ which a rule is set up.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from pfl.aggregation.attacks import Attack
-from pfl.aggregation.joined import join, split
+from pfl.aggregation.joined import Values, join, split
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 
@@ -60,7 +59,6 @@ class Median(Rule):
     """
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the coordinate-wise median."""
         ordered = rows.sort(0).values
         return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
 
@@ -78,7 +76,6 @@ class TrimmedMean(Rule):
         self.share = share
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the trimmed mean."""
         cut = int(self.share * len(rows) + 1e-9)
         return rows.sort(0).values[cut : len(rows) - cut].mean(0)
 
@@ -106,7 +103,6 @@ class GeometricMedian(Rule):
         self.steps, self.smoothing, self.tolerance = steps, smoothing, tolerance
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the geometric median."""
         point = Median()(rows)  # the mean could be beyond all numbers
         scale = float((rows - point).norm(dim=1).median())
         for _ in range(self.steps if scale else 0):
@@ -136,7 +132,6 @@ class Krum(Rule):
         self.attackers, self.keep = attackers, keep
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the chosen message, or the mean of the chosen ones."""
         self._require_clients(rows, max(2 * self.attackers + 3, self.keep), "2 f + 3 and m")
         scores = krum_scores(squared_distances(rows), self.attackers)
         return rows[scores.sort(stable=True).indices[: self.keep]].mean(0)
@@ -157,7 +152,6 @@ class Bulyan(Rule):
         self.attackers = attackers
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the mean of the middle values of the chosen messages."""
         f = self.attackers
         self._require_clients(rows, 4 * f + 3, "4 f + 3")
         distances, left = squared_distances(rows), torch.arange(len(rows), device=rows.device)
@@ -188,7 +182,6 @@ class NormBound(Rule):
         self.limit = limit
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Returns the mean of the scaled rows."""
         norms = rows.norm(dim=1)
         limit = self.limit or float(Median()(norms[:, None]))
         scale = torch.where(norms > limit, limit / norms, torch.ones_like(norms))
@@ -230,11 +223,7 @@ class RobustMean:
         self.not_finite = 0
 
     def combine(
-        self,
-        rows: Mapping[str, Tensor],
-        references: Mapping[str, Tensor],
-        weights: Mapping[str, Tensor],
-        attacking: Tensor,
+        self, rows: Values, references: Values, weights: Values, attacking: Tensor
     ) -> dict[str, Tensor]:
         """Returns what the server gets for each message, [K] by name.
 

@@ -92,9 +92,8 @@ def embeddings(
     "personalized" and "global"; none for fewer than five samples.
     """
     (clients,) = loop.chunks(np.array([client]), "test", 1, owned=True)
-    one = Clients(
-        clients, algorithm.rounds, loop.client_data(algorithm.device), "test", dtype=torch.float32
-    )
+    data = loop.client_data(algorithm.device)
+    one = Clients(clients, algorithm.rounds, data, "test", dtype=torch.float32)
     algorithm.load_state(one)
     models = _models(algorithm, one)
     batches = [batch for _, batch in one.samples()]
@@ -105,6 +104,7 @@ def embeddings(
         return panels, targets
     head = head_name(algorithm.network)
     mask = select_part(algorithm.network, algorithm.space, "head", "EmbeddingFigure")
+    inputs = [b.inputs[0, : b.counts[0]] for b in batches]
     for extractor, (body, buffers) in models.items():
         parts = [features(algorithm.oracle, body, b, head, buffers) for b in batches]
         known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
@@ -112,9 +112,7 @@ def embeddings(
         own = None if buffers is None else buffers[0]
         for classifier, (last, _) in models.items():
             w = torch.where(mask, last, body)
-            outputs = [
-                algorithm.oracle.predict(w[0], b.inputs[0, : b.counts[0]], own) for b in batches
-            ]
+            outputs = [algorithm.oracle.predict(w[0], x, own) for x in inputs]
             panels[extractor, classifier] = places, torch.cat(outputs).argmax(1).cpu().numpy()
     return panels, targets
 

@@ -16,15 +16,8 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from pfl import files
+from pfl.callbacks import run_result
 from pfl.callbacks.run_folder import RunFolder
-from pfl.callbacks.run_result import (
-    ClientTable,
-    compare,
-    distributions,
-    named_clients,
-    peak_memory,
-    versions,
-)
 from pfl.callbacks.run_settings import changes, configuration, settings
 from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
@@ -74,7 +67,7 @@ class RunRecorder(Callback):
         self.config = config
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
-        self.table: ClientTable | None = None
+        self.table: run_result.ClientTable | None = None
         self.place = RunFolder()
         self.seconds = 0.0
         self.settings: dict[str, Any] = {}
@@ -132,10 +125,8 @@ class RunRecorder(Callback):
             return
         self.resumed.append({"round": rounds + 1, "changed": changed})
         words = [f"{key} was {was} and is {value}" for key, (was, value) in changed.items()]
-        rank_zero_warn(
-            f"From round {rounds + 1} on the run has other settings: {'; '.join(words)}",
-            category=UserWarning,
-        )
+        text = f"From round {rounds + 1} on the run has other settings: {'; '.join(words)}"
+        rank_zero_warn(text, category=UserWarning)
         if self.place.writes and self._saved_config is not None:
             files.write(self.folder / f"config-until-round-{rounds}.yaml", self._saved_config)
 
@@ -225,16 +216,14 @@ class RunRecorder(Callback):
     # ---- test and predict ---------------------------------------------------------------------
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        self._write_evaluation(trainer, pl_module, "test")
+        self._write_evaluation(pl_module, "test")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         if trainer.state.fn == "validate":  # `fit` records elsewhere
-            self._write_evaluation(trainer, pl_module, "validate")
+            self._write_evaluation(pl_module, "validate")
 
-    def _write_evaluation(
-        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, name: str
-    ) -> None:
-        table = ClientTable.of(pl_module, pl_module.run.loop)
+    def _write_evaluation(self, pl_module: FederatedAlgorithm, name: str) -> None:
+        table = run_result.ClientTable.of(pl_module, pl_module.run.loop)
         if self.place.writes:
             files.make_folder(self.folder)
             files.write_json(self.folder / f"{name}.json", pl_module.row)
@@ -273,7 +262,7 @@ class RunRecorder(Callback):
         private = algorithm.run.private
         found = [c.by_round for c in _callbacks(trainer) if hasattr(c, "by_round")]
         local: dict[int, dict[ScoreName, np.ndarray]] = found[0] if found else {}
-        self.table = ClientTable.of(algorithm, loop, local.get(rounds))
+        self.table = run_result.ClientTable.of(algorithm, loop, local.get(rounds))
         scores, epsilons = self.table.scores, self.table.epsilons
         better, chosen = loop.metrics.higher_is_better, loop.select_by
         main = candidates(map(str, scores), "test", chosen)
@@ -287,9 +276,9 @@ class RunRecorder(Callback):
             "model": main[0].model if main else None,
             "select_by": chosen,
             "best": best_round(self.rows, chosen, better),
-            **compare(scores, better, chosen),
-            **(named_clients(names, scores, better, chosen) if names is not None else {}),
-            "distribution": distributions(scores, better, chosen),
+            **run_result.compare(scores, better, chosen),
+            **({} if names is None else run_result.named_clients(names, scores, better, chosen)),
+            "distribution": run_result.distributions(scores, better, chosen),
             "higher_is_better": better,
             "protocol": loop.describe(),
             "partition_hash": loop.datamodule.partition.hash,
@@ -299,10 +288,10 @@ class RunRecorder(Callback):
             "seed": loop.seed,
             "wall_seconds": self.seconds,
             "samples_per_second": algorithm.samples_seen / max(self.seconds, 1e-9),
-            "peak_memory_bytes": peak_memory(),
+            "peak_memory_bytes": run_result.peak_memory(),
             "engine": algorithm.oracle.engine.name,
             **({"resumed": self.resumed} if self.resumed else {}),
-            "versions": versions(),
+            "versions": run_result.versions(),
         }
         if self.place.writes:
             if local:

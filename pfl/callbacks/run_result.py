@@ -33,6 +33,7 @@ from pfl.scores.names import (
 )
 
 PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
+Scores = Mapping[ScoreName, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,7 @@ class ClientTable:
 
     @classmethod
     def of(
-        cls,
-        algorithm: FederatedAlgorithm,
-        loop: FederatedLoop,
-        local: Mapping[ScoreName, np.ndarray] | None = None,
+        cls, algorithm: FederatedAlgorithm, loop: FederatedLoop, local: Scores | None = None
     ) -> ClientTable:
         """Returns the table of a run's present state; every process must call this method."""
         evaluation = getattr(algorithm, "evaluation", None)
@@ -86,9 +84,7 @@ class ClientTable:
         files.write_csv(path, blocks)
 
 
-def compare(
-    scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
-) -> dict[str, Any]:
+def compare(scores: Scores, metrics: Directions, select_by: str | None = None) -> dict[str, Any]:
     """Compares the clients' test scores with the local baseline, if there is one.
 
     Returns the baseline's mean, standard deviation and worst tenth as `test/local/...`, and the
@@ -109,9 +105,7 @@ def compare(
 
 
 def gains(
-    scores: Mapping[ScoreName, np.ndarray],
-    metrics: Directions | None = None,
-    select_by: str | None = None,
+    scores: Scores, metrics: Directions | None = None, select_by: str | None = None
 ) -> np.ndarray | None:
     """Returns how much better each client's federated model is than the local baseline, [M].
 
@@ -129,7 +123,7 @@ def gains(
 
 
 def distributions(
-    scores: Mapping[ScoreName, np.ndarray], metrics: Directions, select_by: str | None = None
+    scores: Scores, metrics: Directions, select_by: str | None = None
 ) -> dict[str, dict[str, float]]:
     """Returns the `distribution` over clients of each test score, and of their "gain"."""
     result = {
@@ -143,10 +137,7 @@ def distributions(
 
 
 def named_clients(
-    names: Sequence[str],
-    scores: Mapping[ScoreName, np.ndarray],
-    metrics: Directions,
-    by: str | None,
+    names: Sequence[str], scores: Scores, metrics: Directions, by: str | None
 ) -> dict[str, Any]:
     """Returns the three clients with the worst scores, and those that lost against the baseline."""
     result: dict[str, Any] = {}
@@ -174,7 +165,5 @@ def peak_memory() -> int | None:
 @functools.cache  # to read them takes as long as a small run
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
-    }
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"python": platform.python_version(), **packages}

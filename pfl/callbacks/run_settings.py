@@ -44,9 +44,8 @@ def configuration(
 def settings(configured: dict[str, Any]) -> dict[str, Any]:
     """Returns by its key each setting of a configuration that a resumed run should have again."""
     groups = {key: configured.get(key) for key in ("model", "data", "loop")}
-    chosen = dict(_flat(groups)) | {
-        "trainer.precision": (configured.get("trainer") or {}).get("precision")
-    }
+    precision = (configured.get("trainer") or {}).get("precision")
+    chosen = {**dict(_flat(groups)), "trainer.precision": precision}
     left_out = (*SEPARATE, *NO_RESULT, "data.batch_size", "data.num_workers", "data.seed")
     return {key: _with_sum(key, v) for key, v in chosen.items() if not key.startswith(left_out)}
 

@@ -66,17 +66,15 @@ class WandbRecord(Callback):
                 continue_wandb_run(logger, json.loads(path.read_text())["id"])
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
-        loop = pl_module.run.loop
+        loop, recorder = pl_module.run.loop, RunRecorder.of(trainer)
         self._by_bytes.clear()
         for logger in _loggers(trainer):
-            logger.log_hyperparams(
-                configuration(trainer, pl_module, RunRecorder.of(trainer).config)
-            )
+            logger.log_hyperparams(configuration(trainer, pl_module, recorder.config))
             run = logger.experiment
             run.define_metric("round")
             run.define_metric("comm/bytes", step_metric="round")
             run.define_metric("*", step_metric="round", step_sync=True)
-            path = RunRecorder.of(trainer).folder / FILE
+            path = recorder.folder / FILE
             if not path.is_file() or json.loads(path.read_text())["id"] != run.id:
                 files.write_json(path, {"id": run.id})
                 _send_partition(run, loop)

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 import pfl
 from pfl.cli.commands import COMMANDS, OPEN, CommandParser, add_parsers
+from pfl.datamodules.errors import optional_module
 from pfl.errors import ConfigError, printable
 
 TRACEBACK = "PFL_TRACEBACK"  # environment variable: every error comes with its traceback
@@ -89,12 +90,9 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
         )
     given, others = top.parse_known_args(args)
     if given.completion:
-        try:
-            import shtab
-        except ImportError:
-            raise ConfigError("completion: shtab is missing; pip install shtab") from None
         from pfl.configuration.messages import option_keys
 
+        shtab = optional_module("completion", "shtab")
         print(shtab.complete(parser(option_keys()), given.completion))
         return None
     if others and command not in OPEN:
@@ -123,8 +121,7 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
     except ProcessLost:  # the launcher has said why
         return 1
     except WorkerLost as error:
-        _refuse(str(error))
-        return 1
+        return _refuse(str(error), 1)
     except (Exception, SystemExit) as error:
         line = mistake(error)
         if line is None and isinstance(error, OSError) and error.filename:
@@ -132,15 +129,9 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
         if line is None or everything:
             raise
         # Where a user's code has called sys.exit, the run has not ended well, whatever the status.
-        return _refuse(line, _code(error))
+        code = error.code if isinstance(error, SystemExit) else 2
+        return _refuse(line, code if isinstance(code, int) and code else 1)
     return 0
-
-
-def _code(error: BaseException) -> int:
-    """Returns the exit status of an error: that of `sys.exit`, unless it means success or text."""
-    if not isinstance(error, SystemExit):
-        return 2
-    return error.code if isinstance(error.code, int) and error.code else 1
 
 
 def _refuse(line: str, status: int = 2) -> int:

@@ -331,9 +331,8 @@ class Clients:
         """Returns some of the clients; their state and buffers are views if `rows` is a slice."""
         places = rows if isinstance(rows, slice) else torch.from_numpy(rows)
         state = {name: values[places] for name, values in self.state.items()}
-        received = self.received | {
-            name: self.received[name][places] for name in self.personal_messages
-        }
+        own = {name: self.received[name][places] for name in self.personal_messages}
+        received = {**self.received, **own}
         buffers = None if self.buffers is None else self.buffers[places]
         return replace(self, ids=self.ids[rows], state=state, received=received, buffers=buffers)
 
@@ -365,7 +364,7 @@ class Clients:
         if self.data.poisson:
             yield from self._poisson_blocks(schedule, base, indices, starts)
             return
-        owned = np.stack([self.ids, starts, sizes])
+        owned, whose = np.stack([self.ids, starts, sizes]), (base, self.ids, self.round)
         per_epoch = schedule.steps_per_epoch(sizes)
         size = int(sizes[0]) if schedule.batch_size is None else schedule.batch_size
         for first, last, A in sample_order.step_ranges(steps, per_epoch, size):
@@ -380,9 +379,7 @@ class Clients:
                 )
             stored = self.data.stored(picks, self.ids[:A], epoch, base, self.round)
             for part, inputs, targets, places in stored:
-                origin = partial(
-                    StepOrigin, base, self.ids, self.round, per_epoch, first + part.start
-                )
+                origin = partial(StepOrigin, *whose, per_epoch, first + part.start)
                 yield StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
 
     def _poisson_blocks(
@@ -391,13 +388,12 @@ class Clients:
         """Yields mini-batches to which each sample belongs on its own, with an expected size."""
         sizes, steps = self.sizes, self.steps_of(schedule)
         expected = np.minimum(sizes if schedule.batch_size is None else schedule.batch_size, sizes)
-        per_epoch = schedule.steps_per_epoch(sizes)
+        per_epoch, whose = schedule.steps_per_epoch(sizes), (base, self.ids, self.round)
         for step in range(int(steps[0])):
             A = int((steps > step).sum())
             owner, nth = sample_order.ragged_arange(sizes[:A])
-            keys = fold(
-                torch.full((len(owner),), key(base, "poisson", step)), _long(self.ids[owner])
-            )
+            ids = _long(self.ids[owner])
+            keys = fold(torch.full_like(ids, key(base, "poisson", step)), ids)
             rates = torch.from_numpy(expected[owner] / sizes[owner])
             chosen = (uniform(fold(keys, _long(nth))) < rates).numpy()
             counts = np.bincount(owner[chosen], minlength=A)
@@ -409,9 +405,7 @@ class Clients:
             epoch = (step // per_epoch[:A])[None]
             stored = self.data.stored(picks[None], self.ids[:A], epoch, base, self.round)
             for part, inputs, targets, positions in stored:
-                origin = partial(
-                    PoissonOrigin, base, self.ids, self.round, per_epoch, step + part.start
-                )
+                origin = partial(PoissonOrigin, *whose, per_epoch, step + part.start)
                 sampled = partial(origin, expected=expected, batch_size=schedule.batch_size)
                 yield StepBlock(inputs, targets, positions, counts[None], self.dtype, sampled)
 
@@ -511,9 +505,8 @@ class StepOrigin(Origin):
 
     def describe(self, row: int) -> str:
         epoch, step = divmod(self.first + self.step, int(self.per_epoch[row]))
-        return (
-            f"client {self.ids[row]} in round {self.round + 1}, epoch {epoch + 1}, step {step + 1}"
-        )
+        who = f"client {self.ids[row]} in round {self.round + 1}"
+        return f"{who}, epoch {epoch + 1}, step {step + 1}"
 
 
 @dataclass(frozen=True)

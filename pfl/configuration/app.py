@@ -79,12 +79,8 @@ class FederatedCLI(CommandLine):
         """Adds the group `loop`; its datamodule is `data`."""
         parser.add_class_arguments(FederatedLoop, "loop", skip={"datamodule"}, instantiate=False)
         if list(self.subcommands())[len(self.parsers)] != "fit":
-            parser.add_argument(
-                "--untrained",
-                type=bool,
-                default=False,
-                help="Evaluate the network as it is, without a checkpoint.",
-            )
+            words = "Evaluate the network as it is, without a checkpoint."
+            parser.add_argument("--untrained", type=bool, default=False, help=words)
         self.parsers.append(parser)
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]  # static in Lightning
@@ -153,19 +149,24 @@ class FederatedCLI(CommandLine):
         if not isinstance(content, dict) or "federated" not in content:
             raise ConfigError(f"ckpt_path: {path} is not a checkpoint of a federated run")
 
-    def instantiate_classes(self) -> None:
-        """Wraps the datamodule in the loop and informs the recorder."""
+    def seeded_config(self) -> tuple[Namespace, str]:
+        """Returns the configuration with the seed of its data, and its text without that seed."""
         config = self.config[self.subcommand]
         # As the user gave it, before the seed is filled in: a saved configuration with another
         # `seed_everything` is another run. null is a value here (batch_size: null).
         given = config.clone()
         given.ckpt_path = None  # the saved configuration runs from the start again
         # It was validated when it was parsed.
-        given = self.subcommand_parser.dump(given, skip_unset=False, skip_validation=True)
+        text = self.subcommand_parser.dump(given, skip_unset=False, skip_validation=True)
         data = config.data.init_args
         # One seed for everything, where no other is given, and the class takes one.
         if "seed" in data and data.seed is None:
             data.seed = int(config.seed_everything)
+        return config, text
+
+    def instantiate_classes(self) -> None:
+        """Wraps the datamodule in the loop and informs the recorder."""
+        given = self.seeded_config()[1]
         super().instantiate_classes()
         loop = self.config_init[self.subcommand].loop
         self.datamodule = FederatedLoop(self.datamodule, **vars(loop))
@@ -204,7 +205,7 @@ class CheckCLI(FederatedCLI):
         pass
 
 
-class DataCLI(FederatedCLI):
+class DataCLI(CheckCLI):
     """The command line of `fit` that builds the data module only, with the seed of the run."""
 
     datamodule: FederatedDataModule
@@ -218,14 +219,8 @@ class DataCLI(FederatedCLI):
         parser.add_lightning_class_args(FederatedDataModule, "data", subclass_mode=True)
 
     def instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
-        data = config.data.init_args
-        if data.get("seed") is None:
-            data.seed = int(config.seed_everything)
+        config, _ = self.seeded_config()
         self.datamodule = self.subcommand_parser.instantiate(Namespace(data=config.data)).data
-
-    def run_subcommand(self, subcommand: str) -> None:
-        pass
 
 
 def _find_configs(args: list[str]) -> list[str]:

@@ -48,6 +48,7 @@ _UNKNOWN_KEY = (
 # How jsonargparse shows values that it has parsed.
 _INTERNAL = ("Namespace(", "[Namespace(", "NestedArg(")
 _FEW = 30  # names that a line has room for
+_VARIABLE = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
 
 
 def explain(error: BaseException) -> str | None:
@@ -144,10 +145,7 @@ def _check_untyped(config: Namespace, key: str) -> None:
     """Refuses an argument without type and default that was left out, which would become None."""
     cls = _named(config.class_path)
     for p in inspect.signature(cls).parameters.values() if isinstance(cls, type) else ():
-        bare = p.default is p.annotation is p.empty and p.kind not in (
-            p.VAR_KEYWORD,
-            p.VAR_POSITIONAL,
-        )
+        bare = p.default is p.annotation is p.empty and p.kind not in _VARIABLE
         if bare and config.init_args.get(p.name, p) is None:
             name = config.class_path.rpartition(".")[2]
             raise ConfigError(f"{key}.{p.name}: null; {name} needs a value of it under init_args")
@@ -217,12 +215,10 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
 
 def option_keys() -> dict[str, list[str] | None]:
     """Returns the keys of `fit`, of all methods and of all data modules, with their choices."""
+    kinds = (algorithms, method.FederatedAlgorithm), (datamodules, datamodules.FederatedDataModule)
     methods, data = (
         [cls for _, cls in inspect.getmembers(package, inspect.isclass) if issubclass(cls, base)]
-        for package, base in (
-            (algorithms, method.FederatedAlgorithm),
-            (datamodules, datamodules.FederatedDataModule),
-        )
+        for package, base in kinds
     )
     of_all = method.FederatedAlgorithm.__mro__[:2]
     groups: dict[str, list[type]] = {"model": [*of_all, *methods], "data": data}
@@ -234,7 +230,7 @@ def option_keys() -> dict[str, list[str] | None]:
 
 def _parameters(cls: type) -> list[str]:
     parameters = inspect.signature(cls).parameters.values()
-    return [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    return [p.name for p in parameters if p.kind not in _VARIABLE]
 
 
 def _classes(types: str) -> list[str]:

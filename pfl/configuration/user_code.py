@@ -70,11 +70,7 @@ def _cause(error: BaseException) -> str:
 
 
 def _inner(error: BaseException) -> Iterator[BaseException]:
-    """Yields the errors that led to an error.
-
-    Where no member of a union fits, jsonargparse links the error of the first member only, and has
-    those of the others in a variable.
-    """
+    """Yields what led to an error; jsonargparse links only the first error of a union's members."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     members = frames[-1].f_locals.get("exceptions") if frames else None
     linked = error.__cause__ or error.__context__

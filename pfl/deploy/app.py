@@ -39,14 +39,8 @@ class _Deployed(CheckCLI):
     """The method, the data and the loop of a configuration, and its text."""
 
     def instantiate_classes(self) -> None:
-        config = self.config[self.subcommand]
-        given = config.clone()
-        given.ckpt_path = None
-        text = self.subcommand_parser.dump(given, skip_unset=False, skip_validation=True)
+        config, text = self.seeded_config()
         self.values: dict[str, Any] = yaml.safe_load(text)
-        data = config.data.init_args
-        if "seed" in data and data.seed is None:
-            data.seed = int(config.seed_everything)
         parts = Namespace(model=config.model, data=config.data, loop=config.loop)
         built = self.subcommand_parser.instantiate(parts)
         self.method, self.data, self.options = built.model, built.data, vars(built.loop)
@@ -66,10 +60,8 @@ def write_app(words: list[str], out: Path) -> int:
     loop, values = FederatedLoop(built.data, **built.options), built.values
     _dtype(values)
     parties = loop.datamodule.num_clients
-    server = {
-        "class_path": "pfl.deploy.data.RemoteData",
-        "init_args": {"num_clients": parties, "seed": loop.seed},
-    }
+    arguments = {"num_clients": parties, "seed": loop.seed}
+    server = {"class_path": "pfl.deploy.data.RemoteData", "init_args": arguments}
     contents = {
         "run.yaml": _yaml({key: part for key, part in values.items() if key != "data"}),
         "data.yaml": _yaml({"data": values["data"]}),
@@ -225,13 +217,7 @@ def read_node(path: Path, client: int | None = None) -> tuple[Worker, Path]:
     data = party.loop.datamodule
     assert isinstance(data, OwnSamples)
     files.make_folder(folder, f"{path}: folder")
-    worker = Worker(
-        client,
-        agreement(values, server, party.method.network),
-        data.facts(sizes=bool(given["share_sizes"])),
-        build,
-        folder,
-        bool(given["share_sizes"]),
-        int(given["message_limit"]),
-    )
+    sizes, limit = bool(given["share_sizes"]), int(given["message_limit"])
+    agreed, facts = agreement(values, server, party.method.network), data.facts(sizes=sizes)
+    worker = Worker(client, agreed, facts, build, folder, sizes, limit)
     return worker, path.parent / str(given.get("socket", f"{given['folder']}/{client}.sock"))

@@ -32,10 +32,10 @@ class FlowerGrid(Channel):
     def ask(self, messages: Mapping[int, bytes], timeout: float) -> dict[int, Answer]:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        contents = {
-            n: RecordDict({"pfl": ConfigRecord({"message": m})}) for n, m in messages.items()
-        }
-        sent = [Message(one, node, "query", ttl=timeout) for node, one in contents.items()]
+        sent = []
+        for node, message in messages.items():
+            content = RecordDict({"pfl": ConfigRecord({"message": message})})
+            sent.append(Message(content, node, "query", ttl=timeout))
         replies = self.replies(sent, timeout)
         return {reply.metadata.src_node_id: _content(reply) for reply in replies}
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -168,9 +170,13 @@ class Parties:
                 values[client] = _answer(answer, limit)
         return values
 
-    def naming(self, client: int, what: str) -> _Naming:
-        """Returns a context in which an unfit answer is named and left out."""
-        return _Naming(f"party {client} is left out ({what}): ")
+    @contextmanager
+    def naming(self, client: int, what: str) -> Iterator[None]:
+        """Turns a `WireError` about an answer into a warning that names the party."""
+        try:
+            yield
+        except WireError as error:
+            rank_zero_warn(f"party {client} is left out ({what}): {error}")
 
     # ---- checkpoints --------------------------------------------------------------------------
 
@@ -189,20 +195,6 @@ class Parties:
         for name, value in state.items():
             if name != "facts":
                 setattr(self, name, value)
-
-
-class _Naming:
-    """A context that turns a `WireError` into a warning that names the party."""
-
-    def __init__(self, line: str) -> None:
-        self.line = line
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> bool:
-        if isinstance(error, WireError):
-            rank_zero_warn(f"{self.line}{error}")
-        return isinstance(error, WireError)
 
 
 def _answer(answer: bytes | str, limit: int = LIMIT) -> dict[str, Any]:
@@ -230,15 +222,7 @@ def _part(answer: Any, kind: type, *path: Any) -> Any:
 
 
 def _read_messages(answer: dict[str, Any], like: Mapping[str, Message]) -> dict[str, Message]:
-    """Returns the messages of one client.
-
-    Args:
-        answer: The party's answer.
-        like: The messages of no client, which say all but the values and their bytes.
-
-    Raises:
-        WireError: A message is missing, of another shape or type, or not finite.
-    """
+    """Returns the messages in a party's answer; those of no client say all but values and bytes."""
     messages = {}
     for name, message in like.items():
         values = torch.from_numpy(_part(answer, np.ndarray, "messages", name, 0))
@@ -253,9 +237,7 @@ def _read_messages(answer: dict[str, Any], like: Mapping[str, Message]) -> dict[
         if nbytes < 0:
             raise WireError(f"the message {name!r} has {nbytes} bytes")
         values = values.to(message.values.device)
-        messages[name] = Message(
-            values, torch.tensor([nbytes]), message.weighting, message.reduce, message.reference
-        )
+        messages[name] = replace(message, values=values, nbytes=torch.tensor([nbytes]))
     return messages
 
 
@@ -290,7 +272,6 @@ class RemoteRound(Round):
         self._sent: dict[int, tuple[dict[str, Message], Log, float | None]] = {}
 
     def begin(self) -> None:
-        """Collects what clients send first, sends what the cohort receives, and waits for it."""
         method, parties = self.method, self.parties
         if method.sends_first:
             here = self.server.ask_first(method.cohort(self.index))
@@ -319,7 +300,6 @@ class RemoteRound(Round):
         self.server.require(ids, self._sent, self.index)
 
     def train(self, clients: Clients) -> None:
-        """Adds the messages of a chunk of clients to the totals."""
         lost = [row for row, client in enumerate(clients.ids.tolist()) if client not in self._sent]
         for row in lost:
             _, down, _ = self._given[int(clients.ids[row])]
@@ -386,7 +366,6 @@ class RemoteEvaluation(Evaluation):
         self._used, self._splits = {}, []
 
     def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
-        """Notes which split is evaluated."""
         if clients.split not in self._splits:
             self._splits.append(clients.split)
 

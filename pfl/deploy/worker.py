@@ -212,9 +212,8 @@ class Worker:
             self._files = StateFiles(self.folder / request["run"] / f"client-{self.client}")
             self._run = request["run"]
         stateless = not self._party.method.store.names
-        self._party.restore(
-            self._files.load(request["task"]["counted"], request["keep"], stateless)
-        )
+        counted, keep = request["task"]["counted"], request["keep"]
+        self._party.restore(self._files.load(counted, keep, stateless))
         return self._party
 
 

@@ -31,6 +31,7 @@ from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
 
 Plugin: TypeAlias = Precision | ClusterEnvironment | CheckpointIO | LayerSync
+Devices: TypeAlias = list[int] | str | int
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -77,13 +78,9 @@ class ClientParallelStrategy(DDPStrategy):
         self.processes_per_device = processes_per_device
         self._group_timeout = timeout
         self._runs_scripts = start_method == "popen"
-        super().__init__(
-            process_group_backend=process_group_backend
-            or ("gloo" if processes_per_device > 1 else None),
-            timeout=timeout,
-            start_method=start_method,
-            **kwargs,
-        )
+        backend = process_group_backend or ("gloo" if processes_per_device > 1 else None)
+        kwargs |= {"process_group_backend": backend, "start_method": start_method}
+        super().__init__(timeout=timeout, **kwargs)
 
     @property
     def parallel_devices(self) -> list[torch.device] | None:
@@ -108,9 +105,9 @@ class ClientParallelStrategy(DDPStrategy):
         if attempt != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's store outlives the processes, and still has the addresses of those before.
             place = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+            usual = "nccl" if self.root_device.type == "cuda" else "gloo"
             torch.distributed.init_process_group(
-                self.process_group_backend
-                or ("nccl" if self.root_device.type == "cuda" else "gloo"),
+                self.process_group_backend or usual,
                 store=PrefixStore(f"attempt {attempt}", TCPStore(*place, is_master=False)),
                 rank=int(env["RANK"]),
                 world_size=int(env["WORLD_SIZE"]),
@@ -163,11 +160,8 @@ StrategyRegistry.register(
 
 
 def resolve_strategy(
-    strategy: str | Strategy,
-    accelerator: str | Accelerator,
-    devices: list[int] | str | int,
-    num_nodes: int,
-) -> tuple[str | Strategy, list[int] | str | int]:
+    strategy: str | Strategy, accelerator: str | Accelerator, devices: Devices, num_nodes: int
+) -> tuple[str | Strategy, Devices]:
     """Returns the strategy and the devices of a run.
 
     "auto" becomes a `ClientParallelStrategy` if several processes will run. On the CPUs of one
@@ -212,7 +206,7 @@ def _count_scheduled() -> int:
     return 1
 
 
-def _count_devices(accelerator: str | Accelerator, devices: list[int] | str | int) -> int:
+def _count_devices(accelerator: str | Accelerator, devices: Devices) -> int:
     """Returns the number of devices on this machine; 1 for values that Lightning will refuse."""
     if isinstance(accelerator, str):
         name = {"gpu": "cuda"}.get(accelerator, accelerator)

@@ -88,12 +88,7 @@ class Engine(ABC):
         return torch.cat(losses), counts
 
     def take_step(
-        self,
-        v: Tensor,
-        batch: Batch,
-        step: Step,
-        buffers: Buffers,
-        objective: Objective | None = None,
+        self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
         """Takes one plain step of v [A, P] in place; returns the losses [A]."""
         u = step.gradient_point(v)
@@ -109,10 +104,7 @@ class Engine(ABC):
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
         own = [None] * len(w) if buffers is None else buffers
-        rows = [
-            self.predict(w[c], batch.inputs[c, :count], own[c])
-            for c, count in enumerate(batch.counts)
-        ]
+        rows = [self.predict(w[c], batch.inputs[c, :n], own[c]) for c, n in enumerate(batch.counts)]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:

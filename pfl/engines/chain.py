@@ -27,6 +27,7 @@ KINDS: dict[type[nn.Module], str] = {
     nn.Tanh: "tanh",
     nn.Sigmoid: "sigmoid",
 }
+Kept = tuple[list[Tensor], list[list[Tensor]]]  # of a forward pass, for the backward pass
 
 
 class Chain:
@@ -77,9 +78,8 @@ class Chain:
             return None
         kinds = [KINDS[type(step)] for step in steps]
         if "convolution" not in kinds:  # samples are vectors in all layers
-            if {"pooling", "group norm"} & set(kinds) or (
-                inputs.ndim > 2 and "flatten" not in kinds
-            ):
+            images = inputs.ndim > 2 and "flatten" not in kinds
+            if images or {"pooling", "group norm"} & set(kinds):
                 return None
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
             first: Any = chain.steps[chain.layers.first]
@@ -127,9 +127,7 @@ class Models:
             moves = [n for n, own in enumerate(self.parameters) if any(p.numel() for p in own)]
             self.layers = chain.layers._replace(first=moves[0])
 
-    def forward(
-        self, inputs: Tensor, *, keep: bool = True
-    ) -> tuple[list[Tensor], list[list[Tensor]]]:
+    def forward(self, inputs: Tensor, *, keep: bool = True) -> Kept:
         """Runs the layers on inputs [C, B, ...].
 
         Returns:
@@ -144,12 +142,7 @@ class Models:
         return forward(x, chain.layers, self.parameters, keep)
 
     def backward(
-        self,
-        kept: tuple[list[Tensor], list[list[Tensor]]],
-        d: Tensor,
-        into: Models,
-        step: Step,
-        also: Tensor | None = None,
+        self, kept: Kept, d: Tensor, into: Models, step: Step, also: Tensor | None = None
     ) -> None:
         """Takes the part of a step before `Step.apply_after_gradient`, along these gradients.
 

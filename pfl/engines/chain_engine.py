@@ -95,12 +95,7 @@ class ChainEngine(Engine):
         return torch.cat(losses)
 
     def _train_part(
-        self,
-        model: Models,
-        batch: Batch,
-        into: Models,
-        step: Step,
-        objective: Objective | None,
+        self, model: Models, batch: Batch, into: Models, step: Step, objective: Objective | None
     ) -> Tensor:
         """Takes one step of `into` along the gradient of `model`; returns the losses [A]."""
         if step.offset is not None:

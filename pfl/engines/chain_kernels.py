@@ -209,17 +209,9 @@ def backward(
             else:
                 d = d.contiguous(memory_format=torch.channels_last)
             b, c, pixels = map_sizes(x)
+            mean, inverse = kept[n + 1]
             before, g, of_bias = torch.ops.aten.native_group_norm_backward(
-                d,
-                x,
-                kept[n + 1][0],
-                kept[n + 1][1],
-                scale,
-                b,
-                c,
-                pixels,
-                s[0],
-                [on, moving[0], moving[1]],
+                d, x, mean, inverse, scale, b, c, pixels, s[0], [on, moving[0], moving[1]]
             )
             move(into[n], [g, of_bias], beta, alpha)
             d = before

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch
-from pfl.engines.objective import Objective
 from pfl.engines.sequential import SequentialEngine
 
 
@@ -75,13 +74,7 @@ class DebugEngine(SequentialEngine):
             )
 
     def run_client(
-        self,
-        c: int,
-        w: Tensor,
-        batch: Batch,
-        buffers: Tensor | None,
-        moving: list[bool] | None = None,
-        objective: Objective | None = None,
+        self, c: int, w: Tensor, batch: Batch, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Sequence[Tensor], Sequence[Tensor]]:
         self._place = batch.origin.describe(c)
         self._require_finite(w, "the model at which the gradient is taken is")
@@ -96,9 +89,7 @@ class DebugEngine(SequentialEngine):
         hooks = [m.register_forward_hook(partial(check_output, n)) for n, m in leaves]
         try:
             with torch.autograd.set_detect_anomaly(True):
-                loss, parameters, pieces = super().run_client(
-                    c, w, batch, buffers, moving, objective
-                )
+                loss, parameters, pieces = super().run_client(c, w, batch, *args, **kwargs)
         except DebugError:
             raise
         except Exception as error:

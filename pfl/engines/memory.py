@@ -16,9 +16,7 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -
     values that a client needs besides, models and client states.
     """
     device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
-    inputs, targets = (
-        x.expand(2, *x.shape[1:]).contiguous() for x in (batch.inputs, batch.targets)
-    )
+    inputs, targets = (x.repeat_interleave(2, 0) for x in (batch.inputs, batch.targets))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     oracle.gradient(w, Batch(inputs, targets, batch.counts * 2))

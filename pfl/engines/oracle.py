@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, get_args
+from collections.abc import Iterable
+from contextlib import nullcontext
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -117,8 +117,7 @@ class Oracle:
         batch = Batch(inputs[None], targets[None], [len(inputs)])
         transform = select_transform(self.requested, inputs.device)
         runner = ModelRunner(network or self._network, old.network, old.space, old.loss, precision)
-        names_layers = self.requested == "debug"
-        runner = probe(runner, transform, batch, num_classes, names_layers=names_layers)
+        runner = probe(runner, transform, batch, num_classes, self.requested == "debug")
         with torch.no_grad():
             self._use(select_engine(self.requested, runner, batch))
 
@@ -156,11 +155,9 @@ class Oracle:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
 
-    def _engine_of(
-        self, objective: Objective | ObjectiveLoss | None
-    ) -> tuple[Engine, Objective | None]:
+    def _engine_of(self, loss: Objective | ObjectiveLoss | None) -> tuple[Engine, Objective | None]:
         """Returns the engine that takes the gradients of an objective, and the objective."""
-        if objective is None:
+        if loss is None:
             return self.engine, None
         if isinstance(self.engine, PrivateEngine):
             raise ConfigError(
@@ -173,8 +170,7 @@ class Oracle:
                 inputs, targets = (cast(x.to(at.device), at.dtype) for x in few)
                 batch = Batch(inputs[None], targets[None], [len(inputs)])
                 self._objective_engine = select_objective_engine(self.engine, batch)
-        f = objective if isinstance(objective, Objective) else Objective(objective)
-        return self._objective_engine, f
+        return self._objective_engine, loss if isinstance(loss, Objective) else Objective(loss)
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the method's loss of each of n samples, [n], for use in an objective."""
@@ -249,17 +245,3 @@ class Oracle:
         threads = threads if limit is None else min(threads, limit)
         self.runner.allocate_replicas(threads)
         return threads
-
-    def guard(
-        self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]
-    ) -> AbstractContextManager[None]:
-        """Returns the engine's context for a method's own code; see `Engine.guard`."""
-        return self.engine.guard(clients, shared)
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> None:
-        """Moves the network, and a loss that has tensors of its own (class weights)."""
-        self.runner.to(device, dtype)
-
-    def release(self) -> None:
-        """Drops the references to the last model, so that its memory can be freed."""
-        self.runner.release()

@@ -47,8 +47,7 @@ class PrivateEngine(Engine):
 
     Args:
         inner: The engine that runs the network.
-        clip: C.
-        noise_multiplier: z.
+        clip, noise_multiplier: C and z.
         batch_size: The expected size of mini-batches; None: all samples.
         seed: A seed of the noise.
     """
@@ -91,10 +90,9 @@ class PrivateEngine(Engine):
         return loss / batch.sizes.clamp_min(1), total / expected.to(total)[:, None]
 
     def _register(self, batch: Batch) -> Tensor:
-        """Counts the use of a mini-batch; returns the expected sizes [A].
+        """Counts the use of a mini-batch, and returns the expected sizes [A].
 
-        Raises:
-            ConfigError: It is not a Poisson sample of the method's batch size, or was used before.
+        Refuses one that is not a Poisson sample of the method's batch size, or was used before.
         """
         origin = batch.origin
         expected = getattr(origin, "expected", None)

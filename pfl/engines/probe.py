@@ -21,12 +21,7 @@ MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 
 
 def probe(
-    runner: ModelRunner,
-    transform: Transform,
-    batch: Batch,
-    num_classes: int | None,
-    *,
-    names_layers: bool = False,
+    runner: ModelRunner, transform: Transform, batch: Batch, classes: int | None, names_layers: bool
 ) -> ModelRunner:
     """Returns a runner that has a new copy of the network, and the facts about how it behaves.
 
@@ -38,14 +33,12 @@ def probe(
     device = batch.inputs.device
     network = private_copy(runner.original)  # never run, so it keeps nothing of an earlier run
     is_transformed = transform(network)
-    plain = ModelRunner(
-        runner.original, network, runner.space, runner.loss, runner.precision, transform
-    )
+    plain = replace(runner, network=network, transform=transform)
     plain.to(device, runner.space.vector.dtype)
     before = {n: (b, version_of(b), b.clone()) for n, b in network.named_buffers()}
     with isolated(device):
         state = _random_state(device)
-        _check_fit(plain, batch, num_classes, names_layers)
+        _check_fit(plain, batch, classes, names_layers)
         is_stochastic = not all(map(torch.equal, state, _random_state(device)))
         channels_last = _channels_last_pays(plain, batch, is_transformed)
     # All buffers of a module in which one changed: another may have kept its value by chance.
@@ -63,9 +56,7 @@ def probe(
     return replace(plain, buffers=buffers, is_stochastic=is_stochastic, channels_last=channels_last)
 
 
-def _check_fit(
-    runner: ModelRunner, batch: Batch, num_classes: int | None, names_layers: bool
-) -> None:
+def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_layers: bool) -> None:
     """Raises a ConfigError unless data, network and loss fit each other."""
     name, shape = type(runner.network).__name__, list(batch.inputs.shape[2:])
     inputs, targets = batch.inputs[0], batch.targets[0]
@@ -89,12 +80,12 @@ def _check_fit(
             f"network: {name} gives NaN or infinite outputs before any training; with engine: "
             f"debug an error names the layer"
         )
-    if num_classes is not None and (outputs.ndim < 2 or outputs.shape[1] < num_classes):
+    if classes is not None and (outputs.ndim < 2 or outputs.shape[1] < classes):
         one = outputs.numel() == len(outputs)
         less = "for a regression, make the targets floating numbers"
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
-            f"with {num_classes} classes; give it num_classes={num_classes}, or, "
+            f"with {classes} classes; give it num_classes={classes}, or, "
             f"{less if one else 'if the labels begin with 1, subtract 1'}"
         )
     try:

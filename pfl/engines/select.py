@@ -126,9 +126,7 @@ def _obstacle(runner: ModelRunner) -> str | None:
     return None
 
 
-def _fault(
-    engine: Engine, w: Tensor, batch: Batch, expected: Tensor, *, is_auto: bool
-) -> str | None:
+def _fault(engine: Engine, w: Tensor, batch: Batch, expected: Tensor, is_auto: bool) -> str | None:
     """Returns why an engine does not give the gradients `expected` [A, P]; None if it does.
 
     The batch is padded for the trial, by a changed copy of its last sample: the sequential engine

@@ -40,12 +40,7 @@ class SequentialEngine(Engine):
         return self._each_client(w, batch, buffers, keep, objective=objective), g
 
     def take_step(
-        self,
-        v: Tensor,
-        batch: Batch,
-        step: Step,
-        buffers: Buffers,
-        objective: Objective | None = None,
+        self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
         # Parameter by parameter: no gradient vector is written.
         u = step.gradient_point(v)

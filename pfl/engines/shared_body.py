@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -60,11 +59,9 @@ class SharedBodyEngine(Engine):
                 outputs = self._run(places, batch.inputs[rows], training=True)
                 losses = self.runner.per_sample(outputs, targets)
                 means = (losses.view(-1, width) * weights[rows]).sum(1)
-                pieces = torch.autograd.grad(
-                    means.sum(), list(places.values()), materialize_grads=True
-                )
+                parts = torch.autograd.grad(means.sum(), [*places.values()], materialize_grads=True)
             loss[rows] = means.detach()
-            torch.cat([piece.flatten(1) for piece in pieces], 1, out=g[rows])
+            torch.cat([part.flatten(1) for part in parts], 1, out=g[rows])
         return loss, g
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
@@ -95,11 +92,7 @@ class _Stacked(TorchFunctionMode):
         self.rows = 0
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if func is nn.functional.linear:

@@ -14,11 +14,7 @@ R = TypeVar("R")
 GROUP_FLOATS = 1 << 20  # values a thread works on at a time, about a CPU's cache
 
 
-class _Inside(threading.local):
-    threads = False
-
-
-_inside = _Inside()
+_inside = threading.local()
 
 
 def _begin() -> None:
@@ -45,7 +41,7 @@ class ClientThreads:
 
     def workers(self, items: int) -> int:
         """Returns how many threads share `items` tasks; 1 in a worker, since pools do not nest."""
-        return 1 if _inside.threads else max(1, min(self.count, items))
+        return 1 if hasattr(_inside, "threads") else max(1, min(self.count, items))
 
     def map(self, work: Callable[..., R], *items: Sequence) -> Iterable[R]:
         """Returns `work(item)` for every item (or pair of items and so on), in their order.

@@ -41,11 +41,9 @@ class VmapEngine(Engine):
             result = run_watched(network, runner.head, call)
             return (objective.losses(result, Samples(inputs, targets), own) * weights).sum()
 
-        weights = runner.weights(batch, w.dtype)
+        samples = batch.inputs, batch.targets, runner.weights(batch, w.dtype)
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(
-                w.detach(), batch.inputs, batch.targets, weights, given
-            )
+            g, loss = vmap(grad_and_value(weighted))(w.detach(), *samples, given)
         return loss.detach(), g.detach()
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
@@ -65,12 +63,7 @@ class VmapEngine(Engine):
         return given
 
     def take_step(
-        self,
-        v: Tensor,
-        batch: Batch,
-        step: Step,
-        buffers: Buffers,
-        objective: Objective | None = None,
+        self, v: Tensor, batch: Batch, step: Step, buffers: Buffers, objective: Objective | None
     ) -> Tensor:
         if step.moving is None or objective is not None:
             return super().take_step(v, batch, step, buffers, objective)
@@ -87,11 +80,9 @@ class VmapEngine(Engine):
             outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
-        weights = runner.weights(batch, v.dtype)
+        samples = batch.inputs, batch.targets, runner.weights(batch, v.dtype)
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(
-                chosen, at, batch.inputs, batch.targets, weights
-            )
+            g, loss = vmap(grad_and_value(weighted))(chosen, at, *samples)
         for name in names:
             places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)
         step.apply_after_gradient(v, u)

@@ -10,7 +10,7 @@ import lightning.pytorch as pl
 from filelock import FileLock
 from lightning.pytorch.callbacks import Callback
 
-from pfl.errors import ConfigError
+from pfl.datamodules.errors import ConfigError, optional_module
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.scores.names import candidates, scores_among, signed_score
 from pfl.scores.runs import best_round, cost_of
@@ -76,12 +76,8 @@ class Pruning(Callback):
         metric: str | None = None,
         budget: tuple[str, float] | None = None,
     ) -> None:
-        self.storage = storage
-        self.study = study
-        self.number = trial
-        self.after = after
-        self.metric = metric
-        self.budget = budget
+        self.storage, self.study, self.number = storage, study, trial
+        self.after, self.metric, self.budget = after, metric, budget
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:
         row = {"round": pl_module.rounds, **pl_module.row}
@@ -131,11 +127,8 @@ def check_validated(row: dict, metric: str | None) -> None:
 
 
 def import_optuna() -> Any:
-    """Returns the package, or a ConfigError if it is not installed."""
-    try:
-        import optuna
-    except ImportError:
-        raise ConfigError("tune: it needs Optuna; install it with: pip install optuna") from None
+    """Returns the package, whose log has warnings only."""
+    optuna = optional_module("tune", "optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

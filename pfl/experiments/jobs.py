@@ -200,11 +200,8 @@ def _sources(module: str) -> list[Path]:
     if spec is None:
         return []
     places = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
-    own = [
-        Path(p)
-        for p in places
-        if not INSTALLED & {*Path(p).parts} and STDLIB not in Path(p).parents
-    ]
+    paths = map(Path, places)
+    own = [p for p in paths if not INSTALLED & {*p.parts} and STDLIB not in p.parents]
     files = (path.rglob("*.py") if path.is_dir() else [path] for path in own)
     return sorted({p for paths in files for p in paths if p.is_file()})  # "built-in" is none
 

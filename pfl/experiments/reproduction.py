@@ -76,12 +76,8 @@ class Reproduction(Comparison):
             object.__setattr__(self, "baseline", self.jobs()[0].run)
 
     def jobs(self) -> list[Job]:
-        jobs = super().jobs()
-        return [
-            job
-            for job in jobs
-            if not self.shown or any(panel.shows(job.run, job.axes) for panel in self.shown)
-        ]
+        jobs, shown = super().jobs(), self.shown
+        return [j for j in jobs if not shown or any(p.shows(j.run, j.axes) for p in shown)]
 
     @classmethod
     def from_file(

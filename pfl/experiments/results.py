@@ -174,11 +174,8 @@ class Results:
 
         content: dict[str, Any] = {p.stem: wandb.Image(str(p)) for p in files if p.suffix == ".png"}
         for point, end in zip(self.points, self._endings(), strict=True):
-            made = {
-                "scores": tables.score_table(point),
-                "statistics": tables.statistics_table(point),
-            }
-            for name, table in made.items():
+            made = {"scores": tables.score_table, "statistics": tables.statistics_table}
+            for name, table in ((name, build(point)) for name, build in made.items()):
                 content[name + end] = wandb.Table(columns=[*table.heads], data=table.cells[1:])
         about = {"points": [point.title for point in self.points]}
         place: dict[str, Any] = {"project": project, "name": self.title, "dir": files[0].parent}

@@ -218,11 +218,10 @@ def tune_run(job: Job, tuning: Tuning, root: Path) -> Found:
         known = number < len(study.get_trials(deepcopy=False))
         trial = trial_of(study, storage, number) if known else study.ask()
         values = {key: _suggest(trial, key, space[key]) for key in space}
-        one = Job(f"trial{number}", {}, job.seed, job.with_changes([nest(values)]).config)
+        config = job.with_changes([nest(values)]).config
         if tuning.tune.seeds == 1:
-            one = replace(
-                one, config=with_callback(one.config, PRUNING, {**pruning, "trial": number})
-            )
+            config = with_callback(config, PRUNING, {**pruning, "trial": number})
+        one = Job(f"trial{number}", {}, job.seed, config)
         record = _try(study, trial, one, tuning, folder)
         records.append({"method": job.run, **job.axes, "trial": number, **record, **values})
         score = f"{record['score']:.4f}" if record["score"] is not None else "–"

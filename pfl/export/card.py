@@ -55,6 +55,7 @@ def card(
     names: dict[str, Any] = {"client": client, "classes": loop.datamodule.class_names}
     if client is not None and loop.datamodule.client_names is not None:
         names["client_name"] = loop.datamodule.client_names[client]
+    seeds = {"data": loop.datamodule.seed, "loop": loop.seed}
     return {
         "model": "global" if client is None else "personalized",
         **{key: value for key, value in names.items() if value is not None},
@@ -67,11 +68,7 @@ def card(
         "data": _class_of(arguments.data),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
-        "seed": {
-            "seed_everything": arguments.seed_everything,
-            "data": loop.datamodule.seed,
-            "loop": loop.seed,
-        },
+        "seed": {"seed_everything": arguments.seed_everything, **seeds},
         "scores": _scores(folder, summary, client),
         "versions": {"run": summary.get("versions"), "export": versions()},
     }

@@ -82,10 +82,8 @@ def save_adapter(network: Pretrained, folder: Path) -> None:
     for name, layer in layers.items():
         a = [getattr(layer, f"{kind}_A") for kind in first.shares]
         b = [share * getattr(layer, f"{kind}_B") for kind, share in first.shares.items()]
-        tensors[f"{name}.lora_A.weight"], tensors[f"{name}.lora_B.weight"] = (
-            torch.cat(a),
-            torch.cat(b, 1),
-        )
+        tensors[f"{name}.lora_A.weight"] = torch.cat(a)
+        tensors[f"{name}.lora_B.weight"] = torch.cat(b, 1)
     head = {} if network.head is None else network.head.state_dict()
     files = {}
     if network.head_path is not None:

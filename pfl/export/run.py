@@ -61,7 +61,6 @@ class RestoredRun(FederatedCLI):
         super().__init__([*words, *(f"--trainer.{key}={value}" for key, value in QUIET.items())])
 
     def run_subcommand(self, subcommand: str) -> None:
-        """Restores the method, instead of a run."""
         trainer, loop, algorithm = self.trainer, self.datamodule, self.model
         trainer.datamodule = loop  # type: ignore[attr-defined]
         loop.trainer, algorithm.trainer = trainer, trainer

@@ -26,7 +26,7 @@ from pfl.method.partly_personal import Part, PartlyPersonal, require_part, selec
 from pfl.models.adapters import LoRA, Trainable
 from pfl.models.classifier import head_name
 from pfl.parameters import redrawn, replace_values_in, values_in
-from pfl.proximal import nuclear_norm_prox, singular_value_threshold, soft_threshold
+from pfl.proximal import nuclear_norm_prox, soft_threshold
 from pfl.randomness import generator
 
 __all__ = [
@@ -74,7 +74,6 @@ __all__ = [
     "require_one_of",
     "require_part",
     "select_part",
-    "singular_value_threshold",
     "soft_threshold",
     "sparse",
     "sum_over_processes",

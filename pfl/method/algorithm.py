@@ -55,29 +55,14 @@ from pfl.communication import Ledger, Message, dense
 from pfl.distributed.collectives import gather, sum_over_processes
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError, require_one_of
-from pfl.method import checkpoint, checks
+from pfl.method import checkpoint, checks, set_up, sides
+from pfl.method.client_side import first_messages
 from pfl.method.facts import RunFacts, loop_of
 from pfl.method.groups import ONE_THREAD
 from pfl.method.local_training import LocalTraining, Network
 from pfl.method.neighbours import check_neighbours
-from pfl.method.round import Round, first_uploads, receiver_now
+from pfl.method.round import Round, receiver_now
 from pfl.method.scoring import Evaluation, predictions
-from pfl.method.set_up import (
-    allocate,
-    check_precision,
-    end_within_budget,
-    inspect_network,
-    make_private,
-    plan_chunks,
-)
-from pfl.method.sides import (
-    current_log,
-    on_side,
-    refuse_all_reads,
-    refuse_on_client,
-    refuse_on_server,
-    refuse_private,
-)
 from pfl.method.states import GRADIENTS, KEPT, States
 
 # The first words of the numbers that a row of `metrics.csv` has in every run.
@@ -389,20 +374,20 @@ class FederatedAlgorithm(LocalTraining):
     @property
     def global_model(self) -> Tensor:
         """The global model, [P]; write into it with `copy_`. Clients read what they receive."""
-        refuse_on_client(self, "global_model")
+        sides.refuse_on_client(self, "global_model")
         return self.space.vector.detach()  # `.data` would not count writes, which `guard` asks for
 
     @property
     def global_buffers(self) -> Tensor:
         """The running statistics of the global model, [B]; empty for a network without any."""
-        refuse_on_client(self, "global_buffers")
+        sides.refuse_on_client(self, "global_buffers")
         return self.oracle.buffers.read(self.network, self.space.vector.detach())
 
     def __getattr__(self, name: str) -> Any:
         """Returns a tensor or module; refuses a server state in the code of a client."""
         value = super().__getattr__(name)
         if name in self.__dict__.get("_server_states", ()):
-            refuse_on_client(self, name)
+            sides.refuse_on_client(self, name)
         return value
 
     @property
@@ -418,7 +403,7 @@ class FederatedAlgorithm(LocalTraining):
     def participant_ids(self) -> np.ndarray:
         """The ids of the clients whose messages arrived in the round, ascending int64 [n]."""
         if "run" in self.__dict__ and self.run.private is not None:
-            refuse_private(self, "participant_ids")
+            sides.refuse_private(self, "participant_ids")
         return self._participant_ids
 
     @participant_ids.setter
@@ -462,7 +447,7 @@ class FederatedAlgorithm(LocalTraining):
 
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round (from 0), ascending int64."""
-        refuse_on_client(self, "cohort")
+        sides.refuse_on_client(self, "cohort")
         return self.run.loop.cohort(round_index)
 
     @property
@@ -504,7 +489,7 @@ class FederatedAlgorithm(LocalTraining):
         A client that has sent none yet has the initial row. Every process must call it, with the
         same ids.
         """
-        refuse_on_client(self, "kept_rows")
+        sides.refuse_on_client(self, "kept_rows")
         return self.states.rows(KEPT + name, ids)
 
     def kept_ids(self, name: str) -> np.ndarray:
@@ -512,7 +497,7 @@ class FederatedAlgorithm(LocalTraining):
 
         Every process must call it.
         """
-        refuse_on_client(self, "kept_ids")
+        sides.refuse_on_client(self, "kept_ids")
         return self.states.seen(KEPT + name)
 
     def kept_mean(self, name: str) -> Tensor:
@@ -520,7 +505,7 @@ class FederatedAlgorithm(LocalTraining):
 
         A client that has sent none counts with the initial row. Every process must call it.
         """
-        refuse_on_client(self, "kept_mean")
+        sides.refuse_on_client(self, "kept_mean")
         return self.states.mean(KEPT + name)
 
     def iter_kept(self, name: str) -> Iterator[Tensor]:
@@ -529,7 +514,7 @@ class FederatedAlgorithm(LocalTraining):
         A number that is added up over them must be added up over processes as well, with
         `sum_over_processes`.
         """
-        refuse_on_client(self, "iter_kept")
+        sides.refuse_on_client(self, "iter_kept")
         loop = self.run.loop
         count = max(1, -(-self.num_clients // loop.chunk_size))
         for ids in loop.chunks(self.population, "train", count, owned=True):
@@ -589,7 +574,7 @@ class FederatedAlgorithm(LocalTraining):
                 to right, so that chunks and processes do not matter.
         """
         rows = [c.cpu().numpy() if isinstance(c, Tensor) else c for c in columns.values()]
-        if (log := current_log()) is not None:
+        if (log := sides.current_log()) is not None:
             log.tables.setdefault(table, []).append(dict(zip(columns, rows, strict=True)))
 
     # ---- what callbacks, tests and notebooks use ----------------------------------------------
@@ -609,8 +594,8 @@ class FederatedAlgorithm(LocalTraining):
 
         For a look at a run from outside; the hooks of a method cannot call it.
         """
-        refuse_on_server(self, "client_rows")
-        refuse_on_client(self, "client_rows")
+        sides.refuse_on_server(self, "client_rows")
+        sides.refuse_on_client(self, "client_rows")
         return self.states.rows(name, ids)
 
     def iter_clients(self, split: Literal["train", "val", "test"] = "train") -> Iterator[Clients]:
@@ -618,7 +603,7 @@ class FederatedAlgorithm(LocalTraining):
 
         For a look at a run from outside; the hooks of a method cannot call it.
         """
-        refuse_on_server(self, "iter_clients")
+        sides.refuse_on_server(self, "iter_clients")
         yield from self.states.chunks(self.population, split, receiver_now(self))
 
     def load_state(self, clients: Clients) -> None:
@@ -652,7 +637,7 @@ class FederatedAlgorithm(LocalTraining):
         loop, trainer = loop_of(self.trainer, type(self).__name__), self.trainer
         self.run = RunFacts(loop, trainer)
         self.process_threads = torch.get_num_threads()
-        check_precision(trainer, loop)
+        set_up.check_precision(trainer, loop)
         if not loop.val_dataloader():
             trainer.limit_val_batches = 0  # or Lightning warns of an empty loader
         device = trainer.strategy.root_device
@@ -660,26 +645,26 @@ class FederatedAlgorithm(LocalTraining):
         # What 64-true makes a float64 network of later, would have been stored in float32.
         final = trainer.precision != "64-true" or self.space.vector.dtype == torch.float64
         context = trainer.precision_plugin.forward_context
-        probe = inspect_network(self, loop, device, context, store=final)
+        probe = set_up.inspect_network(self, loop, device, context, store=final)
         for name, initial in self._late_states.items():
             if not len(getattr(self, name)):
                 setattr(self, name, initial())
-        plan_chunks(self, loop, probe)
+        set_up.plan_chunks(self, loop, probe)
         if stage == "fit":
             self._rounds_apart = trainer.check_val_every_n_epoch or 1
         self.check_setup()
         checks.check_aggregation(self)
         if loop.neighbours is not None:
             check_neighbours(self)
-        make_private(self, loop)
-        end_within_budget(self)
+        set_up.make_private(self, loop)
+        set_up.end_within_budget(self)
         if self.oracle.engine.strict:
-            refuse_all_reads(self)
+            sides.refuse_all_reads(self)
 
     def on_fit_start(self) -> None:
         """Allocates the clients' states, or takes them over from the checkpoint."""
         loop = self.run.loop
-        allocate(self, loop)
+        set_up.allocate(self, loop)
         loop.store = self.store
         if self._loaded is not None:
             trainer = self.trainer
@@ -720,7 +705,8 @@ class FederatedAlgorithm(LocalTraining):
 
     def first_uploads(self, ids: np.ndarray) -> Iterator[tuple[Clients, Mapping[str, Message]]]:
         """Yields chunks of this process's share of some clients, and what they send first."""
-        return first_uploads(self, ids)
+        for clients in self.states.chunks(ids, "train"):
+            yield clients, first_messages(self, clients)
 
     def new_evaluation(self) -> Evaluation:
         """Returns an object that collects the scores of evaluation passes."""
@@ -734,7 +720,7 @@ class FederatedAlgorithm(LocalTraining):
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
             self._pass = self.new_evaluation()
         self._pass.begin(receiver_now(self))
-        with on_side("server", "begin_evaluation"):
+        with sides.on_side("server", "begin_evaluation"):
             self.begin_evaluation()
 
     def validation_step(self, clients: Clients, batch_idx: int = 0) -> None:
@@ -761,7 +747,7 @@ class FederatedAlgorithm(LocalTraining):
         # from a run that did not end.
         scheduled = not getattr(self.trainer, "finishing", False)
         if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
-            with on_side("server", "after_evaluation"):
+            with sides.on_side("server", "after_evaluation"):
                 private = self.run.private is not None
                 self.after_evaluation(checks.HiddenScores() if private else row)
 

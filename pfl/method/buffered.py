@@ -62,7 +62,6 @@ class Buffered(FederatedAlgorithm):
         return self.global_model.repeat(who.at_once if who.clock and who.trace is None else 0)
 
     def check_setup(self) -> None:
-        """Refuses what has no meaning for messages that come one by one."""
         self.run.loop.participation.check_buffer(self.buffer_size, type(self).__name__)
 
     def begin_round(self, round_index: int) -> None:

@@ -76,11 +76,9 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     # The seed first: another one makes another partition, too.
     for what, value in sorted(expected.items(), key=lambda item: item[0] != "seed"):
         if not _equal(actual[what], value):
-            others = (
-                f"{what} are other ones than this run's"
-                if isinstance(value, Tensor)
-                else f"{what} is {actual[what]}, this run's is {value}"
-            )
+            others = f"{what} is {actual[what]}, this run's is {value}"
+            if isinstance(value, Tensor):
+                others = f"{what} are other ones than this run's"
             raise ConfigError(
                 f"ckpt_path: the checkpoint's {others}; use the configuration that it was made with"
             )
@@ -108,11 +106,7 @@ def check_body(module: FederatedAlgorithm, saved: dict[str, Any] | None) -> None
 
 
 def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:
-    """Lets a copy of the server's optimizer take a step with the saved state, which must be whole.
-
-    Raises:
-        Malformed: The step fails.
-    """
+    """Refuses a saved state with which a copy of the server's optimizer takes no step."""
     optimizer = copy.deepcopy(module.configure_optimizers())
     assert isinstance(optimizer, torch.optim.Optimizer)
     try:

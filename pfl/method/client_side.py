@@ -63,7 +63,7 @@ def guard(method: FederatedAlgorithm, clients: Clients) -> AbstractContextManage
         names["w"] = names.pop("clients.received['w']")
     own = {f"clients.received[{name!r}]" for name in clients.personal_messages}
     shared = {name: value for name, value in names.items() if name not in own}
-    return method.oracle.guard(clients, lambda: {**shared, **server_tensors(method)})
+    return method.oracle.engine.guard(clients, lambda: {**shared, **server_tensors(method)})
 
 
 def server_tensors(method: FederatedAlgorithm) -> dict[str, Tensor]:
@@ -96,10 +96,8 @@ def check_group(
         sent = train_clients(method, trial)
         values = {f"the message {name!r}": m.values for name, m in sent.items()}
         values |= {f"clients.state[{name!r}]": rows for name, rows in trial.state.items()}
-        nbytes = {
-            name: torch.as_tensor(m.nbytes).expand(len(trial)).tolist() for name, m in sent.items()
-        }
-        return values, nbytes
+        nbytes = {name: torch.as_tensor(m.nbytes).expand(len(trial)) for name, m in sent.items()}
+        return values, {name: counts.tolist() for name, counts in nbytes.items()}
 
     each = [train(one) for one in group.groups(1)]  # first, so that an error names one client
     together, bytes_together = train(group)
@@ -108,10 +106,8 @@ def check_group(
         for name, values in alone.items():
             actual, expected = together[name][row], values[0]
             scale = float(expected.abs().max()) if expected.numel() else 0.0
-            precision = 1e-3 if expected.dtype.itemsize < 8 else 1e-7
-            if not torch.allclose(
-                actual, expected, rtol=0, atol=precision * (scale + 1e-6), equal_nan=True
-            ):
+            atol = (1e-3 if expected.dtype.itemsize < 8 else 1e-7) * (scale + 1e-6)
+            if not torch.allclose(actual, expected, rtol=0, atol=atol, equal_nan=True):
                 raise ConfigError(
                     f"model: {type(method).__name__}.client_update: {name} of client {client} is "
                     f"another one if the client trains in a group of {len(group)} than alone; "

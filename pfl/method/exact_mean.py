@@ -70,9 +70,8 @@ class MovedWeights(FactorMethod):
     def __init__(
         self, network: Network, *, trainable: Trainable | str | None = "lora", **kwargs: Any
     ) -> None:
-        super().__init__(
-            network, trainable=with_residual(trainable), server_optimizer=None, **kwargs
-        )
+        trainable = with_residual(trainable)
+        super().__init__(network, trainable=trainable, server_optimizer=None, **kwargs)
         self.add_constant("residual", factor_mask(self.space, "residual"))
         self.add_server_state("residual_rank", torch.tensor(0))
 

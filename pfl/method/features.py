@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from pfl.clients import Clients
-from pfl.engines.batch import Batch
+from pfl.engines.batch import Batch, Buffers
 from pfl.engines.objective import watched_head
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def features(
-    oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Tensor | None = None
-) -> Tensor:
+def features(oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Buffers = None) -> Tensor:
     """Returns the inputs of the head for a batch of each of A clients' models, in evaluation mode.
 
     Works with every engine and in several threads. The network runs in the Trainer's precision; the

@@ -96,9 +96,8 @@ def _is_exact(runner: ModelRunner, rest: nn.Module, batch: Batch, inputs: Tensor
     noise = torch.randn(w.shape, generator=torch.Generator().manual_seed(0), dtype=w.dtype)
     w = (w + 0.02 * noise.to(w.device))[None]
     short = Batch(inputs[None], batch.targets, batch.counts)
-    whole = SequentialEngine(runner).gradient(
-        w, Batch(batch.inputs.clone(), batch.targets, batch.counts)
-    )
+    copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
+    whole = SequentialEngine(runner).gradient(w, copied)
     pairs = zip(whole, SequentialEngine(own).gradient(w, short), strict=True)
     return all(bool((one - other).norm() <= 1e-3 * one.norm()) for one, other in pairs)
 
@@ -110,23 +109,12 @@ class _Reached(Exception):
 class _FrozenPart:
     """What a network computes before a module `at`, for some samples; and the rest of the network.
 
-    Args:
-        runner: The network.
-        at: The name of the head, or of a block.
-        samples: The samples, [U, ...].
-        known: The checksum and the rows of another frozen part, which may be the same.
-
-    Attributes:
-        rows: What `at` is given for each sample, [U, ...].
-        rest: The network without its frozen part.
+    `rows` [U, ...] are what `at`, the head or a block, is given for each of the samples [U, ...];
+    `known` are the checksum and the rows of another frozen part, which may be the same.
     """
 
     def __init__(
-        self,
-        runner: ModelRunner,
-        at: str,
-        samples: Tensor,
-        known: tuple[str, Tensor] | None = None,
+        self, runner: ModelRunner, at: str, samples: Tensor, known: tuple[str, Tensor] | None = None
     ) -> None:
         self.runner, self.at, self.samples = runner, at, samples
         network = runner.original

@@ -78,7 +78,7 @@ class ClientGroups:
                 category=UserWarning,
             )
             self.free_memory()
-            self.oracle.release()
+            self.oracle.runner.release()
             if device.type == "cuda":
                 garbage_collection_cuda()
             again = replace(group, state={}, buffers=None)

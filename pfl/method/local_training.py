@@ -120,7 +120,7 @@ class LocalTraining(MovableModule):
             rate = probe.param_groups[0].get("lr", lr)
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
-        self._rounds = 0  # finished rounds
+        self._rounds = 0  # finished rounds; `adapt` may read it in a client's code
 
     @property
     def threads(self) -> ClientThreads:
@@ -169,10 +169,7 @@ class LocalTraining(MovableModule):
         return self.lr * self.lr_decay**round_index
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the relative costs of a round for clients with these numbers of samples, [C].
-
-        The cost is the number of sample gradients.
-        """
+        """Returns how many sample gradients a round takes of clients of these sizes, [C]."""
         return sizes * self.epochs_of(sizes)
 
     def epochs_of(self, sizes: np.ndarray) -> np.ndarray:
@@ -364,9 +361,8 @@ class LocalTraining(MovableModule):
             )
         learners, rows = replace(clients, round=0).training()
         lr = self.learning_rate(self._rounds) if lr is None else lr
-        v = self.local_sgd(
-            learners, start[rows], epochs=epochs, steps=steps, lr=lr, part=part, name=ADAPT
-        )
+        amount: Any = {"epochs": epochs, "steps": steps}
+        v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name=ADAPT)
         back = rows.argsort()
         if learners.buffers is not None:
             clients.buffers = learners.buffers[back]

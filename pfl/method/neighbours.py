@@ -75,9 +75,7 @@ def neighbour_scores(
     held: dict[int, list[tuple[Tensor, ...]]] = {}
     for row, *parts in answers("val"):
         held.setdefault(row, []).append(tuple(parts))
-    weights = {
-        row: best_weight(*map(torch.cat, zip(*parts, strict=True))) for row, parts in held.items()
-    }
+    weights = {row: best_weight(*map(torch.cat, zip(*p, strict=True))) for row, p in held.items()}
     for row, p, q, targets in answers(clients.split):
         mixed = p + weights.get(row, 0.0) * (q - p)
         losses = -mixed.gather(1, targets[:, None]).log().clamp(min=-100)

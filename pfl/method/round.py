@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.aggregation.joined import join, split
+from pfl.aggregation.joined import Values, join, split
 from pfl.aggregation.robust import RobustMean
 from pfl.clients import Clients
 from pfl.communication import Message
 from pfl.errors import Diverged
 from pfl.method import checks, statistics
-from pfl.method.client_side import check_group, first_messages, server_tensors, train_clients
+from pfl.method.client_side import check_group, server_tensors, train_clients
 from pfl.method.factors import PRODUCTS, aggregation_gap
 from pfl.method.round_totals import RoundTotals, not_finite, value_range
 from pfl.method.sides import Log, logging_to, on_side
@@ -163,9 +163,7 @@ class Round:
         sums = totals.weigh(means, clients.sizes, method.space.vector)
         return Exchange(sums, rows, kept, down, up, ranges, log)
 
-    def _attack(
-        self, messages: Messages, clients: Clients, references: Mapping[str, Tensor]
-    ) -> Messages:
+    def _attack(self, messages: Messages, clients: Clients, references: Values) -> Messages:
         """Returns the messages with what attackers send in place of theirs."""
         who = self.method.run.loop.participation
         if not messages or who.attackers is None or not who.attackers.attack.replaces("change"):
@@ -303,11 +301,3 @@ def common_download(method: FederatedAlgorithm) -> dict[str, Message]:
     with on_side("server", "download"):
         messages = checks.downloads(method, method.download())
     return statistics.send_down(method, messages)
-
-
-def first_uploads(
-    method: FederatedAlgorithm, ids: np.ndarray
-) -> Iterator[tuple[Clients, Messages]]:
-    """Yields chunks of this process's share of some clients, and what they send first."""
-    for clients in method.states.chunks(ids, "train"):
-        yield clients, first_messages(method, clients)

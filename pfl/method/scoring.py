@@ -21,14 +21,7 @@ from pfl.method.client_side import guard
 from pfl.method.neighbours import neighbour_scores
 from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
-from pfl.scores.evaluation import (
-    ClientScores,
-    Scores,
-    client_mean,
-    in_order,
-    row_scores,
-    summarize,
-)
+from pfl.scores.evaluation import ClientScores, Scores, client_mean, in_order, row_scores, summarize
 from pfl.scores.names import ScoreName
 
 if TYPE_CHECKING:
@@ -179,9 +172,7 @@ class Evaluation:
         """Scores models after numbers of local steps, and with a memory, from the same start."""
         names = {f"{kind}/{k}": k for k in steps}
         remembers = kind == "finetuned" and self.loop.neighbours is not None
-        metrics = {
-            name: self._metric(clients.split, name) for name in [*names, *["knn"] * remembers]
-        }
+        metrics = {n: self._metric(clients.split, n) for n in [*names, *["knn"] * remembers]}
         if not len(clients):  # every process has the same kinds of scores
             return
         keep = bool(self.loop.metrics)
@@ -260,9 +251,8 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: 
             return (losses * counts, correct * counts, counts), predicted
 
     pieces = list(clients.pooled(_samples_at_once(algorithm, clients)))
-    for (owners, _), (sums, predicted) in zip(
-        pieces, algorithm.threads.map(score, pieces), strict=True
-    ):
+    scored = algorithm.threads.map(score, pieces)
+    for (owners, _), (sums, predicted) in zip(pieces, scored, strict=True):
         ids = clients.ids[owners]
         metric.update(torch.from_numpy(ids), *sums)
         if keep:

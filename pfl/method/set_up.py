@@ -176,7 +176,7 @@ def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Cl
 
 def allocate(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
     """Allocates threads and, for a new population, the rows of states and kept messages."""
-    method.oracle.to(method.device, method.space.vector.dtype)
+    method.oracle.runner.to(method.device, method.space.vector.dtype)
     on_cpu = method.device.type == "cpu"
     if method.threads is ONE_THREAD and on_cpu:
         count = method.oracle.allocate_replicas(method.process_threads)

@@ -10,15 +10,7 @@ from typing import Any
 import numpy as np
 
 from pfl.errors import ConfigError
-from pfl.scores.names import (
-    Directions,
-    ScoreName,
-    candidates,
-    direction,
-    numbers_of,
-    parts_of,
-    scores_among,
-)
+from pfl.scores import names
 from pfl.scores.runs import BUDGETS, Row, Run, columns_of, cost_of
 from pfl.scores.statistics import Paired, compare_pairs, holm
 
@@ -53,11 +45,11 @@ class Comparison:
 
     def __post_init__(self) -> None:
         columns = columns_of(row for run in self.runs for row in run.rows)
-        if self.metric is not None and not candidates(columns, "test", self.metric):
-            number = parts_of(self.metric)[1]
-            scores = scores_among(columns, "test")
+        if self.metric is not None and not names.candidates(columns, "test", self.metric):
+            number = names.parts_of(self.metric)[1]
+            scores = names.scores_among(columns, "test")
             have = [f"{name.model}/{name.number}" for name in scores if name.number == number]
-            words = ", ".join(have or numbers_of(columns))
+            words = ", ".join(have or names.numbers_of(columns))
             raise ConfigError(f"metric: {self.metric}; the runs have {words}")
         self.chosen.update({id(run): run.selected(self.budget, self.metric) for run in self.runs})
 
@@ -79,18 +71,18 @@ class Comparison:
     @cached_property
     def number(self) -> str:
         """What is scored: the number in `metric`, or else "accuracy", or "loss" for regression."""
-        first = candidates(self.columns, "test", self.metric)
-        return first[0].number if first else parts_of(self.metric)[1] or "accuracy"
+        first = names.candidates(self.columns, "test", self.metric)
+        return first[0].number if first else names.parts_of(self.metric)[1] or "accuracy"
 
     @property
-    def metrics(self) -> Directions:
+    def metrics(self) -> names.Directions:
         """For each metric beside accuracy and loss whether large values are good."""
         return {name: better for run in self.runs for name, better in run.metrics.items()}
 
     @property
     def larger_is_better(self) -> bool:
         """Whether a larger score is better."""
-        return direction(self.number, self.metrics) is not False
+        return names.direction(self.number, self.metrics) is not False
 
     def of(self, label: str) -> list[Run]:
         """Returns the runs of a method."""
@@ -100,21 +92,21 @@ class Comparison:
         """Returns the baseline run that has the same seed as `run`, or None."""
         return next((one for one in self.of(self.baseline) if one.seed == run.seed), None)
 
-    def score_of(self, label: str) -> ScoreName | None:
+    def score_of(self, label: str) -> names.ScoreName | None:
         """Returns the score that counts for a method; None if its runs do not have it."""
         runs = self.of(label)
         chosen = [run.summary["select_by"] for run in runs if run.summary.get("select_by")]
-        model = parts_of(self.metric)[0] or parts_of(chosen[0] if chosen else None)[0]
+        model = names.parts_of(self.metric)[0] or names.parts_of(chosen[0] if chosen else None)[0]
         wanted = f"{model}/{self.number}" if model else self.number
         columns = columns_of(row for run in runs for row in run.rows)
-        return next(iter(candidates(columns, "test", wanted)), None)
+        return next(iter(names.candidates(columns, "test", wanted)), None)
 
     def main_kind(self, label: str) -> str | None:
         """Returns the kind of model that counts for a method, such as "personalized"."""
         name = self.score_of(label)
         return None if name is None else name.model
 
-    def values(self, label: str, name: ScoreName | str) -> np.ndarray:
+    def values(self, label: str, name: names.ScoreName | str) -> np.ndarray:
         """Returns a number of each run of a method, in the round that counts; NaN where none."""
         rows = [self.chosen[id(run)] for run in self.of(label)]
         return np.array([float((row or {}).get(str(name), np.nan)) for row in rows])

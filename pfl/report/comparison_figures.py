@@ -128,10 +128,8 @@ def scatter(comparison: Comparison) -> Figure | None:
     for index, (label, (x, y)) in enumerate(points.items()):
         colour, marker = _colour(comparison, label), MARKERS[index % len(MARKERS)]
         axes.scatter(x, y, s=14, alpha=0.6, label=label, color=colour, marker=marker, linewidths=0)
-    ends = [
-        min(axes.get_xlim()[0], axes.get_ylim()[0]),
-        max(axes.get_xlim()[1], axes.get_ylim()[1]),
-    ]
+    limits = [*axes.get_xlim(), *axes.get_ylim()]
+    ends = [min(limits), max(limits)]
     axes.plot(ends, ends, color="#999999", linewidth=1, zorder=0)
     axes.set(xlabel=f"global model, {number}", ylabel=f"personalized model, {number}")
     axes.set_title(comparison.title)
@@ -159,8 +157,8 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
     half = -(-len(labels) // 2)
     figure, axes = _figure(6.5, 1.3 + 0.3 * half)
     axes.set_axis_off()
-    low, high, depth = 1, len(labels), half + 1.5
-    axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-depth, 2.2))
+    low, high = 1, len(labels)
+    axes.set(xlim=(low - 0.45 * high, high + 0.45 * high), ylim=(-1.5 - half * 0.9, 2.2))
     axes.plot([low, high], [0, 0], color="black", linewidth=1)
     for tick in range(low, high + 1, 1 if high <= 15 else 5):  # more numbers would overlap
         axes.plot([tick, tick], [0, 0.2], color="black", linewidth=1)
@@ -175,7 +173,6 @@ def rank_diagram(comparisons: Sequence[Comparison], alpha: float = 0.05) -> Figu
         axes.plot([ranks[method], ranks[method], end], [0, y, y], color="#555555", linewidth=0.9)
         name = f"{labels[method]} ({ranks[method]:.2f})"
         axes.text(end, y, name, ha="right" if left else "left", va="center", fontsize=9)
-    axes.set_ylim(-1.5 - half * 0.9, 2.2)
     for level, (first, last) in enumerate(_cliques(ranks[order], width)):
         y = -0.3 - 0.25 * level
         axes.plot([first - 0.03, last + 0.03], [y, y], color=COLOURS[1], linewidth=3)

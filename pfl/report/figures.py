@@ -88,15 +88,14 @@ def embedding_figure(
     side = 2 if len(panels) == 4 else 1
     figure = Figure(figsize=(4.2 * side + 1, 3.6 * side + 0.3), layout="constrained")
     shown = figure.subplots(side, side, squeeze=False).ravel()
-    for axes, ((extractor, classifier), (places, predicted)) in zip(
-        shown, panels.items(), strict=True
-    ):
+    for axes, (models, (places, predicted)) in zip(shown, panels.items(), strict=True):
         for label in np.unique(targets).astype(int):
             look = {"color": CLASSES[label % len(CLASSES)], "label": str(label)}
             marker = BY_CLASS[label // len(CLASSES) % len(BY_CLASS)]
             axes.scatter(*places[targets == label].T, s=26, marker=marker, **look)
         wrong = predicted != targets
         axes.scatter(*places[wrong].T, s=40, color="black", marker="x", linewidths=1.2)
+        extractor, classifier = models
         title = f"{extractor} extractor, {classifier} classifier\naccuracy {1 - wrong.mean():.4f}"
         axes.set_title(title, fontsize="medium")
         axes.set(xticks=[], yticks=[])

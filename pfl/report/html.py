@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pfl import files
-from pfl.errors import ConfigError
+from pfl.datamodules.errors import ConfigError, optional_module
 from pfl.report.comparison import Comparison
 from pfl.report.comparison_tables import run_numbers
 from pfl.report.table import Cell, Column, Link, Table, html, number_of, template
@@ -36,11 +36,9 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
     Raises:
         ConfigError: Plotly is not installed, a file of a run is damaged, or no run has the score.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError:
-        raise ConfigError("report: it needs Plotly; install it with: pip install plotly") from None
     from markupsafe import Markup
+
+    plotly = optional_module("report", "plotly.offline", "plotly")
 
     comparison = Comparison(runs, runs[0].label, metric=metric)
     seen: dict[str, int] = {}
@@ -53,7 +51,7 @@ def page(runs: Sequence[Run], title: str, version: str, metric: str | None = Non
     scores = bool(models_of(comparison.columns, comparison.number))
     return template((Path(__file__).parent / "page.html").read_text()).render(
         title=title,
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(plotly.get_plotlyjs()),
         version=version,
         notes=f"Scores are the clients' mean test {comparison.number}. " * scores + notes,
         overview=Markup(html(_overview(comparison))),

@@ -8,16 +8,8 @@ import numpy as np
 
 from pfl.datamodules import ConfigError, FederatedDataModule
 from pfl.datamodules.exports import write_parquet
-from pfl.datamodules.partitions.measures import (
-    effective_classes,
-    label_overlap,
-    label_shares,
-    shared_samples,
-    total_variation,
-    trained_on,
-    wasserstein,
-)
-from pfl.files import write_csv, write_error, write_figure
+from pfl.datamodules.partitions import measures
+from pfl.files import write_csv, write_figure, writing
 from pfl.report.run_summary import left_out
 from pfl.report.table import Cell, Column, Table, text
 
@@ -66,12 +58,13 @@ def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
     columns = client_columns(data)
     if data.has_labels:
         counts = data.label_counts()
-        shares, tested = label_shares(counts), label_shares(data.label_counts("test"))
+        shares = measures.label_shares(counts)
+        tested = measures.label_shares(data.label_counts("test"))
         everyone = counts.sum(0) / counts.sum()
-        columns["effective_classes"] = effective_classes(shares)
-        columns["total_variation"] = total_variation(shares, everyone)
-        columns["wasserstein"] = wasserstein(shares, everyone)
-        columns["train_test_variation"] = total_variation(shares, tested)
+        columns["effective_classes"] = measures.effective_classes(shares)
+        columns["total_variation"] = measures.total_variation(shares, everyone)
+        columns["wasserstein"] = measures.wasserstein(shares, everyone)
+        columns["train_test_variation"] = measures.total_variation(shares, tested)
     return columns
 
 
@@ -107,16 +100,14 @@ def write_files(data: FederatedDataModule, columns: dict[str, np.ndarray], out: 
         from pfl.report.figures import partition_figure  # matplotlib takes long to import
 
         files.append(out / "partition.png")
-        write_figure(
-            files[-1], partition_figure(data.label_counts(), getattr(data, "class_names", None))
-        )
-    try:
-        write_parquet(data, out / "clients.parquet")
-        files.append(out / "clients.parquet")
-    except ConfigError as error:
-        print(error)
-    except OSError as error:
-        raise write_error(out / "clients.parquet", error) from error
+        names = getattr(data, "class_names", None)
+        write_figure(files[-1], partition_figure(data.label_counts(), names))
+    with writing(out / "clients.parquet"):
+        try:
+            write_parquet(data, out / "clients.parquet")
+            files.append(out / "clients.parquet")
+        except ConfigError as error:
+            print(error)
     return files
 
 
@@ -128,15 +119,15 @@ def _known_values(values: np.ndarray) -> np.ndarray:
 
 def _notes(data: FederatedDataModule, columns: dict[str, np.ndarray]) -> list[str]:
     """Returns what stands below the table: overlap, what is left out, the hash."""
-    parts, total = data.partition, len(data.samples)
-    notes = []
+    parts, total, notes = data.partition, len(data.samples), []
     if data.has_labels:
-        shares = label_shares(data.label_counts())
-        notes.append(f"Two clients share {label_overlap(shares):.1%} of their labels on average.")
+        overlap = measures.label_overlap(measures.label_shares(data.label_counts()))
+        notes.append(f"Two clients share {overlap:.1%} of their labels on average.")
+    shared = measures.shared_samples(parts.train, total)
+    tested = measures.trained_on(parts.train, parts.test, total)
     notes.append(
-        f"{shared_samples(parts.train, total):,} samples are trained on by more than one client; "
-        f"{trained_on(parts.train, parts.test, total):,} are trained on by one client and tested "
-        "by a client."
+        f"{shared:,} samples are trained on by more than one client; {tested:,} are trained on by "
+        "one client and tested by a client."
     )
     words = left_out(data.left_out())
     notes.append(f"Left out: {words}." if words else "Every sample has a client.")

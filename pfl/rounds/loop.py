@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -25,7 +25,7 @@ from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.rounds.clock import Clock
-from pfl.rounds.participation import Participation, Sampling
+from pfl.rounds.participation import Cost, Participation, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
@@ -134,20 +134,10 @@ class FederatedLoop(LightningDataModule):
         self.datamodule = datamodule
         if seed is not None:
             check_whole("loop.seed", seed, 0)
+        seed = datamodule.seed if seed is None else seed
+        who = clients_per_round, sampling, trace, unseen, dropout, stragglers, straggler_work
         self.participation = Participation(
-            datamodule,
-            datamodule.seed if seed is None else seed,
-            clients_per_round,
-            sampling,
-            trace,
-            unseen,
-            dropout,
-            stragglers,
-            straggler_work,
-            privacy,
-            aggregation,
-            attackers,
-            clock,
+            datamodule, seed, *who, privacy, aggregation, attackers, clock
         )
         self.sample_privacy = sample_privacy
         for key, value in {"finetune": finetune, "neighbours": neighbours}.items():
@@ -191,12 +181,7 @@ class FederatedLoop(LightningDataModule):
         self.participation.check(rounds)
 
     def plan(
-        self,
-        chunk_size: int,
-        *,
-        stateful: bool,
-        cost: Callable[[np.ndarray], np.ndarray],
-        buffer: int | None = None,
+        self, chunk_size: int, *, stateful: bool, cost: Cost, buffer: int | None = None
     ) -> None:
         """Sets how cohorts are cut into chunks.
 
@@ -274,13 +259,7 @@ class FederatedLoop(LightningDataModule):
         return self.participation.cohort(round_index)
 
     def chunks(
-        self,
-        ids: np.ndarray,
-        split: str,
-        count: int,
-        *,
-        owned: bool,
-        work: np.ndarray | float = 1.0,
+        self, ids: np.ndarray, split: str, count: int, owned: bool, work: np.ndarray | float = 1.0
     ) -> list[np.ndarray]:
         """Returns this process's share of some clients in chunks, largest clients first.
 
@@ -362,11 +341,10 @@ class ChunkLoader:
             work = loop.participation.work(round_index, ids) if split == "train" else 1.0
             chunks = loop.chunks(ids, split, count, owned=owned, work=work)
             for number, chunk in enumerate(chunks):
-                if loop.store is not None and number + 1 < count:
+                first, last = number == 0, number == count - 1
+                if loop.store is not None and not last:
                     loop.store.prefetch(chunks[number + 1])
-                yield Clients(
-                    chunk, round_index, data, split, first=number == 0, last=number == count - 1
-                )
+                yield Clients(chunk, round_index, data, split, first, last)
 
 
 def assign_clients(costs: np.ndarray, world: int, limit: int) -> np.ndarray:

@@ -29,6 +29,8 @@ Sampling = Literal["uniform", "bernoulli", "weighted", "cyclic"]
 SAMPLED = ("uniform", "bernoulli")  # these draws do not depend on the clients' data
 Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
+Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
+"""The sample gradients of clients with numbers of samples, both [n]."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Participation:
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock
-        self.cost: Callable[[np.ndarray], np.ndarray] = np.asarray
+        self.cost: Cost = np.asarray
         self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
@@ -124,13 +126,9 @@ class Participation:
         self.clients_per_round, self.sampling = clients_per_round, sampling
         samplings = get_args(Sampling)
         require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
-        require(
-            "loop.clients_per_round",
-            clients_per_round,
-            clients_per_round is None or _whole(clients_per_round),
-            f"a whole number from 1 to {datamodule.num_clients} (data.num_clients), or null for "
-            f"everyone",
-        )
+        holds, most = clients_per_round is None or _whole(clients_per_round), datamodule.num_clients
+        expected = f"a whole number from 1 to {most} (data.num_clients), or null for everyone"
+        require("loop.clients_per_round", clients_per_round, holds, expected)
         self.trace: Rounds | None = None if trace is None else _read_rounds("trace", trace)
         self.unseen: float | Sequence[int] | None = _read_unseen(unseen)
         self.dropout = Affected.read("dropout", dropout)
@@ -235,7 +233,7 @@ class Participation:
 
     # ---- virtual time -------------------------------------------------------------------------
 
-    def pace(self, cost: Callable[[np.ndarray], np.ndarray], buffer: int | None = None) -> None:
+    def pace(self, cost: Cost, buffer: int | None = None) -> None:
         """Sets what a round costs clients of some sizes, and how many messages end it.
 
         Args:

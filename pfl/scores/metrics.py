@@ -9,15 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
-from torchmetrics.classification import (
-    BinaryAveragePrecision,
-    BinaryPrecisionRecallCurve,
-    MulticlassAveragePrecision,
-    MulticlassPrecisionRecallCurve,
-    MultilabelAveragePrecision,
-    MultilabelPrecisionRecallCurve,
-)
+from torchmetrics import Metric, classification
 
 from pfl.datamodules.errors import require
 from pfl.engines.runner import IGNORED
@@ -28,14 +20,14 @@ RESERVED = ("accuracy", "loss", "count")
 _UNFIT = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
 _TASKS = r"^(Binary|Multiclass|Multilabel)(?=[A-Z])"
 _CURVES = (
-    BinaryPrecisionRecallCurve,
-    MulticlassPrecisionRecallCurve,
-    MultilabelPrecisionRecallCurve,
+    classification.BinaryPrecisionRecallCurve,
+    classification.MulticlassPrecisionRecallCurve,
+    classification.MultilabelPrecisionRecallCurve,
 )
 _AVERAGE_PRECISION = (
-    BinaryAveragePrecision,
-    MulticlassAveragePrecision,
-    MultilabelAveragePrecision,
+    classification.BinaryAveragePrecision,
+    classification.MulticlassAveragePrecision,
+    classification.MultilabelAveragePrecision,
 )
 
 
@@ -193,17 +185,17 @@ def _is_defined(metric: Metric, targets: Tensor) -> bool:
     if not isinstance(metric, _CURVES):
         return True
     average, ignored = getattr(metric, "average", None), getattr(metric, "ignore_index", None)
-    if isinstance(metric, MulticlassPrecisionRecallCurve):
+    if isinstance(metric, classification.MulticlassPrecisionRecallCurve):
         classes = targets[targets != ignored] if ignored is not None else targets.flatten()
         positive = torch.bincount(classes, minlength=metric.num_classes)
         total = len(classes)
     else:
-        one = isinstance(metric, BinaryPrecisionRecallCurve) or average == "micro"
+        one = isinstance(metric, classification.BinaryPrecisionRecallCurve) or average == "micro"
         labels = targets.reshape(-1, 1 if one else targets.shape[1])
         positive, total = (labels == 1).sum(0), len(labels)
     defined = positive > 0
     if not isinstance(metric, _AVERAGE_PRECISION):
         defined &= positive < total
-    if average == "weighted" or isinstance(metric, MulticlassAveragePrecision):
+    if average == "weighted" or isinstance(metric, classification.MulticlassAveragePrecision):
         return bool(positive.any() and defined[positive > 0].all())  # absent classes do not count
     return bool(defined.all())

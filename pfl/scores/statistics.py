@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-RESAMPLES = 9999
 ROUNDING = 2.0**-22  # differences closer than this, relative to the scores, are equal: float32
 
 
@@ -52,9 +51,8 @@ def compare_pairs(
     """
     have = ~(np.isnan(method) | np.isnan(baseline))
     a, b = method[have].astype(np.float64), baseline[have].astype(np.float64)
-    difference = _level_ties(
-        a - b, ROUNDING * max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
-    )
+    largest = max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
+    difference = _level_ties(a - b, ROUNDING * largest)
     better = difference if larger_is_better else -difference
     counts = [int((better > 0).sum()), int((better == 0).sum()), int((better < 0).sum())]
     if not len(difference):
@@ -78,21 +76,13 @@ def _level_ties(values: np.ndarray, tolerance: float) -> np.ndarray:
     return np.copysign(result, values)
 
 
-def mean_interval(values: np.ndarray, level: float = 0.95) -> tuple[float, float]:
-    """Returns the percentile bootstrap confidence interval of a mean, with a fixed seed."""
+def mean_interval(values: np.ndarray) -> tuple[float, float]:
+    """Returns the 95% percentile bootstrap interval of a mean (9,999 resamples, a fixed seed)."""
     if len(values) < 2 or (values == values[0]).all():
         return float(values[0]), float(values[0])
-    rng = np.random.default_rng(0)
-    interval = stats.bootstrap(
-        (values,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        batch=max(1, 5_000_000 // len(values)),
-        confidence_level=level,
-        method="percentile",
-        rng=rng,
-    ).confidence_interval
-    return float(interval.low), float(interval.high)
+    rng, batch = np.random.default_rng(0), max(1, 5_000_000 // len(values))
+    result = stats.bootstrap((values,), np.mean, batch=batch, method="percentile", rng=rng)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def holm(p: Sequence[float]) -> list[float]:

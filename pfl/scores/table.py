@@ -128,24 +128,21 @@ def append(path: Path, round_index: int, scores: Scores) -> None:
     if not path.is_file():
         write(path, rows)
         return
-    try:
-        with path.open("r+b", buffering=0) as file:
-            count, kind = _read_header(file)
-            end = file.tell() + count * kind.itemsize
-            added = np.empty(len(rows), kind)
-            for name in kind.names or ():
-                added[name] = rows[name] if name in (rows.dtype.names or ()) else np.nan
+    with files.writing(path), path.open("r+b", buffering=0) as file:
+        count, kind = _read_header(file)
+        end = file.tell() + count * kind.itemsize
+        added = np.empty(len(rows), kind)
+        for name in kind.names or ():
+            added[name] = rows[name] if name in (rows.dtype.names or ()) else np.nan
+        file.truncate(end)
+        try:
+            file.seek(end)
+            files.write_all(file, added.tobytes())
+        except OSError:
             file.truncate(end)
-            try:
-                file.seek(end)
-                files.write_all(file, added.tobytes())
-            except OSError:
-                file.truncate(end)
-                raise
-            file.seek(0)
-            _write_header(file, count + len(added), kind)
-    except OSError as error:
-        raise files.write_error(path, error) from error
+            raise
+        file.seek(0)
+        _write_header(file, count + len(added), kind)
 
 
 def write(path: Path, rows: np.ndarray) -> None:

@@ -140,7 +140,7 @@ def test_a_body_of_16_bits_is_not_converted(fit):
     algorithm = FedAvg(network, trainable=LoRA(rank=2))
     network.body.bfloat16()
     oracle = Oracle(network, algorithm.space, HalfSquaredError())
-    oracle.to(torch.device("cpu"), torch.float64)
+    oracle.runner.to(torch.device("cpu"), torch.float64)
     assert {p.dtype for p in frozen_parameters(oracle.runner.network).values()} == {torch.bfloat16}
 
 

@@ -146,8 +146,6 @@ def test_pfllib_pathological_equals_its_reference(classes, balance):
 
 
 def test_pfllib_s_arguments_are_checked(one_line):
-    with one_line("PFLlibDirichlet.train_ratio: 1.0; it must be above 0 and below 1"):
-        PFLlibDirichlet(train_ratio=1.0)
     with one_line("PFLlibDirichlet.alpha: -1; it must be positive and finite"):
         PFLlibDirichlet(-1)
     with one_line("PFLlibPathological.classes: 7; it must be at most 6"):

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import random
 import time
+from multiprocessing import connection
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ import yaml
 
 from pfl.cli import main
 from pfl.deploy.app import run_server
-from pfl.deploy.channel import Sockets
+from pfl.deploy.channel import Channel
 from pfl.deploy.wire import unpack
 from tests.algorithms.methods import differing
 from tests.commands import call
@@ -30,6 +31,38 @@ WORDS += ["--trainer.max_epochs", ROUNDS, "--trainer.callbacks", "[]", "--loop.e
 WORDS += ["--loop.clients_per_round", "null", "--loop.clients_at_once", 1, "--model", "FedSLR"]
 WORDS += ["--model.network", "MLP", "--model.network.in_features", 64]
 WORDS += ["--model.network.hidden", "[8]", "--model.lr", 0.05, "--model.batch_size", 20]
+
+
+class Sockets(Channel):
+    """Workers of parties on this machine; peer i is at the socket file `paths[i]`."""
+
+    def __init__(self, paths):
+        self.paths = paths
+
+    def peers(self):
+        return {peer for peer, path in enumerate(self.paths) if path.exists()}
+
+    def ask(self, messages, timeout):
+        answers, waiting = {}, {}  # by peer, and the peers by connection
+        for peer, message in messages.items():
+            try:
+                worker = connection.Client(str(self.paths[peer]), "AF_UNIX")
+                worker.send_bytes(message)
+                waiting[worker] = peer
+            except OSError as error:
+                answers[peer] = f"{self.paths[peer]}: {error.strerror or error}"
+        end = time.monotonic() + timeout
+        while waiting and (left := end - time.monotonic()) > 0:
+            for ready in connection.wait(list(waiting), left):
+                peer, worker = waiting.pop(ready), ready
+                try:
+                    answers[peer] = worker.recv_bytes()
+                except (EOFError, OSError) as error:
+                    answers[peer] = f"the worker has ended ({type(error).__name__})"
+                worker.close()
+        for worker in waiting:
+            worker.close()
+        return answers
 
 
 class Noted(Sockets):

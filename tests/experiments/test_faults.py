@@ -308,4 +308,4 @@ def test_tuning_without_optuna_is_one_line(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "optuna", None)
     status, _, error = call("tune", "tune/digits", "--out", tmp_path)
     assert (status, error.count("\n")) == (2, 1)
-    assert "it needs Optuna" in error and "pip install" in error
+    assert "tune; the package optuna" in error and "pip install" in error

@@ -40,15 +40,8 @@ def everything(watch, digits, method, network, engine, at_once, precision):
     """Global model and all client states after two rounds of 4 of the 5 clients."""
     torch.manual_seed(0)
     algorithm = METHODS[method](NETWORKS[network](), lr=0.1, batch_size=64, engine=engine)
-    history = watch(
-        algorithm,
-        digits,
-        2,
-        precision=precision,
-        clients_per_round=4,
-        clients_at_once=at_once,
-        evaluate=(),
-    )
+    arguments = dict(precision=precision, clients_per_round=4, clients_at_once=at_once, evaluate=())
+    history = watch(algorithm, digits, 2, **arguments)
     result = {"w": history["w"][-1], "up": history["up"][-1], "down": history["down"][-1]}
     for name in algorithm.store.names:
         result[f"client {name}"] = algorithm.store.read(name, np.arange(5)).numpy()
@@ -65,13 +58,8 @@ def test_engines_and_chunks_agree_on_convolutions(watch, digits, method):
         other = everything(watch, digits, method, "CNN", engine, at_once, "64-true")
         for name, values in first.items():
             scale = np.abs(values).max()
-            np.testing.assert_allclose(
-                other[name],
-                values,
-                rtol=0,
-                atol=1e-10 * scale,
-                err_msg=f"{name} {engine} {at_once}",
-            )
+            arguments = dict(rtol=0, atol=1e-10 * scale, err_msg=f"{name} {engine} {at_once}")
+            np.testing.assert_allclose(other[name], values, **arguments)
 
 
 # With singular values, once a round or in every step, both are about 1e-6 from double precision
@@ -128,16 +116,8 @@ def test_a_client_trains_as_if_alone(fit, digits, name, engine):
         torch.manual_seed(0)
         return MLP(64, (8,)).double()
 
-    algorithm = LocalTrain(
-        network(),
-        lr=lr,
-        lr_decay=0.5,
-        local_epochs=2,
-        batch_size=64,
-        weight_decay=0.01,
-        optimizer=optimizer,
-        engine=engine,
-    )
+    arguments = dict(lr=lr, lr_decay=0.5, local_epochs=2, batch_size=64, weight_decay=0.01)
+    algorithm = LocalTrain(network(), optimizer=optimizer, engine=engine, **arguments)
     fit(algorithm, digits, rounds, evaluate=())
     for i in range(5):
         model = network()

@@ -84,16 +84,8 @@ DRAWN = dict(lr=0.05, max_rate=0.6, mean_field="fixed_point")
 def test_rates_solve_the_control_problem_for_any_terms(watch, epochs, dynamics, engine):
     """The rates of the next round are the optimal feedback at each client's own w_l, clipped."""
     problem, start, phi, path = drawn(epochs)
-    algorithm = FedAgg(
-        problem.network(start),
-        rate_penalty=0.2,
-        local_epochs=epochs,
-        tolerance=1e-12,
-        dynamics=dynamics,
-        engine=engine,
-        **DRAWN,
-        **FULL,
-    )
+    arguments = dict(rate_penalty=0.2, local_epochs=epochs, tolerance=1e-12, dynamics=dynamics)
+    algorithm = FedAgg(problem.network(start), engine=engine, **arguments, **DRAWN, **FULL)
     # The method keeps φ2_1 ... φ2_L, and keeps them less the received model.
     terms = Terms(1, gradients=phi, path=path[1:] - start)
     history = watch(algorithm, problem, 2, callbacks=[terms])
@@ -176,15 +168,9 @@ def test_constant_gradients_have_the_open_loop_rates(watch, constant, epochs, da
     by the same Σ η_l φ1."""
     problem, gradients = constant
     g = gradients.mean(0)
+    arguments = dict(lr=0.2, rate_penalty=0.6, damping_steps=damping, local_epochs=epochs)
     algorithm = FedAgg(
-        problem.network(0.3),
-        lr=0.2,
-        rate_penalty=0.6,
-        damping_steps=damping,
-        local_epochs=epochs,
-        dynamics="aggregated",
-        batch_size=None,
-        loss=Inner(),
+        problem.network(0.3), dynamics="aggregated", batch_size=None, loss=Inner(), **arguments
     )
     history = watch(algorithm, problem, 3)
     step = np.linalg.matrix_power(contraction(g, epochs, 0.6), damping)
@@ -221,15 +207,8 @@ def test_the_mean_field_shrinks_the_rate_geometrically(watch):
     """L = 1, full gradients: φ1 is the mean gradient at w in every iteration, and
     η <- c|φ|²/(1 + c|φ|²) η; the model stays where it is."""
     problem = least_squares((6, 3, 9), bias=True, seed=4)
-    algorithm = FedAgg(
-        problem.network(0.2),
-        lr=0.1,
-        rate_penalty=0.5,
-        local_epochs=1,
-        mean_field="fixed_point",
-        tolerance=1e-12,
-        **FULL,
-    )
+    arguments = dict(lr=0.1, rate_penalty=0.5, local_epochs=1, mean_field="fixed_point")
+    algorithm = FedAgg(problem.network(0.2), tolerance=1e-12, **arguments, **FULL)
     history = watch(algorithm, problem, 8)
     w = np.full(problem.size, 0.2)
     phi = np.mean([problem.gradient(i, w) for i in range(3)], axis=0)
@@ -244,15 +223,8 @@ def test_the_mean_field_shrinks_the_rate_geometrically(watch):
 def test_the_exact_mean_field_does_not_train(watch, dynamics):
     """η = 0 is the equilibrium."""
     problem = matrix_problem(np.random.default_rng(3).normal(size=(3, 2, 2)))
-    algorithm = FedAgg(
-        problem.network(0.2),
-        lr=0.1,
-        rate_penalty=0.7,
-        mean_field="fixed_point",
-        dynamics=dynamics,
-        tolerance=1e-30,
-        **FULL,
-    )
+    arguments = dict(lr=0.1, rate_penalty=0.7, mean_field="fixed_point", dynamics=dynamics)
+    algorithm = FedAgg(problem.network(0.2), tolerance=1e-30, **arguments, **FULL)
     history = watch(algorithm, problem, 30)
     actual = rates_by_round(algorithm)
     assert np.max([actual[29][i] for i in range(3)]) < 1e-6

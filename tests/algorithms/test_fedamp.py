@@ -137,16 +137,8 @@ def test_who_learned_from_whom_is_recorded(watch, problem, start, name):
 def test_mini_batches(watch, problem, start, name, engine):
     kind, own = METHODS[name]
     steps = Steps()
-    algorithm = kind(
-        problem.network(0.5),
-        **own,
-        **MESSAGES,
-        **RATES,
-        local_epochs=2,
-        batch_size=2,
-        loss=LOSS,
-        engine=engine,
-    )
+    arguments = dict(local_epochs=2, batch_size=2, loss=LOSS, engine=engine)
+    algorithm = kind(problem.network(0.5), **arguments, **own, **MESSAGES, **RATES)
     loop = dict(start=start, callbacks=[steps], trace=TRACE)
     history = watch(algorithm, problem, len(TRACE), **loop)
     batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds], TRACE)

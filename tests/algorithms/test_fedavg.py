@@ -69,14 +69,8 @@ def test_a_sampled_cohort_is_averaged_over_itself(watch, problem, sampling):
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 def test_an_epoch_takes_every_sample_once(watch, problem, engine):
     steps = Steps()
-    algorithm = FedAvg(
-        problem.network(START),
-        lr=0.1,
-        local_epochs=2,
-        batch_size=3,
-        loss=HalfSquaredError(),
-        engine=engine,
-    )
+    arguments = dict(lr=0.1, local_epochs=2, batch_size=3, loss=HalfSquaredError(), engine=engine)
+    algorithm = FedAvg(problem.network(START), **arguments)
     history = watch(algorithm, problem, 2, callbacks=[steps])
     w, orders = START, set()
     for t, calls in enumerate(steps.rounds):
@@ -142,13 +136,8 @@ def test_the_limit_is_biased_towards_curved_clients(fit):
 
 
 def test_server_sgd_interpolates(watch, problem):
-    algorithm = FedAvg(
-        problem.network(START),
-        lr=0.2,
-        local_steps=3,
-        server_optimizer=partial(torch.optim.SGD, lr=0.5),
-        **FULL,
-    )
+    arguments = dict(lr=0.2, local_steps=3, server_optimizer=partial(torch.optim.SGD, lr=0.5))
+    algorithm = FedAvg(problem.network(START), **arguments, **FULL)
     history = watch(algorithm, problem, 3)
     expected = reference.fedavg(
         problem, START, [range(4)] * 3, lr=0.2, steps=3, server=lambda w, mean: 0.5 * w + 0.5 * mean

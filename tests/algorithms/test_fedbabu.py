@@ -89,15 +89,8 @@ def test_the_head_keeps_its_bits_and_the_body_alone_is_sent(watch, optimizer, en
     """On the server and on every client, also with weight decay and momentum, and although every
     evaluation fine-tunes it. A message is 64 * 8 weights and 8 biases of 8 bytes."""
     torch.manual_seed(0)
-    method = Watched(
-        MLP(64, (8,)).double(),
-        lr=0.05,
-        weight_decay=0.1,
-        batch_size=64,
-        finetune_epochs=1,
-        optimizer=OPTIMIZERS[optimizer],
-        engine=engine,
-    )
+    arguments = dict(lr=0.05, weight_decay=0.1, batch_size=64, finetune_epochs=1, engine=engine)
+    method = Watched(MLP(64, (8,)).double(), optimizer=OPTIMIZERS[optimizer], **arguments)
     start = method.global_model.clone()
     data, trace = DigitsDataModule(5, Dirichlet(1.0)), [[0, 1, 3], [1], [3, 4]]
     history = watch(method, data, 3, trace=trace, clients_at_once=2)

@@ -76,13 +76,8 @@ def test_fedbuff_equals_the_simulation(tmp_path, buffer, weighting):
     def rate(parameters):
         return torch.optim.SGD(parameters, lr=0.7)
 
-    method = FedBuff(
-        problem.network(0.5),
-        buffer_size=buffer,
-        weighting=weighting,
-        server_optimizer=rate,
-        **PLAIN,
-    )
+    arguments = dict(buffer_size=buffer, weighting=weighting, server_optimizer=rate)
+    method = FedBuff(problem.network(0.5), **arguments, **PLAIN)
     method, history = run(tmp_path, method, problem, 10)
     np.testing.assert_allclose(history["w"], [w for w, _ in expected], rtol=0, atol=1e-12)
     assert method.row["virtual_seconds"] == pytest.approx(expected[-1][1], rel=1e-12)

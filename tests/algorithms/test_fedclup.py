@@ -34,16 +34,8 @@ START = np.linspace(-1.0, 1.0, 8)
     ("lam", "gamma", "at_once"), [(0.3, 2.0, None), (0.3, 4.5, 1), (4.0, 0.25, None)]
 )
 def test_every_iterate_equals_numpy(watch, problem, trace, lam, gamma, at_once):
-    algorithm = FedCLUP(
-        problem.network(START),
-        penalty=lam,
-        server_step=gamma,
-        lr=0.1,
-        lr_decay=0.9,
-        weight_decay=0.05,
-        local_steps=3,
-        **FULL,
-    )
+    arguments = dict(penalty=lam, server_step=gamma, lr=0.1, lr_decay=0.9, weight_decay=0.05)
+    algorithm = FedCLUP(problem.network(START), local_steps=3, **arguments, **FULL)
     models = watch(algorithm, problem, 5, trace=trace, clients_at_once=at_once)
     expected = reference.fedclup(
         problem,
@@ -80,25 +72,12 @@ def share_of(server_step, lam, smooth):
 def test_local_and_server_rates_follow_their_rules(watch, problem, trace, server_step, local_step):
     """η: as given, or 1 / (λ + L); γ: as `share_of` says. L does not have to be the true one."""
     lam, smooth = 0.8, 6.0
-    algorithm = FedCLUP(
-        problem.network(START),
-        penalty=lam,
-        server_step=server_step,
-        local_step=local_step,
-        smoothness=smooth,
-        lr=0.1,
-        local_steps=2,
-        **FULL,
-    )
+    arguments = dict(penalty=lam, server_step=server_step, local_step=local_step, smoothness=smooth)
+    algorithm = FedCLUP(problem.network(START), lr=0.1, local_steps=2, **arguments, **FULL)
     models = watch(algorithm, problem, 5, trace=trace)
+    options = dict(lam=lam, lr=0.1 if local_step == "lr" else 1 / (lam + smooth), steps=2)
     expected = reference.fedclup(
-        problem,
-        START,
-        trace,
-        lam=lam,
-        lr=0.1 if local_step == "lr" else 1 / (lam + smooth),
-        move=share_of(server_step, lam, smooth),
-        steps=2,
+        problem, START, trace, move=share_of(server_step, lam, smooth), **options
     )
     assert_rounds(models.rounds, expected, "w", "w_i")
 
@@ -125,16 +104,8 @@ def test_clients_may_weigh_by_their_samples(watch, problem, trace):
 def test_mini_batches(watch, problem, trace, passes, engine):
     """Every local step has a batch of its own, over shuffled epochs."""
     steps = Steps()
-    algorithm = FedCLUP(
-        problem.network(START),
-        penalty=0.6,
-        server_step=1.2,
-        lr=0.05,
-        batch_size=3,
-        engine=engine,
-        loss=HalfSquaredError(),
-        **passes,
-    )
+    arguments = dict(penalty=0.6, server_step=1.2, lr=0.05, batch_size=3, engine=engine)
+    algorithm = FedCLUP(problem.network(START), loss=HalfSquaredError(), **arguments, **passes)
     models = watch(algorithm, problem, 5, callbacks=[steps], trace=trace)
     batches = reference.batches_of(problem, steps)
     counts = [2 * np.array([3, 1, 2, 1]), np.full(4, 5)]["local_steps" in passes]
@@ -192,14 +163,9 @@ def test_the_limit_does_not_depend_on_the_local_steps(watch, kind, server_step, 
     the solution of problem (2), which is one linear system."""
     problem, lam = quadratics(kind), 1.0
     smooth, _ = reference.constants(problem)
+    arguments = dict(penalty=lam, server_step=server_step, local_step="corollary2")
     algorithm = FedCLUP(
-        problem.network(0.5),
-        penalty=lam,
-        server_step=server_step,
-        local_step="corollary2",
-        smoothness=smooth,
-        local_steps=steps,
-        **FULL,
+        problem.network(0.5), smoothness=smooth, local_steps=steps, **arguments, **FULL
     )
     models = watch(algorithm, problem, rounds)
     w, w_i = reference.coupled_minimizer(problem, lam)
@@ -282,14 +248,9 @@ def test_the_rate_that_corollary_2_guarantees(watch, lam):
     smooth, convex = reference.constants(problem)
     kappa = smooth / convex
     steps = int(np.ceil(2 + (lam + smooth) / (lam + convex) * np.log(1056 * kappa**2)))
+    arguments = dict(penalty=lam, server_step="corollary2", local_step="corollary2")
     algorithm = FedCLUP(
-        problem.network(3.0),
-        penalty=lam,
-        server_step="corollary2",
-        local_step="corollary2",
-        smoothness=smooth,
-        local_steps=steps,
-        **FULL,
+        problem.network(3.0), smoothness=smooth, local_steps=steps, **arguments, **FULL
     )
     models = watch(algorithm, problem, 6)
     w, _ = reference.coupled_minimizer(problem, lam)

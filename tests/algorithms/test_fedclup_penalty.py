@@ -64,14 +64,8 @@ def test_the_penalty_of_corollary_1(watch, case, source):
         given = {name: value for name, value in known.items() if name == "noise"}
         for name in known.keys() - given.keys():
             setattr(problem.datamodule, name, known[name])
-    algorithm = FedCLUP(
-        problem.network(0.0),
-        penalty="corollary1",
-        local_step="corollary2",
-        local_steps=1,
-        **given,
-        **FULL,
-    )
+    arguments = dict(penalty="corollary1", local_step="corollary2", local_steps=1)
+    algorithm = FedCLUP(problem.network(0.0), **arguments, **given, **FULL)
     models = watch(algorithm, problem, 2)
     expected = corollary_1(
         known["smoothness"],
@@ -91,14 +85,8 @@ def test_the_penalty_of_corollary_1(watch, case, source):
 def test_arguments_override_the_constants_of_the_data_module(fit):
     problem = scalar_problem([0.0, 1.0], copies=2)
     problem.datamodule.smoothness, problem.datamodule.strong_convexity = 2.0, 1.0
-    algorithm = FedCLUP(
-        problem.network(0.0),
-        penalty="corollary1",
-        local_step="corollary2",
-        strong_convexity=0.5,
-        heterogeneity=2.0,
-        **FULL,
-    )
+    arguments = dict(penalty="corollary1", local_step="corollary2", strong_convexity=0.5)
+    algorithm = FedCLUP(problem.network(0.0), heterogeneity=2.0, **arguments, **FULL)
     fit(algorithm, problem, 1)
     assert float(algorithm.lam) == pytest.approx(corollary_1(2.0, 0.5, 2.0, 2.0, 4, 8), rel=1e-6)
 

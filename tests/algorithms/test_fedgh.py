@@ -164,14 +164,8 @@ def digits():
 
 def trained(root, digits, name, engine="auto", at_once=None, callbacks=()):
     torch.manual_seed(0)
-    method = FedGH(
-        NETWORKS[name][0]().double(),
-        lr=0.1,
-        batch_size=40,
-        server_lr=0.1,
-        server_batch_size=4,
-        engine=engine,
-    )
+    arguments = dict(lr=0.1, batch_size=40, server_lr=0.1, server_batch_size=4, engine=engine)
+    method = FedGH(NETWORKS[name][0]().double(), **arguments)
     loop = dict(trace=[[0, 1, 2, 3], [1, 4]], clients_at_once=at_once, evaluate=())
     loop["callbacks"] = callbacks
     return run(method, digits, 2, root=root, **loop)

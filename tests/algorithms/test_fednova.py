@@ -50,14 +50,8 @@ def fednova(problem, x, batches, mu=0.0, weighting="samples"):
 def test_rounds_equal_the_numpy_loop(follow, problem, mu, weighting, engine):
     """Clients take 8, 2, 6 and 4 steps."""
     steps = Steps()
-    history = follow(
-        FedNova,
-        callbacks=[steps],
-        proximal_weight=mu,
-        weighting=weighting,
-        engine=engine,
-        **BATCHES,
-    )
+    arguments = dict(callbacks=[steps], proximal_weight=mu, weighting=weighting, engine=engine)
+    history = follow(FedNova, **arguments, **BATCHES)
     batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
     assert [len(batches[0][i]) for i in ALL] == BATCH_COUNTS
     assert furthest(history.rounds, fednova(problem, START, batches, mu, weighting)) < 1e-12

@@ -54,14 +54,9 @@ BOTH_STEPS = pytest.mark.parametrize(
 
 def fedpd(network, *, eta, lr=0.1, steps=None, gamma=None, tolerance=None, **kwargs):
     """The method, with the paper's symbols."""
+    arguments = dict(proximal_step=eta, lr=lr, inner_step=gamma, residual_tolerance=tolerance)
     return FedPD(
-        network,
-        proximal_step=eta,
-        lr=lr,
-        inner_step=gamma,
-        residual_tolerance=tolerance,
-        **({} if steps is None else {"local_steps": steps}),
-        **(FULL | kwargs),
+        network, **arguments, **{} if steps is None else {"local_steps": steps}, **FULL | kwargs
     )
 
 
@@ -101,15 +96,8 @@ def test_a_client_stops_where_its_residual_is_small(watch, problem):
 @pytest.mark.parametrize("passes", [dict(local_epochs=2), dict(local_steps=5)], ids=str)
 def test_mini_batches(watch, problem, passes, engine):
     steps = Steps()
-    algorithm = fedpd(
-        problem.network(START),
-        eta=0.6,
-        lr=0.05,
-        batch_size=3,
-        skip_probability=0.4,
-        engine=engine,
-        **passes,
-    )
+    arguments = dict(eta=0.6, lr=0.05, batch_size=3, skip_probability=0.4, engine=engine)
+    algorithm = fedpd(problem.network(START), **arguments, **passes)
     history = watch(algorithm, problem, 6, callbacks=[steps])
     batches = reference.batches_of(problem, steps)
     counts = [6, 4, 4, 4] if "local_epochs" in passes else [5] * 4
@@ -130,14 +118,8 @@ def test_mini_batches(watch, problem, passes, engine):
 def test_variance_reduction_with_full_gradients(watch, problem, gamma, skip, refresh):
     """Then g stays grad f_i at the newest x, whenever it was refreshed."""
     settings = dict(eta=0.1, steps=3)
-    algorithm = fedpd(
-        problem.network(START),
-        gamma=gamma,
-        variance_reduction=True,
-        refresh_period=refresh,
-        skip_probability=skip,
-        **settings,
-    )
+    arguments = dict(gamma=gamma, variance_reduction=True, refresh_period=refresh)
+    algorithm = fedpd(problem.network(START), skip_probability=skip, **arguments, **settings)
     history = watch(algorithm, problem, 7)
     expected = reference.fedpd(
         problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **settings
@@ -159,15 +141,9 @@ def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refre
     """g <- g + mean_B(h(x+) - h(x)) with the same samples in both; g is the full gradient
     at the beginning of rounds r with r mod I = 0."""
     steps = Steps()
+    arguments = dict(gamma=gamma, variance_reduction=True, refresh_period=refresh, batch_size=2)
     algorithm = fedpd(
-        problem.network(START),
-        gamma=gamma,
-        variance_reduction=True,
-        refresh_period=refresh,
-        skip_probability=skip,
-        batch_size=2,
-        engine=engine,
-        **VR,
+        problem.network(START), skip_probability=skip, engine=engine, **arguments, **VR
     )
     history = watch(algorithm, problem, 7, callbacks=[steps])
     batches = reference.batches_of(problem, steps, once=True)
@@ -176,15 +152,8 @@ def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refre
             if r % refresh == 0:  # the first gradient of the round is the full one
                 assert sorted(client.pop(0)) == list(range(problem.sizes[i]))
             assert len(client) == 4 and all(len(batch) <= 2 for batch in client)
-    expected = reference.fedpd(
-        problem,
-        START,
-        talks(history),
-        batches=batches,
-        refresh=refresh,
-        gamma=gamma or np.inf,
-        **VR,
-    )
+    given = dict(batches=batches, refresh=refresh, gamma=gamma or np.inf)
+    expected = reference.fedpd(problem, START, talks(history), **given, **VR)
     assert_rounds(history.rounds, expected, "w", "x", "lam", "g")
     # It is not what full gradients give.
     exact = reference.fedpd(

@@ -50,15 +50,9 @@ def test_the_limit_of_inexact_gradient_descent_is_the_optimum(
 def test_the_limit_of_variance_reduction_is_the_optimum(watch, problem, gamma, batch_size):
     """Samples disagree at the optimum, but their gradients do not change there: no noise is left.
     Mini-batches of a constant step without variance reduction stay noisy."""
+    arguments = dict(proximal_step=0.3, local_steps=3, batch_size=batch_size, refresh_period=3)
     algorithm = FedPD(
-        problem.network(0.5),
-        proximal_step=0.3,
-        local_steps=3,
-        batch_size=batch_size,
-        variance_reduction=True,
-        refresh_period=3,
-        inner_step=gamma,
-        loss=LOSS,
+        problem.network(0.5), variance_reduction=True, inner_step=gamma, loss=LOSS, **arguments
     )
     history = watch(algorithm, problem, 75)
     assert_optimal(problem, history.rounds[-1], 1e-6)
@@ -122,15 +116,8 @@ def test_fedavg_is_biased_where_fedpd_is_not(fit):
     fit(average, problem, 40)
     assert float(average.global_model) == pytest.approx(biased, abs=1e-9)
     descent = FedPD(problem.network(5.0), proximal_step=0.5, **common)
-    reduced = FedPD(
-        problem.network(5.0),
-        proximal_step=0.15,
-        local_steps=2,
-        variance_reduction=True,
-        refresh_period=3,
-        batch_size=1,
-        loss=LOSS,
-    )
+    arguments = dict(proximal_step=0.15, local_steps=2, variance_reduction=True, refresh_period=3)
+    reduced = FedPD(problem.network(5.0), batch_size=1, loss=LOSS, **arguments)
     for algorithm, rounds in ((descent, 30), (reduced, 85)):
         fit(algorithm, problem, rounds)
         assert float(algorithm.global_model) == pytest.approx(optimum, abs=1e-6)

@@ -38,14 +38,8 @@ def test_they_stop_with_their_client_whatever_the_others_of_its_group_do(fit, mo
     monkeypatch.setattr(SequentialEngine, "group_size", lambda self, clients, threads: clients)
 
     def trained(at_once):
-        algorithm = FedPD(
-            normalized_network(),
-            residual_tolerance=0.1,
-            proximal_step=0.5,
-            lr=0.1,
-            local_steps=20,
-            **SETTINGS,
-        )
+        arguments = dict(residual_tolerance=0.1, proximal_step=0.5, lr=0.1, local_steps=20)
+        algorithm = FedPD(normalized_network(), **arguments, **SETTINGS)
         return statistics(fit(algorithm, small_world(), 2, evaluate=(), clients_at_once=at_once))
 
     together, alone = trained(4), trained(1)

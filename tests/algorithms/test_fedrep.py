@@ -92,15 +92,8 @@ OPTIMIZERS = {
 def test_each_part_keeps_its_bits_while_the_other_one_trains(fit, optimizer, engine):
     """Also with weight decay and momentum, which would move a part with a gradient of 0."""
     torch.manual_seed(0)
-    algorithm = Watched(
-        MLP(64, (8,)),
-        head_epochs=2,
-        lr=0.05,
-        weight_decay=0.1,
-        batch_size=64,
-        optimizer=OPTIMIZERS[optimizer],
-        engine=engine,
-    )
+    arguments = dict(head_epochs=2, lr=0.05, weight_decay=0.1, batch_size=64, engine=engine)
+    algorithm = Watched(MLP(64, (8,)), optimizer=OPTIMIZERS[optimizer], **arguments)
     data = DigitsDataModule(6, Dirichlet(1.0))
     fit(algorithm, data, 2, clients_per_round=3, clients_at_once=2, evaluate=())
     head = algorithm.personal_part

@@ -35,15 +35,8 @@ def trained(request, tmp_path_factory):
     algorithm = FedSLR(
         network, proximal_step=1.0, low_rank_penalty=0.2, sparse_penalty=0.02, lr=0.2, batch_size=16
     )
-    run(
-        algorithm,
-        digits,
-        3,
-        root=tmp_path_factory.mktemp("run"),
-        callbacks=[history],
-        clients_per_round=3,
-        evaluate=("test",),
-    )
+    arguments = dict(root=tmp_path_factory.mktemp("run"), callbacks=[history], clients_per_round=3)
+    run(algorithm, digits, 3, evaluate=("test",), **arguments)
     return algorithm, digits, history
 
 
@@ -90,14 +83,8 @@ def test_numbers_of_low_rank_components(watch):
     """LR+LR: a component costs its factors, and its biases whole."""
     torch.manual_seed(0)
     digits = DigitsDataModule(num_clients=4, partition=Dirichlet(0.3))
-    algorithm = FedSLR(
-        MLP(64, (12,)),
-        proximal_step=1.0,
-        low_rank_penalty=0.03,
-        sparse_penalty=0.1,
-        lr=0.2,
-        personal_component="low_rank",
-    )
+    arguments = dict(proximal_step=1.0, low_rank_penalty=0.03, sparse_penalty=0.1, lr=0.2)
+    algorithm = FedSLR(MLP(64, (12,)), personal_component="low_rank", **arguments)
     history = watch(algorithm, digits, 2, trace=[[0, 1], [1, 2]], evaluate=("test",))
     shapes = [tuple(p.shape) for p in algorithm.network.parameters()]
     count = reference.factor_floats(history["w"][-1], shapes)

@@ -165,16 +165,8 @@ def test_a_sparse_model_is_sent_sparse(watch):
     optimum = np.zeros((8, 8))
     optimum[[0, 3, 5], [1, 3, 7]] = 4.0, -3.0, 2.0
     problem = matrix_problem([optimum])
-    algorithm = fedslr(
-        problem.network(1e-3),
-        eta_g=1.0,
-        lam=0.1,
-        mu=0.0,
-        lr=0.5,
-        steps=1,
-        personal_steps=1,
-        components=("sparse", "low_rank"),
-    )
+    arguments = dict(eta_g=1.0, lam=0.1, mu=0.0, lr=0.5, steps=1, personal_steps=1)
+    algorithm = fedslr(problem.network(1e-3), components=("sparse", "low_rank"), **arguments)
     history = watch(algorithm, problem, 2)
     assert np.count_nonzero(history["w"][0]) == 3
     np.testing.assert_array_equal(history["down"][:, 0], [512, 512 + 3 * 8 + 8])

@@ -95,14 +95,8 @@ def test_biases_have_no_nuclear_norm(fit):
     """The biases' part of f_i is |b - c_i|^2 / 2: its limit is mean c_i whatever λ is."""
     biases = [normal(30 + i, 6) for i in range(5)]
     problem = matrix_problem(OPTIMA, biases=biases)
-    algorithm = FedSLR(
-        problem.network(0.0),
-        proximal_step=1.0,
-        low_rank_penalty=50.0,
-        lr=0.5,
-        local_steps=1,
-        **FULL,
-    )
+    arguments = dict(proximal_step=1.0, low_rank_penalty=50.0, lr=0.5, local_steps=1)
+    algorithm = FedSLR(problem.network(0.0), **arguments, **FULL)
     fit(algorithm, problem, 60)
     w = algorithm.global_model.numpy()
     np.testing.assert_array_equal(w[:24], 0.0)  # 50 is above every singular value
@@ -121,14 +115,9 @@ def test_the_limit_with_states_in_sixteen_bits(fit, dtype):
     problem = scalar_problem(b, curvatures=a)
     histories = [History(), History()]
     for memory_efficient, history in zip([True, False], histories, strict=True):
+        arguments = dict(proximal_step=eta_g, low_rank_penalty=lam, lr=0.3, local_steps=20)
         algorithm = FedSLR(
-            problem.network(0.0),
-            proximal_step=eta_g,
-            low_rank_penalty=lam,
-            memory_efficient=memory_efficient,
-            lr=0.3,
-            local_steps=20,
-            **FULL,
+            problem.network(0.0), memory_efficient=memory_efficient, **arguments, **FULL
         )
         fit(algorithm, problem, 60, callbacks=[history], state_dtype=dtype)
     actual, expected = (history["w"] for history in histories)
@@ -148,15 +137,9 @@ def test_phase_two_ends_at_the_soft_threshold(watch, eta_g):
     threshold that does not know η_g. Who is not sampled keeps what it had."""
     a = np.array([1.0, 2.0, 0.8, 1.0, 1.5])
     problem, mu, start = matrix_problem(OPTIMA, curvatures=a), 1.1, 0.5
+    arguments = dict(proximal_step=eta_g, low_rank_penalty=0.1, sparse_penalty=mu, lr=0.15)
     algorithm = FedSLR(
-        problem.network(start),
-        proximal_step=eta_g,
-        low_rank_penalty=0.1,
-        sparse_penalty=mu,
-        lr=0.15,
-        local_steps=2,
-        personal_epochs=200,
-        **FULL,
+        problem.network(start), local_steps=2, personal_epochs=200, **arguments, **FULL
     )
     history = watch(algorithm, problem, 2, trace=[[0, 1], [1, 2]])
     w_0, w_1 = np.full(24, start), history["w"][0]
@@ -179,15 +162,9 @@ def test_phase_two_continues_from_the_last_visit(fit):
     distance between p and A: after T visits, (1 - η a)^{K T} of it."""
     optimum, a, lr, steps = OPTIMA[0], 0.7, 0.2, 3
     problem = matrix_problem([optimum, optimum], curvatures=a)
+    arguments = dict(low_rank_penalty=1e3, sparse_penalty=0.0, proximal_step=1.0, lr=lr)
     algorithm = FedSLR(
-        problem.network(0.0),
-        low_rank_penalty=1e3,
-        sparse_penalty=0.0,
-        proximal_step=1.0,
-        lr=lr,
-        local_steps=1,
-        personal_epochs=steps,
-        **FULL,
+        problem.network(0.0), local_steps=1, personal_epochs=steps, **arguments, **FULL
     )
     fit(algorithm, problem, 4, trace=[[0], [1], [0, 1], [0]])
     np.testing.assert_array_equal(algorithm.global_model, 0.0)

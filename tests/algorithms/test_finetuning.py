@@ -217,15 +217,8 @@ def test_a_newcomer_of_fedamp_joins_the_last_cohort(tmp_path, kind, weights):
     """xi of its first local model among those of clients 0 and 2, by the formulas of the paper,
     with the α of the second and last round, 0.5; it was 1 in the first."""
     problem = least_squares((6, 3, 5, 4))
-    algorithm = kind(
-        problem.network(0.5),
-        lr=0.1,
-        batch_size=None,
-        loss=HalfSquaredError(),
-        alpha_decay=0.5,
-        decay_rounds=1,
-        **weights,
-    )
+    arguments = dict(lr=0.1, batch_size=None, loss=HalfSquaredError(), alpha_decay=0.5)
+    algorithm = kind(problem.network(0.5), decay_rounds=1, **arguments, **weights)
     begin(tmp_path, algorithm, 2, problem.datamodule, trace=[[0, 1, 2], [0, 2]], unseen=[3])
     initial = algorithm.global_model.numpy()
     own = initial - 0.1 * problem.gradient(3, initial)
@@ -247,13 +240,8 @@ def test_a_newcomer_of_fedacs_finds_similar_clients(tmp_path, candidates):
     """Its first local model, of one step with a full gradient, and the models that the server has:
     of the last cohort, or of all. u is their mean with the attention of that model."""
     problem = least_squares((6, 3, 5, 4))
-    algorithm = FedACS(
-        problem.network(0.5),
-        lr=0.1,
-        batch_size=None,
-        loss=HalfSquaredError(),
-        candidates=candidates,
-    )
+    arguments = dict(lr=0.1, batch_size=None, loss=HalfSquaredError(), candidates=candidates)
+    algorithm = FedACS(problem.network(0.5), **arguments)
     begin(tmp_path, algorithm, 2, problem.datamodule, trace=[[0, 1, 2], [0, 2]], unseen=[3])
     w, initial = algorithm.client_rows("w", np.arange(3)), algorithm.global_model
     known = w if candidates == "all" else w[[0, 2]]

@@ -155,14 +155,8 @@ def test_fedslr_s_component_alone_is_local_training(end):
     """Where λ keeps w at 0 and μ is 0, Phase II is local training of p_i. Of a matrix without
     biases, which λ does not reach, and with full gradients: both phases draw their own batches."""
     problem = least_squares((4, 6, 5))
-    slr = partial(
-        FedSLR,
-        proximal_step=1.0,
-        low_rank_penalty=1e3,
-        sparse_penalty=0.0,
-        personal_epochs=2,
-        **FULL,
-    )
+    arguments = dict(proximal_step=1.0, low_rank_penalty=1e3, sparse_penalty=0.0, personal_epochs=2)
+    slr = partial(FedSLR, **arguments, **FULL)
     local = partial(LocalTrain, local_epochs=2, **FULL)
     w, actual = end(slr, problem.network(0.0), problem, 5, **SAMPLED)
     _, expected = end(local, problem.network(0.0), problem, 5, **SAMPLED)

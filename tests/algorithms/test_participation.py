@@ -240,14 +240,8 @@ def test_slow_clients_of_scaffold_in_numpy(watch, option):
     over all samples, in batches of 2: 3, 2 and 2 of them, of which stragglers take all."""
     problem, lr = least_squares(sizes=(5, 3, 4)), 0.1
     batch_size = 2 if option == "I" else None
-    method = SCAFFOLD(
-        problem.network(0.5),
-        option=option,
-        lr=lr,
-        local_steps=5,
-        batch_size=batch_size,
-        loss=HalfSquaredError(),
-    )
+    arguments = dict(option=option, lr=lr, local_steps=5, batch_size=batch_size)
+    method = SCAFFOLD(problem.network(0.5), loss=HalfSquaredError(), **arguments)
     steps = Steps()
     loop = dict(stragglers=STRAGGLERS, straggler_work=WORK)
     history = watch(method, problem, 2, callbacks=[steps], **loop)

@@ -69,17 +69,8 @@ def test_three_mini_batches_a_step(follow, problem, variant, engine):
     """Two epochs of batches of two: clients take 8, 2, 6 and 4 steps. The oracle is called for D1,
     D2 and, twice, for D3; an epoch of each of the three has every sample once."""
     steps = Steps()
-    history = follow(
-        PerFedAvg,
-        trace=TRACE,
-        callbacks=[steps],
-        **RATES,
-        variant=variant,
-        local_epochs=2,
-        batch_size=2,
-        loss=LOSS,
-        engine=engine,
-    )
+    arguments = dict(trace=TRACE, callbacks=[steps], variant=variant, local_epochs=2, batch_size=2)
+    history = follow(PerFedAvg, loss=LOSS, engine=engine, **arguments, **RATES)
     calls = 2 if variant == "FO" else 4
     batches, orders = [], []
     for cohort, seen in zip(TRACE, steps.rounds, strict=True):
@@ -129,14 +120,8 @@ def test_the_variants_have_different_limits(fit, variant):
     0.16, 0.64, 0.405 (HF): w = 2.26 / 1.205."""
     exact = {"FO": 2.6 / 2.05, "HF": 2.26 / 1.205}
     assert LIMITS[variant] == pytest.approx(exact[variant], rel=1e-12)
-    algorithm = PerFedAvg(
-        scalar_problem(OPTIMA, CURVATURES).network(0.3),
-        variant=variant,
-        alpha=ALPHA,
-        lr=1.0,
-        batch_size=None,
-        loss=LOSS,
-    )
+    arguments = dict(variant=variant, alpha=ALPHA, lr=1.0, batch_size=None, loss=LOSS)
+    algorithm = PerFedAvg(scalar_problem(OPTIMA, CURVATURES).network(0.3), **arguments)
     fit(algorithm, scalar_problem(OPTIMA, CURVATURES), 50)
     assert float(algorithm.global_model) == pytest.approx(exact[variant], abs=1e-9)
 

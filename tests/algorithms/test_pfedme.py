@@ -104,14 +104,8 @@ def test_many_inner_steps_find_the_proximal_point(watch, problem):
     exact: the envelope of a quadratic is a quadratic. 300 steps of 0.1 on curvatures from λ = 2
     leave 0.8^300 of the distance."""
     penalty = 2.0
-    algorithm = pFedMe(
-        problem.network(START),
-        penalty=penalty,
-        personal_steps=300,
-        personal_lr=0.1,
-        lr=0.3,
-        **PLAIN,
-    )
+    arguments = dict(penalty=penalty, personal_steps=300, personal_lr=0.1, lr=0.3)
+    algorithm = pFedMe(problem.network(START), **arguments, **PLAIN)
     history = watch(algorithm, problem, 2, trace=[ALL, [2]])
     points = [proximal_point(problem, i, START, penalty) for i in ALL]
     np.testing.assert_allclose(history["theta"][0], points, rtol=0, atol=1e-12)
@@ -149,14 +143,9 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(watch, server_mixtu
     left = np.eye(6) - server_mixture * 0.6 * curvature
     assert np.abs(np.linalg.eigvalsh(left)).max() < 1  # so that w* is where all rounds lead
     for start in (optimum, np.full(6, 0.5)):
+        arguments = dict(penalty=penalty, personal_steps=60, personal_lr=0.3, lr=0.6)
         algorithm = pFedMe(
-            problem.network(start),
-            penalty=penalty,
-            personal_steps=60,
-            personal_lr=0.3,
-            server_mixture=server_mixture,
-            lr=0.6,
-            **PLAIN,
+            problem.network(start), server_mixture=server_mixture, **arguments, **PLAIN
         )
         history = watch(algorithm, problem, rounds)
         for t, w in enumerate(history["w"]):
@@ -169,14 +158,8 @@ def test_the_fixed_point_is_the_minimum_of_the_mean_envelope(watch, server_mixtu
 def test_a_weak_penalty_leaves_the_clients_alone(watch):
     """λ -> 0 with η λ = 1: θ_i is the client's own optimum up to λ, and w the mean of these."""
     problem, penalty = least_squares((30, 12, 20), seed=6), 1e-7
-    algorithm = pFedMe(
-        problem.network(0.5),
-        penalty=penalty,
-        personal_steps=400,
-        personal_lr=0.5,
-        lr=1 / penalty,
-        **PLAIN,
-    )
+    arguments = dict(penalty=penalty, personal_steps=400, personal_lr=0.5, lr=1 / penalty)
+    algorithm = pFedMe(problem.network(0.5), **arguments, **PLAIN)
     history = watch(algorithm, problem, 1)
     own = [
         np.linalg.solve(reference.hessian(problem, i), reference.slope(problem, i))
@@ -191,15 +174,8 @@ def test_a_strong_penalty_gives_one_model_to_all(watch):
     gradient descent on the mean of the f_i, with the rate β η. An inner step leaves 1 - η_p λ, here
     1/2, of the distance to the proximal point."""
     problem, penalty, start = least_squares((30, 12, 20), seed=6), 1e6, np.full(6, 0.5)
-    algorithm = pFedMe(
-        problem.network(start),
-        penalty=penalty,
-        personal_steps=50,
-        personal_lr=0.5 / penalty,
-        lr=1 / penalty,
-        server_mixture=0.5 * penalty,
-        **PLAIN,
-    )
+    arguments = dict(penalty=penalty, personal_steps=50, personal_lr=0.5 / penalty, lr=1 / penalty)
+    algorithm = pFedMe(problem.network(start), server_mixture=0.5 * penalty, **arguments, **PLAIN)
     history = watch(algorithm, problem, 3)
     w = start
     for row in history.rounds:

@@ -59,15 +59,8 @@ START = np.linspace(-1.0, 1.0, 8)
 
 
 def train(root, problem, rounds, *callbacks, ckpt_path=None, at_once=None, name="run"):
-    trainer = quiet(
-        root,
-        rounds,
-        RoundCheckpoint(every_seconds=0),
-        *callbacks,
-        name=name,
-        precision="64-true",
-        limit_val_batches=0,
-    )
+    arguments = dict(name=name, precision="64-true", limit_val_batches=0)
+    trainer = quiet(root, rounds, RoundCheckpoint(every_seconds=0), *callbacks, **arguments)
     algorithm = Noted(problem.network(START), lr=0.1, batch_size=None, loss=HalfSquaredError())
     loop = FederatedLoop(problem.datamodule, trace=TRACE, clients_at_once=at_once)
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)

@@ -291,13 +291,8 @@ def test_no_samples_are_no_batches():
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_samples_drawn_when_asked_for_come_like_stored_ones(split):
     values = torch.arange(60)
-    drawn = TensorDataModule(
-        torch.stack([values, -values], 1).float(),
-        values,
-        num_clients=100,
-        partition=Sampled(10),
-        protocol=SplitOwn(0.3, 0.2),
-    )
+    arguments = dict(num_clients=100, partition=Sampled(10), protocol=SplitOwn(0.3, 0.2))
+    drawn = TensorDataModule(torch.stack([values, -values], 1).float(), values, **arguments)
     parts = drawn.partition
     kept = [Ragged.from_sizes(p.flat, p.sizes) for p in (parts.train, parts.val, parts.test)]
     stored = SimpleNamespace(

@@ -49,13 +49,8 @@ def test_a_run_with_more_client_state_than_memory(tmp_path, monkeypatch, method)
 
 def resumable(root, rounds, memory=None, dtype=None, ckpt_path=None):
     trainer = quiet(root, rounds, RoundCheckpoint(every_seconds=0), precision="64-true")
-    loop = FederatedLoop(
-        PROBLEM.datamodule,
-        clients_per_round=10,
-        clients_at_once=3,
-        state_memory=memory,
-        state_dtype=dtype,
-    )
+    arguments = dict(clients_per_round=10, clients_at_once=3, state_memory=memory)
+    loop = FederatedLoop(PROBLEM.datamodule, state_dtype=dtype, **arguments)
     algorithm = METHODS["FedSLR"]()
     trainer.fit(algorithm, datamodule=loop, ckpt_path=ckpt_path)
     return algorithm, root / "run" / "checkpoints" / "last.ckpt"

@@ -74,14 +74,8 @@ def test_flower_s_natural_ids_are_columns_of_the_data(flwr, tmp_path):
     lines = [f"{i},{'abc'[i % 3]},{i % 2}" for i in range(30)]
     (tmp_path / "t.csv").write_text("\n".join(["x,ward,y", *lines]))
     rule = FlowerRule("NaturalIdPartitioner", {"partition_by": "ward"})
-    data = TableDataModule(
-        tmp_path / "t.csv",
-        "y",
-        feature_columns=["x"],
-        num_clients=3,
-        partition=rule,
-        protocol=SplitOwn(0.0, 0.0),
-    )
+    arguments = dict(feature_columns=["x"], num_clients=3, partition=rule)
+    data = TableDataModule(tmp_path / "t.csv", "y", protocol=SplitOwn(0.0, 0.0), **arguments)
     found = {frozenset(data.partition.train[i].tolist()) for i in range(3)}
     assert found == {frozenset(range(i, 30, 3)) for i in range(3)}
 

@@ -70,16 +70,9 @@ def test_a_parquet_file_gives_the_same_as_memory(tmp_path):
     for split, columns in (("train", train), ("test", test)):
         files[split] = str(tmp_path / f"{split}.parquet")
         datasets.Dataset.from_dict(columns, features).to_parquet(files[split])
+    arguments = dict(data_files=files, test_split="test", root=tmp_path, partition=Natural())
     data = HuggingFaceDataModule(
-        "parquet",
-        "picture",
-        "label",
-        "who",
-        data_files=files,
-        test_split="test",
-        root=tmp_path,
-        partition=Natural(),
-        protocol=OfficialSplit(0.0),
+        "parquet", "picture", "label", "who", protocol=OfficialSplit(0.0), **arguments
     )
     assert data.samples.targets.tolist() == [0, 1, 1, 0, 1, 0]
     assert data.class_names == ["zebra", "ape"]

@@ -74,13 +74,9 @@ def patients(tmp_path):
     (tmp_path / "p.csv").write_text("\n".join(["age,hospital,ward,cured", *lines]))
 
     def build(rule, clients=None):
+        arguments = dict(feature_columns=["age"], num_clients=clients, partition=rule)
         return TableDataModule(
-            tmp_path / "p.csv",
-            "cured",
-            feature_columns=["age"],
-            num_clients=clients,
-            partition=rule,
-            protocol=SplitOwn(0.0, 0.0),
+            tmp_path / "p.csv", "cured", protocol=SplitOwn(0.0, 0.0), **arguments
         )
 
     return build

@@ -61,14 +61,8 @@ def test_a_run_with_several_targets_writes_its_tables_without_labels(logger, tmp
     tokens = torch.randint(5, (40, 7), generator=torch.Generator().manual_seed(0)).numpy()
     data = ArrayDataModule(tokens[:, :-1], tokens[:, 1:], num_clients=4)
     torch.manual_seed(0)
-    run(
-        FedAvg(Next(), lr=0.1),
-        data,
-        2,
-        root=tmp_path,
-        precision="32-true",
-        callbacks=[wandb.WandbRecord()],
-    )
+    arguments = dict(root=tmp_path, precision="32-true", callbacks=[wandb.WandbRecord()])
+    run(FedAvg(Next(), lr=0.1), data, 2, **arguments)
     (path,) = tmp_path.glob("**/summary.json")
     assert json.loads(path.read_text())["round"] == 2
     (table,) = tmp_path.glob("**/clients.csv")

@@ -124,15 +124,8 @@ class Everything(FedProx):
     """Local training with every term."""
 
     def client_update(self, clients, w):
-        return self.local_sgd(
-            clients,
-            0.5 * w,
-            linear=0.01 * w,
-            prox_weight=0.3,
-            prox_center=w,
-            l1=0.02,
-            offset=0.5 * w,
-        )
+        arguments = dict(linear=0.01 * w, prox_weight=0.3, prox_center=w, l1=0.02, offset=0.5 * w)
+        return self.local_sgd(clients, 0.5 * w, **arguments)
 
 
 class Told(FedProx):

@@ -23,15 +23,9 @@ def datamodule(sizes=SIZES, protocol=None, seed=0, partition=None):
     owners = np.repeat(np.arange(len(sizes)), sizes)
     x = torch.arange(len(owners)).float()[:, None]
     y = torch.from_numpy(owners) % 3
+    arguments = dict(client_ids=owners, seed=seed, partition=partition or Natural())
     return TensorDataModule(
-        x,
-        y,
-        x[:5],
-        y[:5] * 0,
-        client_ids=owners,
-        seed=seed,
-        partition=partition or Natural(),
-        protocol=protocol or SharedTest(validation=0),
+        x, y, x[:5], y[:5] * 0, protocol=protocol or SharedTest(validation=0), **arguments
     )
 
 

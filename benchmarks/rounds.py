@@ -21,7 +21,7 @@ def run(task: Task, processes: int) -> tuple[nn.Module, list[float]]:
     """The trained network and the times."""
     module = network(task)
     method = FedAvg(module, lr=task.rate, local_epochs=task.epochs, batch_size=task.batch)
-    return module, stamps_of(method, WORKLOADS[task.key].loop(), len(task.cohorts), processes)
+    return module, stamps_of(method, WORKLOADS[task.key].loop(task), len(task.cohorts), processes)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import models
 from benchmarks.peers.task import Task
@@ -50,12 +50,17 @@ class Workload:
         network: nn.Module = getattr(models, self.network)(**self.arguments)
         return network
 
-    def data(self) -> TensorDataModule:
-        """Every client's samples."""
+    def data(self, task: Task | None = None) -> TensorDataModule:
+        """Every client's samples, in the memory of a task's if one is given."""
+        if task is not None:
+            return self._dealt(torch.from_numpy(task.inputs), torch.from_numpy(task.targets))
         generator = torch.Generator().manual_seed(0)
         targets = torch.arange(self.clients * self.samples) % CLASSES
         means = torch.randn(CLASSES, *self.shape, generator=generator)
         inputs = means[targets] + torch.randn(len(targets), *self.shape, generator=generator)
+        return self._dealt(inputs, targets)
+
+    def _dealt(self, inputs: Tensor, targets: Tensor) -> TensorDataModule:
         return TensorDataModule(
             inputs,
             targets,
@@ -64,9 +69,9 @@ class Workload:
             protocol=SplitOwn(test=0.0, validation=0.0),
         )
 
-    def loop(self) -> FederatedLoop:
+    def loop(self, task: Task | None = None) -> FederatedLoop:
         """The cohorts."""
-        return FederatedLoop(self.data(), clients_per_round=self.per_round)
+        return FederatedLoop(self.data(task), clients_per_round=self.per_round)
 
     def task(self, key: str, rounds: int) -> Task:
         """The workload as arrays: a first round and `rounds` more."""

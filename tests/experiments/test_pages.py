@@ -438,6 +438,12 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     assert f"it is {mean['FedACS'] - mean['LocalTrain']:.2f} points ahead" in page
     gains = [np.subtract(*models).mean() for models in (ditto, per)]
     assert f"Ditto's by {gains[0]:.2f}, Per-FedAvg's by {gains[1]:.2f} points" in page
+    enough = {r: m[0].mean() for (r, where), m in scores.items() if where == "(a) Dirichlet 0.5"}
+    enough.pop("FedAvg")
+    below = np.median([*enough.values()]) - enough["FedACS"]
+    assert f"| {below:.2f} below the median of the seven, and as much below" in page
+    assert f"{below:.2f}" == f"{enough['LocalTrain'] - enough['FedACS']:.2f}"
+    assert f"APFL is {enough['APFL'] - enough['FedACS']:.2f} points ahead. | just |" in page
     place = ("run", "participants", "seed")
     ends = {
         key: 100 * line[-1]

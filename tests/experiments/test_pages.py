@@ -347,6 +347,19 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
             cells.append(f"{factor:.3f}, {mean:.3f}; {bound:.0f}, {rounds:.1f}")
         assert f"| λ = {penalty} | {' | '.join(cells)} |" in page
 
+    errors = curves("results/fedclup-table1", error, "λ", "run")
+    counts = curves("results/fedclup-table1", "train/samples", "λ", "run")
+    for run in dict.fromkeys(run for _, run in errors):
+        cells = []
+        for penalty in ("0.02", "0.1", "0.5"):
+            line, k = errors[penalty, run], until(errors[penalty, run], 0.01)
+            arrived = k < np.inf
+            spent = f"{k}; {counts[penalty, run][int(k) - 1] / 500:,.0f}" if arrived else "–"
+            cells.append(f"{spent} ({line[-1]:.1e})")
+        assert f"| {run} | {' | '.join(cells)} |" in page
+    left = [(1 - (x + 0.1) / (x + 1)) ** 30 for x in (0.02, 0.1, 0.5)]
+    assert "{:.1e}, {:.1e} and {:.1e} for the three λ".format(*left) in page
+
     keys = ("heterogeneity", "run", "seed")
     for name, label in (("results/fedclup-rounds", "10 steps, "), ("fedclup-figure1", "")):
         totals = curves(name, "train/personalized/total_error", *keys)
@@ -370,14 +383,18 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         assert [f"{end:.3f}" for end in ends] == re.findall(r"\d\.\d{3}", words)
         assert words in page
 
-    errors = curves(
-        "results/fedclup-figure6", "train/personalized/total_error", "heterogeneity", "run"
-    )
+    keys = ("heterogeneity", "run", "seed")
+    errors = curves("results/fedclup-figure6", "train/personalized/total_error", *keys)
     for radius, best in (("0.1", 2), ("0.5", 0), ("2", 0)):
-        lines = [errors[radius, f"FedCLUP λ={k}"] for k in (0.02, 0.25, 0.5)]
-        measured = [line for line in zip(*lines, strict=True) if not np.isnan(line).any()]
-        assert len(measured) == 20 and {int(np.argmin(row)) for row in measured} == {best}
-        cells = [f"{error:.3f}" for error in measured[-1]]
+        lines = np.array(
+            [
+                [errors[radius, f"FedCLUP λ={k}", seed] for seed in "01234"]
+                for k in (0.02, 0.25, 0.5)
+            ]
+        )
+        assert lines.shape[2] == 20 and (lines.argmin(0) == best).all()
+        mean, spread = lines[..., -1].mean(1), lines[..., -1].std(1, ddof=1)
+        cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, spread, strict=True)]
         cells[best] = f"**{cells[best]}**"
         assert f"| R = {radius} | {' | '.join(cells)} |" in page
 
@@ -407,13 +424,20 @@ def test_the_numbers_of_fedagg_are_those_of_its_data():
         lines = [np.subtract(scores[s, one], scores[s, other]) for s in ("IID", "non-IID")]
         assert [int((line > 0).sum()) for line in lines] == ahead and len(lines[0]) == 15
     keys = ("run", "setting", "participation")
-    for run, column in (("FedAvg", "global"), ("FedGH", "personalized")):
-        own = curves("results/fedagg-fedgh", f"test/{column}/accuracy", *keys)
-        cells = [
-            f"{100 * own[run, f'linear, {s}', p][-1]:.2f}"
+    for run, model in (("FedAvg", "global"), ("FedGH", "personalized")):
+        own = curves("results/fedagg-fedgh", f"test/{model}/accuracy", *keys)
+        columns = [
+            100 * np.array(own[run, f"linear, {s}", p])
             for s in ("IID", "non-IID")
             for p in ("20 %", "100 %")
         ]
+        assert {len(values) for values in columns} == {5}
+        whole = curves("results/fedagg-linear", f"test/{model}/accuracy", *keys, "round")
+        for share, values in zip(("20 %", "100 %"), columns[2:], strict=True):
+            np.testing.assert_allclose(
+                values / 100, whole[run, "linear, non-IID", share, "30"], atol=1e-6
+            )
+        cells = [f"{values.mean():.2f} ± {values.std(ddof=1):.2f}" for values in columns]
         assert f"| {run} | {' | '.join(cells)} |" in page
 
 

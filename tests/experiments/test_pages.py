@@ -392,7 +392,9 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
                 for k in (0.02, 0.25, 0.5)
             ]
         )
-        assert lines.shape[2] == 20 and (lines.argmin(0) == best).all()
+        first = lines.argmin(0)
+        assert first.shape == (5, 20) and (first[:, -1] == best).all()
+        assert np.bincount(first.flat, minlength=3)[best] == (84 if radius == "0.1" else 100)
         mean, spread = lines[..., -1].mean(1), lines[..., -1].std(1, ddof=1)
         cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, spread, strict=True)]
         cells[best] = f"**{cells[best]}**"

@@ -76,12 +76,8 @@ class _Block(nn.Module):
         self.relu = nn.ReLU()
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(
-                OrderedDict(
-                    conv=nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False),
-                    norm=normalize(outputs),
-                )
-            )
+            conv = nn.Conv2d(inputs, outputs, kernel_size=1, stride=stride, bias=False)
+            self.shortcut = nn.Sequential(OrderedDict(conv=conv, norm=normalize(outputs)))
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.relu(self.norm1(self.conv1(x)))

@@ -71,9 +71,7 @@ class RoundProgress(ProgressBar):
             self._bar.close()
             self._bar = None
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         self.on_train_end(trainer, pl_module)  # so that the error starts on a line of its own
 
     def print(self, *args: Any, **kwargs: Any) -> None:

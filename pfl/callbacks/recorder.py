@@ -163,9 +163,7 @@ class RunRecorder(Callback):
             nothing = f"Nothing to do: {trainer.ckpt_path} has been through {len(self.rows)} rounds"
             print(summary_table(self.summary) if self.summary else nothing, flush=True)
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, exception: BaseException
-    ) -> None:
+    def on_exception(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm, *_: Any) -> None:
         if not isinstance(pl_module, FederatedAlgorithm) or pl_module.rounds == 0:
             return  # the rows are not yet, or no longer, this method's
         one = trainer.num_devices == 1 and trainer.num_nodes == 1  # several processes would hang
@@ -235,15 +233,7 @@ class RunRecorder(Callback):
                 path.unlink(missing_ok=True)
         trainer.strategy.barrier()  # before anyone writes
 
-    def on_predict_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: FederatedAlgorithm,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
+    def on_predict_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, *_: Any) -> None:
         files.make_folder(self.folder)
         rank = f"-{trainer.global_rank}" if trainer.world_size > 1 else ""
         if outputs:

@@ -210,16 +210,10 @@ def export(given: argparse.Namespace) -> None:
             )
     from pfl.export import export as write
 
+    ids = None if everyone else [int(text) for text in given.client]
+    options = {"form": given.format, "factored": given.factored, "states": given.states}
     try:
-        write(
-            given.ckpt_path,
-            given.out,
-            None if everyone else [int(text) for text in given.client],
-            with_global=given.with_global,
-            form=given.format,
-            factored=given.factored,
-            states=given.states,
-        )
+        write(given.ckpt_path, given.out, ids, with_global=given.with_global, **options)
     except ImportError as error:
         needed = "onnx onnxruntime onnxscript" if given.format == "onnx" else "safetensors"
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
@@ -263,12 +257,10 @@ def add_parsers(commands: Any) -> None:
     def runs(parser: CommandParser, what: str) -> None:
         """Adds the options of all commands that make runs."""
         jobs = f"{what} at a time; default: as many as fit"
-        change = "changes every run, such as trainer.max_epochs=2; can be repeated"
+        text = "changes every run, such as trainer.max_epochs=2; can be repeated"
         parser.add_argument("--out", type=Path, help="the folder of runs and results")
         parser.add_argument("--jobs", type=_at_least_one, help=jobs)
-        parser.add_argument(
-            "--change", action="append", default=[], metavar="KEY=VALUE", help=change
-        )
+        parser.add_argument("--change", action="append", default=[], metavar="KEY=VALUE", help=text)
 
     one = command(partition, "show who has which samples")
     one.usage = "pfl partition --config FILE [--data.KEY VALUE ...] [--out FOLDER]"

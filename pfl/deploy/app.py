@@ -105,9 +105,7 @@ def agreement(values: Mapping[str, Any], server: Mapping[str, Any], network: Any
     trainer = values["trainer"]
     parts = {
         "pfl": pfl.__version__,
-        "seed_everything": values["seed_everything"],
-        "model": values["model"],
-        "loop": values["loop"],
+        **{key: values[key] for key in ("seed_everything", "model", "loop")},
         "trainer": {name: trainer.get(name) for name in ("max_epochs", "precision")},
         "data": server["data"]["init_args"],
         "network": {name: list(value.shape) for name, value in network.named_parameters()},

@@ -130,13 +130,8 @@ class Worker:
 
     def answer(self, message: bytes) -> bytes:
         """Returns the answer to a message of the server; a refusal is one line."""
-        doing = {
-            "hello": self._hello,
-            "first": self._first,
-            "train": self._train,
-            "evaluate": self._evaluate,
-            "finish": self._finish,
-        }
+        doing = {"hello": self._hello, "first": self._first, "train": self._train}
+        doing |= {"evaluate": self._evaluate, "finish": self._finish}
         try:
             request = unpack(message, self.limit)
             if not isinstance(request, dict) or request.get("do") not in doing:

@@ -10,6 +10,7 @@ from tests.algorithms.class_world import (
     ENGINES,
     FEATURES,
     LOCAL,
+    SIZE,
     TRACE,
     assert_rounds,
     assert_same_end,
@@ -83,6 +84,15 @@ def test_padding_is_not_in_the_mean_of_the_features(watch):
     each = [z_of(start(), samples()[i][0]).mean(0) for i in (1, 3)]
     expected = (3 * each[0] + 2 * each[1]) / 5
     np.testing.assert_allclose(history["mean"][0], [1, *expected], rtol=0, atol=1e-12)
+
+
+def test_the_ledger_books_the_mean_once_it_is_known(watch):
+    """8 bytes a number; the first two clients send it, the others of later rounds receive it."""
+    history = watch(FedDBE(network(), batch_size=None), world(), 3, trace=[[2, 3], [], [0, 2]])
+    up, down = ([SIZE, 0, 2 * SIZE + FEATURES, SIZE + n] for n in (FEATURES, 0))
+    down[0] += FEATURES
+    assert np.array_equal(history["up"][-1], 8 * np.array(up))
+    assert np.array_equal(history["down"][-1], 8 * np.array(down))
 
 
 def test_clients_without_samples_give_no_mean(watch):

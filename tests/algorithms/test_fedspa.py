@@ -184,3 +184,10 @@ def test_a_network_without_matrices_is_refused():
     with refused("model.density: 0.5"):
         FedSpa(Scale())
     assert FedSpa(small_network(), density=0.5).values == 13
+
+
+def test_bytes_are_the_values_in_the_mask_and_a_bit_for_each_weight(watch, problem):
+    """5 float64 values each way, and 6 bits, which are a byte."""
+    history = watch(fedspa(problem), problem, 2, trace=[[0, 1], [1]])
+    assert history["down"].tolist() == [[40, 40, 0], [40, 80, 0]]
+    assert history["up"].tolist() == [[41, 41, 0], [41, 82, 0]]

@@ -176,6 +176,25 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
     few = [sum(x <= goals[s] for x in gaps["FedPD-GD, p=0.5, η=0.5", s]) for s in "012"]
     assert "in {}, {} and {} of 150".format(*few) in page
 
+    gaps = curves("results/fedpd-falling", "train/global/gap", "run", "seed")
+    sent = curves("results/fedpd-falling", "comm/uplink_bytes", "run", "seed")
+    parts = []
+    for run in ("FedPD-GD, p=1-r/T, T=150", "FedPD-GD, p=1-r/T, T=600"):
+        last = [gaps[run, seed][-1] for seed in "012"]
+        cells = [", ".join(f"{x:.1e}" for x in last)]
+        cells.append(", ".join(f"{sent[run, seed][-1] / 16000:.0f}" for seed in "012"))
+        assert f"| {run} | {' | '.join(cells)} |" in page
+        parts += list(last / half)
+    assert f"At most {max(parts):.3f} times" in page
+    assert max(gaps["FedPD-GD, p=0, η=0.5", seed][49] for seed in "012") < 1e-11
+
+    names = ("test/global/accuracy", "comm/uplink_bytes", "train/loss", "test/global/loss")
+    scores, ways, *losses = (curves("results/fedpd-mnist", name, "run") for name in names)
+    for (run,), line in scores.items():
+        cells = [f"{ways[run,][-1] / 619040:.0f}", f"{100 * line[-1]:.1f}"]
+        cells += [f"{loss[run,][-1]:.3f}" for loss in losses]
+        assert f"| {run} | {' | '.join(cells)} |" in page
+
 
 def test_the_numbers_of_fedslr_are_those_of_its_data():
     page = (PAPERS / "fedslr.md").read_text()

@@ -236,6 +236,25 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
     best = max(shares[key][-1] for key in shares if ranks[key][-1] == 2)
     assert f"where the rank is 2 the share is at most {best:.2f}" in page
 
+    where = ("problem", "drawn", *keys)
+    found = curves("results/fedslr-planted-more", "train/global/rank", *where)
+    shares = curves("results/fedslr-planted-more", "train/personalized/support", *where)
+    for problem in dict.fromkeys(key[0] for key in found):
+        planted, rows = int(problem.split()[1].strip(",")), []
+        for number in "012":
+            mine = [key for key in found if key[:2] == (problem, number)]
+            own = {key[2:]: (found[key][-1], shares[key][-1]) for key in mine}
+            line = [f"{own[k, '0.15'][0]:g}" for k in ("0.1", "0.3", "1")]
+            line.append(f"{max(share for _, share in own.values()):.2f}")
+            right = [share for rank, share in own.values() if rank == planted]
+            rows.append([*line, f"{max(right):.2f}" if right else "–"])
+        cells = [", ".join(column) for column in zip(*rows, strict=True)]
+        assert f"| {problem} | {' | '.join(cells)} |" in page, cells
+    corner = [shares["rank 2, noise 0.5", number, "0.1", "0.15"][-1] for number in "012"]
+    assert "the shares there are {:.2f}, {:.2f} and {:.2f}.".format(*corner) in page
+    both = shares["rank 2, noise 0.5", "2", "0.3", "0.4"][-1]
+    assert both > 0.9 and found["rank 2, noise 0.5", "2", "0.3", "0.4"][-1] == 2
+
     errors = curves("results/fedslr-kinds", "train/personalized/total_error", "run", *keys)
     kinds = ("LR+S", "LR+LR", "S+LR", "S+S")
     least = [

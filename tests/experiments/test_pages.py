@@ -188,6 +188,21 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
     assert f"At most {max(parts):.3f} times" in page
     assert max(gaps["FedPD-GD, p=0, η=0.5", seed][49] for seed in "012") < 1e-11
 
+    keys = ("condition", "skip_probability", "seed")
+    gaps = curves("results/fedpd-curvature", "train/global/gap", *keys)
+    kappas = [*dict.fromkeys(kappa for kappa, *_ in gaps)]
+    logs = [np.mean([np.log(np.median(gaps[k, "0.5", s][200:])) for s in "012"]) for k in kappas]
+    row = " | ".join(f"{floor:.1e}" for floor in np.exp(logs))
+    assert f"| κ | {' | '.join(kappas)} |" in page and f"| floor | {row} |" in page
+    apart = [np.log(1 - 1 / float(k)) for k in kappas[1:5]]
+    assert f"up to κ = 1.5. | {np.polyfit(apart, logs[1:5], 1)[0]:.2f}. | yes |" in page
+    pairs = [(gaps["1", "0.5", s], gaps["1", "0", s]) for s in "012"]
+    most = [
+        max(abs(x / y - 1) for pair in pairs for x, y in zip(*pair, strict=True) if y > least)
+        for least in (1e-20, 1e-18)
+    ]
+    assert "Within {:.1e}; above 1e-18 within {:.1e}".format(*most) in page
+
     names = ("test/global/accuracy", "comm/uplink_bytes", "train/loss", "test/global/loss")
     scores, ways, *losses = (curves("results/fedpd-mnist", name, "run") for name in names)
     for (run,), line in scores.items():

@@ -146,7 +146,7 @@ def test_centres_come_after_the_round_before_tau(watch):
 def test_one_endpoint_is_fedavg(fit):
     """The simplex is a point, before τ and after it, as all components of changes are 0 or more."""
     settings = LOCAL | dict(batch_size=2, engine="sequential")
-    methods = Floco(network(), endpoints=1, **settings), FedAvg(network(), **settings)
+    methods = Floco(network(), endpoints=1, radius=0.0, **settings), FedAvg(network(), **settings)
     assert_same_end(fit, *methods, [[0, 1, 3]] * 2, atol=1e-14)
 
 

@@ -41,7 +41,7 @@ class PairAccuracy(Callback):
 def main(folder: Path) -> None:
     clients, pairs = [], []
     for method in METHODS:
-        for path in sorted(folder.glob(f"{method}/digits=non-IID/seed*")):
+        for path in sorted(folder.glob(f"{method}/digits=non-IID/seed?")):
             what = {"run": method, "seed": path.name.removeprefix("seed")}
             columns = Run.read(method, 0, path).clients
             model = "global" if method == "FedAvg" else "personalized"

@@ -310,6 +310,26 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
     assert f"S+LR and S+S are behind by {behind}." in page
     assert f"| {two[0][0] - means['S+S'][0]:.1f} points; one deviation" in page
 
+    keys = "low_rank_penalty", "proximal_step", "seed"
+    scores, sizes = (curves("results/fedslr-plane", column, *keys) for column in columns[:2])
+    for penalty in ("0.0002", "0.001", "0.005"):
+        cells = []
+        for step in ("2", "10", "50"):
+            ends = [100 * scores[penalty, step, seed][-1] for seed in "01"]
+            size = np.mean([sizes[penalty, step, seed][-1] for seed in "01"]) / 1e3
+            cells.append(f"{np.mean(ends):.2f} ± {np.std(ends, ddof=1):.2f}; {size:.1f}")
+        assert f"| {penalty} | {' | '.join(cells)} |" in page, cells
+
+    clients = curves("results/fedslr-clients/clients", "accuracy", "run")
+    for (run,), accuracies in clients.items():
+        gains = 100 * (np.array(accuracies) - clients[("FedAvg",)])
+        row = f"| {run} | {np.median(gains):.2f} | {(gains > 0).sum()} | {(gains < 0).sum()} |"
+        assert row in page or run == "FedAvg", row
+    pairs = curves("results/fedslr-clients/pairs", "accuracy", "extractor", "classifier")
+    for name, kind in (("mixed", "personalized"), ("global", "global")):
+        cells = [f"{100 * np.mean(pairs[kind, k]):.2f}" for k in ("personalized", "global")]
+        assert f"| {name} | {' | '.join(cells)} |" in page, cells
+
     times = curves("results/fedslr-table9", "dense_ms", "parameters")
     thin = curves("results/fedslr-table9", "factored_ms", "parameters")
     medians = [(np.median(times[size]), np.median(thin[size])) for size in times]

@@ -9,21 +9,22 @@ the groups in the second half of the rounds.
 """
 
 import csv
-import re
 import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from datamodules import ClientRotation, TensorDataModule
+from pfl.experiments.grid import folder_name
 from pfl.files import write_records
 
 DATA = Path("docs/data/results")
 RUNS = ("no threshold", "p = 0", "p = 0.25", "p = 0.5", "p = 0.75", "p = 0.9")
 PARTICIPANTS = [f"FedACS, p = {p}{end}" for p in (0.5, 0.75) for end in ("", ", all")]
-EARLIER = ("2", "3", "5", "10", "20")
+EARLIER = (2, 3, 5, 10, 20)
 ANGLES = {0: 0, 2: 90, 3: 180, 1: 270}  # where the upper left pixel of 2 x 2 is after the turn
 
 
@@ -41,37 +42,40 @@ def angles(seed: int, clients: int = 20) -> list[int]:
     return [ANGLES[int(image.argmax())] for image in seen]
 
 
-def main(folder: Path) -> None:
-    rows: list[dict[str, object]] = []
-    for run in (f"FedACS, {name}" for name in RUNS):
-        name = re.sub(r"[^\w.=]+", "-", run)
-        for path in sorted(folder.glob(f"{name}/seed*/collaboration.csv")):
-            seed = path.parent.name.removeprefix("seed")
-            angle = angles(int(seed))
-            for row in csv.DictReader(path.open()):
+def weights(folder: Path, run: str, place: str = "") -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yields each seed of a run, and the weight and the angles of each pair of two clients."""
+    for path in sorted(folder.glob(f"{folder_name(run)}/{place}seed*/collaboration.csv")):
+        seed, pairs = path.parent.name.removeprefix("seed"), []
+        angle = angles(int(seed))
+        with path.open(newline="") as file:
+            for row in csv.DictReader(file):
                 i, j = int(row["client"]), int(row["partner"])
-                if i != j and row["round"] in ("40", *(EARLIER if run.endswith("0.75") else ())):
-                    what = {"run": run, "seed": seed, "round": row["round"], "client": i}
-                    pair = {"angle": angle[i], "partner": j, "partner_angle": angle[j]}
-                    rows.append({**what, **pair, "weight": f"{float(row['weight']):.6g}"})
+                if i != j:
+                    pair = {"round": int(row["round"]), "client": i, "angle": angle[i]}
+                    pair |= {"partner": j, "partner_angle": angle[j]}
+                    pairs.append({**pair, "weight": float(row["weight"])})
+        yield seed, pairs
+
+
+def main(folder: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for run in (f"FedACS, {name}" for name in RUNS):
+        rounds = {40, *(EARLIER if run.endswith("0.75") else ())}
+        for seed, pairs in weights(folder, run):
+            of_rounds = (pair for pair in pairs if pair["round"] in rounds)
+            what = {"run": run, "seed": seed}
+            rows += [{**what, **p, "weight": f"{p['weight']:.6g}"} for p in of_rounds]
     write_records(DATA / "fedacs-groups-weights.csv", rows)
     write_records(DATA / "fedacs-participants-shares.csv", list(shares(folder)))
 
 
-def shares(folder: Path) -> Iterator[dict[str, object]]:
+def shares(folder: Path) -> Iterator[dict[str, Any]]:
     """Yields the share of weight inside of the groups for each run of fedacs-participants."""
     for run, count in product(PARTICIPANTS, (5, 10, 20)):
-        name = re.sub(r"[^\w.=]+", "-", run)
-        for path in sorted(folder.glob(f"{name}/participants={count}/seed*/collaboration.csv")):
-            seed = path.parent.name.removeprefix("seed")
-            angle, table = angles(int(seed)), list(csv.DictReader(path.open()))
-            begin = 400 // count  # half of the rounds
-            inside, total = 0.0, 0.0
-            for row in table:
-                i, j = int(row["client"]), int(row["partner"])
-                if i != j and int(row["round"]) > begin:
-                    total += float(row["weight"])
-                    inside += float(row["weight"]) * (angle[i] == angle[j])
+        for seed, pairs in weights(folder, run, f"participants={count}/"):
+            late = [pair for pair in pairs if pair["round"] > 400 // count]  # half of the rounds
+            total = sum(pair["weight"] for pair in late)
+            inside = sum(p["weight"] for p in late if p["angle"] == p["partner_angle"])
             share = f"{inside / total:.6f}" if total else None
             yield {"run": run, "participants": count, "seed": seed, "share": share}
 

@@ -7,6 +7,7 @@ Both files are in docs/data/results/fedslr-clients.
 """
 # mypy: disable-error-code="override"
 
+import csv
 import sys
 from pathlib import Path
 
@@ -48,11 +49,8 @@ def main(folder: Path) -> None:
             for client, score in enumerate(columns[f"test/{model}/accuracy"]):
                 clients.append({**what, "client": client, "accuracy": f"{score:.6f}"})
             if method == "FedSLR":
-                lines = (path / PAIRS).read_text().splitlines()
-                names = lines[0].split(",")
-                for line in lines[1:]:
-                    row = dict(zip(names, line.split(","), strict=True))
-                    pairs.append({"seed": what["seed"], **row})
+                with (path / PAIRS).open(newline="") as file:
+                    pairs += [{"seed": what["seed"], **row} for row in csv.DictReader(file)]
     write_records(DATA / "clients.csv", clients)
     write_records(DATA / PAIRS, pairs)
 

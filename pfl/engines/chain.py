@@ -27,7 +27,7 @@ KINDS: dict[type[nn.Module], str] = {
     nn.Tanh: "tanh",
     nn.Sigmoid: "sigmoid",
 }
-Kept = tuple[list[Tensor], list[list[Tensor]]]  # of a forward pass, for the backward pass
+Kept = tuple[list[Tensor], list[list[Tensor]]]  # what a forward pass keeps for the backward pass
 
 
 class Chain:

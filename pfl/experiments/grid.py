@@ -68,7 +68,7 @@ class Job:
     @property
     def folder(self) -> Path:
         """The folder of the run, relative to that of the experiment."""
-        return Path(*map(_folder_name, self._place()), f"seed{self.seed}")
+        return Path(*map(folder_name, self._place()), f"seed{self.seed}")
 
     def with_changes(self, changes: Sequence[Config]) -> Job:
         """Returns the job with further changes of its configuration."""
@@ -119,7 +119,7 @@ class Grid:
         points = dict(axes)
         _check_names("grid", [axis for axis, _ in axes])
         for where, names in {"runs": runs, **{f"grid.{k}": v for k, v in axes}}.items():
-            _check_names(where, [_folder_name(str(name)) for name in names])
+            _check_names(where, [folder_name(str(name)) for name in names])
         for change in (change for values in points.values() for change in values.values()):
             for run in (*change["runs"], *change["without"]):
                 require("grid", run, run in runs, f"one of the runs {', '.join(self.runs)}")
@@ -249,7 +249,7 @@ def _without_method(path: Path, key: str) -> Config:
     return config
 
 
-def _folder_name(name: str) -> str:
+def folder_name(name: str) -> str:
     """Returns a name with what file systems take; runs with equal ones would share a folder."""
     return re.sub(r"[^\w.=+-]+", "-", name)
 

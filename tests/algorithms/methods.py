@@ -126,7 +126,7 @@ def learned(names: Iterable[str]) -> set[str]:
 
 
 EVERY_METHOD = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-# Of which the limit and the bytes are tested elsewhere.
+# The limit of FedAgg with a fixed point, and its bytes, are tested elsewhere.
 FIXED_POINT = {"mean_field": "fixed_point", "tolerance": 1e-3}
 VARIANTS = METHODS | {"FedAgg, fixed point": replace(METHODS["FedAgg"], arguments=FIXED_POINT)}
 EVERY_VARIANT = pytest.mark.parametrize("method", VARIANTS.values(), ids=VARIANTS)

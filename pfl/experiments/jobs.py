@@ -201,9 +201,14 @@ def _sources(module: str) -> list[Path]:
         return []
     places = [*(spec.submodule_search_locations or ()), *filter(None, [spec.origin])]
     paths = map(Path, places)
-    own = [p for p in paths if not INSTALLED & {*p.parts} and STDLIB not in p.parents]
-    files = (path.rglob("*.py") if path.is_dir() else [path] for path in own)
-    return sorted({p for paths in files for p in paths if p.is_file()})  # "built-in" is none
+    files = (path.rglob("*.py") if path.is_dir() else [path] for path in paths if _own(path))
+    # Installed files are in a virtual environment within a package; "built-in" is no file.
+    return sorted({p for found in files for p in found if _own(p) and p.is_file()})
+
+
+def _own(path: Path) -> bool:
+    """Returns whether a file or folder is neither installed nor of the standard library."""
+    return not INSTALLED & {*path.parts} and STDLIB not in path.parents
 
 
 def _imports(path: Path) -> set[str]:

@@ -174,7 +174,10 @@ def test_a_share_does_not_take_runs_of_another_configuration(finished, tmp_path,
 
 
 def test_a_change_of_the_users_code_is_seen(tmp_path, monkeypatch):
-    """In a package, in a class that is given as a loss or a callback, in a module below."""
+    """In a package, in a class that is given as a loss or a callback, in a module below.
+
+    The packages of a virtual environment in that package are no code of the user.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "ours" / "below").mkdir(parents=True)
@@ -191,8 +194,13 @@ def test_a_change_of_the_users_code_is_seen(tmp_path, monkeypatch):
             path.write_text("changed = True")
         jobs._version_of.cache_clear()
         seen.append(jobs.code_version(config))
-    jobs._version_of.cache_clear()
     assert len(set(seen)) == len(seen)
+    installed = tmp_path / "ours" / ".venv" / "lib" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "other.py").write_text("import pip")
+    jobs._version_of.cache_clear()
+    assert jobs.code_version(config) == seen[-1]
+    jobs._version_of.cache_clear()
 
 
 @pytest.mark.slow

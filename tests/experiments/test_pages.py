@@ -211,6 +211,43 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
         assert f"| {run} | {' | '.join(cells)} |" in page
 
 
+def test_fedpds_floors_by_p_stand_beside_table_iii():
+    page = (PAPERS / "fedpd.md").read_text()
+    gaps = curves("results/fedpd-table3", "train/global/gap", "skip_probability", "seed")
+    share = np.array([*dict.fromkeys(float(p) for p, _ in gaps)])
+    # By p, seed and round; the last half of the rounds tells the floor.
+    last = np.array([*gaps.values()]).reshape(10, 3, 800)[..., 400:]
+    eta = (5**0.5 - 1) / 8
+    steep = ((share * (1 + eta) + eta) / (1 - eta)) ** (2 / (1 - share))
+    c = eta**2 * np.where(share < (1 - 2 * eta) / (1 + eta), 12 * share**2, 14 * steep)
+    largest = []
+    for seed in range(3):
+        inputs, targets = LeastSquares(condition=2.0, noise=0.0, seed=seed).train_arrays()
+        x = np.linalg.lstsq(np.concatenate(inputs), np.concatenate(targets))[0]
+        gradients = np.einsum("mnd,mn->md", inputs, inputs @ x - targets) / 50
+        largest.append(np.square(gradients).sum(1).max())
+    bounds, floors = np.outer(c, largest), np.median(last, -1)
+    logs = [np.log(part).mean(1) for part in (floors, last.mean(-1), bounds)]
+    for name, line in zip(("floor", "mean gap", "C(p)G² of Table III"), logs, strict=True):
+        assert f"| {name} | {' | '.join(f'{value:.1e}' for value in np.exp(line))} |" in page
+    assert f"by factors from {(bounds / floors).min():,.0f} on" in page
+    slopes = [np.polyfit(np.log(share[:4]), line[:4], 1)[0] for line in logs[:2]]
+    assert f"within 2 ± 0.3. | {slopes[0]:.2f}. " in page
+    assert f"The mean gap has the slope {slopes[1]:.2f}. | no; that of the mean is |" in page
+    falls = [(steps := line[1:] / line[:-1])[steps < 1] for line in last[0]]
+    assert f"falls to {np.mean([*map(np.median, falls)]):.2f} of itself" in page
+    peaks = []
+    for lines in (last[0], last[2]):  # p = 0.05 and 0.2
+        rises = [np.diff(line) > 0 for line in lines]
+        tops = [line[1:-1][r[:-1] & ~r[1:]] for line, r in zip(lines, rises, strict=True)]
+        peaks.append(np.mean([np.log(np.median(top)) for top in tops]))
+    grown = np.exp([logs[0][2] - logs[0][0], peaks[1] - peaks[0]])
+    assert "it grows {:.0f} times, the median of the peaks {:.1f} times".format(*grown) in page
+    ends = np.exp(logs[2][9] - logs[2][7]), np.exp(logs[0][9] - logs[0][7])
+    assert f"the table's bound grows {ends[0]:.0f} times" in page
+    assert f"20 times. | {ends[1]:.1f} times. | yes |" in page
+
+
 def test_the_numbers_of_fedslr_are_those_of_its_data():
     page = (PAPERS / "fedslr.md").read_text()
 

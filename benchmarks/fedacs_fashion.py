@@ -1,0 +1,51 @@
+"""Publishes FedACS's Table 1 and Figure 1 on Fashion-MNIST: rows of a tuning and its comparison.
+
+    pfl tune results/fedacs-fashion
+    pfl compare runs/tune/fedacs-fashion/tuned.yaml \
+        --change data.init_args.protocol.init_args.validation=0.0
+    python -m benchmarks.fedacs_fashion runs/tune/fedacs-fashion runs/compare/tuned
+
+Published rows of settings that these folders do not have stay.
+"""
+
+import csv
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from pfl.files import write_records
+
+DATA = Path("docs/data/results/fedacs-fashion")
+SCORES = ("test/personalized/accuracy", "test/global/accuracy")
+Row = dict[str, str]
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def runs(rows: list[Row]) -> Iterator[Row]:
+    """Yields each run in the round that counts: without validation samples the last one."""
+    for row in rows:
+        what = {"run": row["method"], "setting": row["setting"], "seed": row["seed"]}
+        what["diverged"] = str(int(row["status"] == "diverged"))
+        what["round"] = f"{float(row['round']):g}"
+        for name in SCORES:
+            what[name] = f"{float(row[name]):.6f}".rstrip("0") if row[name] else ""
+        yield what
+
+
+def publish(name: str, rows: list[Row]) -> None:
+    settings = {row["setting"] for row in rows}
+    others = [row for row in read(DATA / name) if row["setting"] not in settings]
+    write_records(DATA / name, others + rows)
+
+
+def main(tuned: Path, compared: Path) -> None:
+    publish("trials.csv", read(tuned / "trials.csv"))
+    publish("runs.csv", list(runs(read(compared / "runs.csv"))))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

@@ -5,9 +5,16 @@ from functools import partial
 import pytest
 
 from models import HalfSquaredError
+from pfl.callbacks.run_figures import CollaborationMap
 from tests.algorithms.methods import BATCHES, small_network, small_world
 from tests.algorithms.traced import START, TRACE, unlike
 from tests.problems import History, run
+
+
+@pytest.fixture(autouse=True)
+def no_figure(monkeypatch):
+    """Leaves out the figure of who learned from whom, which takes longer than a small run."""
+    monkeypatch.setattr(CollaborationMap, "on_fit_end", lambda *_: None)
 
 
 @pytest.fixture

@@ -150,6 +150,101 @@ def test_the_numbers_of_fedpd_are_those_of_its_data():
         assert min(min(line[:11]) for line in lines) > 19
 
 
+def test_the_numbers_of_fedpds_figures_are_those_of_their_data():
+    page = (PAPERS / "fedpd.md").read_text()
+    kinds = ("weak", "strong")
+    gaps = curves("fedpd-figure2", "train/global/gap", "run", "non_iid")
+    sent = curves("fedpd-figure2", "comm/uplink_bytes", "run", "non_iid")
+
+    def short(value):
+        return f"{value:.1e}".replace("e-0", "e-")
+
+    def level(run, last):  # the median gap of the last rounds, on both data sets
+        return [short(np.median(gaps[run, kind][-last:])) for kind in kinds]
+
+    ends = {
+        "FedAvg-GD, rate 0.04, round 150": ("FedAvg-GD", ", no longer falling"),
+        "FedProx, ρ = 1, round 150": ("FedProx", ", no longer falling"),
+        "FedPD-GD p=0, text, round 400": ("FedPD-GD, p=0", ", falling"),
+        "FedPD-GD p=0, theory, round 100": ("FedPD-GD, p=0, η=0.5", ", falling"),
+        "FedPD-VR, text, round 400": ("FedPD-VR", ", falling"),
+        "FedPD-VR, η = 0.2, round 150": ("FedPD-VR, η=0.2", ", falling"),
+    }
+    for label, (run, words) in ends.items():
+        assert f"| {label} | {' | '.join(cell + words for cell in level(run, 1))} |" in page
+        for kind in kinds:
+            fallen = gaps[run, kind][-1] / gaps[run, kind][-21]
+            assert (fallen > 0.99) == ("no longer" in words)
+    for label, run, last in (
+        ("code, median of the last 150 rounds", "FedPD-GD, p=0.5, η=0.08", 150),
+        ("theory, median of the last 75 rounds", "FedPD-GD, p=0.5, η=0.5", 75),
+    ):
+        assert f"| FedPD-GD p=0.5, {label} | {' | '.join(level(run, last))} |" in page
+    cells = zip(level("FedAvg-SGD", 15), level("FedPD-SGD, η=0.5", 15), strict=True)
+    row = " | ".join(map(", ".join, cells))
+    assert f"(theory), median of the last 15 of 30 rounds | {row} |" in page
+    spreads = [
+        f"{np.std(np.log10(gaps[run, kind][-20:])):.2f}"
+        for run in ("FedPD-SGD, η=0.5", "FedAvg-SGD")
+        for kind in kinds
+    ]
+    text = "{} (weakly) and {} (strongly) with FedPD-SGD, {} and {} with FedAvg-SGD"
+    assert text.format(*spreads) in page
+    floors = [
+        level(f"FedPD-GD, p=0.5{eta}", n)[0] for eta, n in ((", η=0.5", 75), (", η=0.08", 150))
+    ]
+    text = "{} with η = 0.5, {} with 0.08, and at 0.04\nstill falling after 400 rounds, at {}"
+    assert text.format(*floors, level("FedPD-GD, p=0.5", 1)[0]) in page
+
+    def communications(run, targets):
+        lines = (gaps[run, kind] for kind in kinds)
+        rounds = map(until, lines, targets)
+        return [sent[run, k][int(r) - 1] / 16000 for k, r in zip(kinds, rounds, strict=True)]
+
+    floor = [1.1 * gaps["FedAvg-GD", kind][-1] for kind in kinds]
+    pairs = [
+        [communications(run, goals) for run in runs]
+        for goals, *runs in (
+            (floor, "FedPD-GD, p=0.5, η=0.5", "FedAvg-GD"),
+            ((1e-8, 1e-7), "FedPD-GD, p=0.5, η=0.08", "FedAvg-GD, lr=0.005"),
+            (floor, "FedPD-GD, p=0.5", "FedAvg-GD"),
+        )
+    ]
+    numbers = [f"{count:.0f}" for pair in pairs for count in np.transpose(pair).flat]
+    text = (
+        "theory: {} communication rounds against {} (weakly), {} against {} (strongly). "
+        "Code, to 1e-8 and 1e-7: {} against {}, {} against {}. Text: {} against {}, {} against {}."
+    )
+    assert text.format(*numbers) in page
+
+    rows = {
+        "FedAvg-GD": "FedAvg-GD",
+        "FedProx": "FedProx",
+        "FedPD-GD p=0, text": "FedPD-GD, p=0",
+        "FedPD-VR, text": "FedPD-VR",
+        "FedPD-GD p=0, theory": "FedPD-GD, p=0, η=0.5",
+        "FedPD-GD p=0.5, theory": "FedPD-GD, p=0.5, η=0.5",
+        "FedPD-VR, η = 0.2": "FedPD-VR, η=0.2",
+    }
+    both = [
+        [curves(f"fedpd-figure{k}", name, "run") for name in ("train/global/gap", "train/samples")]
+        for k in (4, 5)
+    ]
+    for label, run in rows.items():
+        cells = []
+        for gap, samples in both:
+            rounds = until(gap[run,], 1e-8)
+            if rounds == np.inf:
+                cells += ["never", ""]
+                continue
+            passes = samples[run,][int(rounds) - 1] / 40000
+            cells += [f"{rounds}", f"{passes:.1f}" if passes < 20 else f"{passes:,.0f}"]
+        row = " | ".join(cells).replace(".0 ", " ")
+        assert f"| {label} | {row} |".replace("|  |", "| |") in page
+    whole, half = (np.array(both[0][0][run,][:300]) for run in ("FedPD-GD, p=0", "FedPD-GD, p=0.5"))
+    assert abs(half / whole - 1).max() < 0.1
+
+
 def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
     page = (PAPERS / "fedpd.md").read_text()
 

@@ -675,6 +675,20 @@ def test_the_numbers_of_fedacs_are_those_of_its_data():
     assert f"| {below:.2f} below the median of the seven, and as much below" in page
     assert f"{below:.2f}" == f"{enough['LocalTrain'] - enough['FedACS']:.2f}"
     assert f"APFL is {enough['APFL'] - enough['FedACS']:.2f} points ahead. | just |" in page
+    many = {run: models for (run, where), models in scores.items() if where == "(b) 500 clients"}
+    mean = {run: own.mean() for run, (own, _) in many.items() if run != "FedAvg"}
+    assert sorted(mean, key=lambda run: mean[run])[:2] == ["pFedMe", "FedACS"]
+    behind = [mean["APFL"], many["FedAvg"][1].mean(), mean["LocalTrain"]] - mean["FedACS"]
+    text = "{:.2f} points behind APFL, {:.2f} behind FedAvg's one model and {:.2f} behind"
+    assert text.format(*behind) in page
+    spread = {run: many[run][0].std(ddof=1) for run in mean}
+    larger = [run for run in mean if spread[run] > spread["FedACS"]]
+    assert larger == ["pFedMe"]
+    assert f"{spread['FedACS']:.2f}; only pFedMe's is larger." in page
+    gains = [np.subtract(*many[run]).mean() for run in ("Per-FedAvg", "Ditto")]
+    assert f"Per-FedAvg's by {gains[0]:.2f} points; Ditto's are {-gains[1]:.2f} behind." in page
+    above = [many[run][1].mean() - mean["LocalTrain"] for run in ("Ditto", "Per-FedAvg")]
+    assert "better, by {:.2f} and {:.2f} points".format(*above) in page
     place = ("run", "participants", "seed")
     ends = {
         key: 100 * line[-1]

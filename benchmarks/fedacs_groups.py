@@ -2,10 +2,12 @@
 
     pfl reproduce results/fedacs-groups results/fedacs-participants
     python -m benchmarks.fedacs_groups runs/reproduce/fedacs-groups
+    python -m benchmarks.fedacs_groups runs/compare/tuned              # of the leaderboard
 
 The rows go to docs/data/results/fedacs-groups-weights.csv: those of the last round, and of earlier
 ones for p = 0.75. fedacs-participants-shares.csv has how much of all weight of others was inside of
-the groups in the second half of the rounds.
+the groups in the second half of the rounds. leaderboard/attention.csv has this of three rounds at
+the leaderboard's problem with groups, beside the share of all pairs.
 """
 
 import csv
@@ -58,6 +60,9 @@ def weights(folder: Path, run: str, place: str = "") -> Iterator[tuple[str, list
 
 
 def main(folder: Path) -> None:
+    if (folder / "FedACS" / "problem=groups").is_dir():
+        write_records(DATA / "leaderboard" / "attention.csv", list(leaderboard(folder)))
+        return
     rows: list[dict[str, Any]] = []
     for run in (f"FedACS, {name}" for name in RUNS):
         rounds = {40, *(EARLIER if run.endswith("0.75") else ())}
@@ -74,10 +79,25 @@ def shares(folder: Path) -> Iterator[dict[str, Any]]:
     for run, count in product(PARTICIPANTS, (5, 10, 20)):
         for seed, pairs in weights(folder, run, f"participants={count}/"):
             late = [pair for pair in pairs if pair["round"] > 400 // count]  # half of the rounds
-            total = sum(pair["weight"] for pair in late)
-            inside = sum(p["weight"] for p in late if p["angle"] == p["partner_angle"])
-            share = f"{inside / total:.6f}" if total else None
-            yield {"run": run, "participants": count, "seed": seed, "share": share}
+            yield {"run": run, "participants": count, "seed": seed, "share": inside(late)}
+
+
+def inside(pairs: list[dict[str, Any]]) -> str | None:
+    """Returns how much of the weight is of clients with the same angle; None if there is none."""
+    total = sum(pair["weight"] for pair in pairs)
+    alike = sum(p["weight"] for p in pairs if p["angle"] == p["partner_angle"])
+    return f"{alike / total:.6f}" if total else None
+
+
+def leaderboard(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yields the share of weight, and that of pairs, inside of the groups by seed and round."""
+    for seed, pairs in weights(folder, "FedACS", "problem=groups/"):
+        angle = angles(int(seed))
+        alike = sum(a == b for a, b in product(angle, angle)) - len(angle)
+        of_pairs = f"{alike / (len(angle) * (len(angle) - 1)):.6f}"
+        for number in (2, 10, 60):
+            share = inside([pair for pair in pairs if pair["round"] == number])
+            yield {"seed": seed, "round": number, "share": share, "pairs": of_pairs}
 
 
 if __name__ == "__main__":

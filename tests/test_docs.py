@@ -304,6 +304,14 @@ def test_the_leaderboard_has_the_numbers_of_its_runs():
         for problem in ("users", "schools"):
             cells += [np.mean(scores(problem, row, "test")), np.mean(found[problem])]
         assert f"| {row[0]} | {' | '.join(f'{cell:.1f}' for cell in cells)} |" in page
+    attention = table(ROOT / "docs" / "data" / "results" / "leaderboard" / "attention.csv")
+    late = [100 * float(row["share"]) for row in attention if row["round"] == "60"]
+    early = [100 * float(row["share"]) for row in attention if row["round"] == "2"]
+    alike = [100 * float(row["pairs"]) for row in attention]
+    assert len(late) == len(early) == 5
+    for words, shares in (("in round 60, {} to {} %", late), ("make {} to {} %", alike)):
+        assert words.format(f"{min(shares):.0f}", f"{max(shares):.0f}") in page
+    assert f"in round 2 it is {min(early):.0f} to {max(early):.0f} %" in page
     k, blocks = len(ranks), len(problems)
     # Demšar 2006, Table 5(a), has q for up to ten; the studentized range gives them for more.
     q = stats.studentized_range.ppf(0.95, k, np.inf) / np.sqrt(2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -48,7 +48,11 @@ class Message:
     reference: Tensor | None = None
 
 
-def by_name(messages: Message | Tensor | Mapping[str, Message | Tensor]) -> dict[str, Message]:
+ToSend: TypeAlias = Message | Tensor | Mapping[str, Message | Tensor]
+"""What a method's hook returns: one message, or messages by name; a tensor is sent as it is."""
+
+
+def by_name(messages: ToSend) -> dict[str, Message]:
     """Returns messages by name; a single one has the name "w", and a tensor is sent densely."""
     named = messages if isinstance(messages, Mapping) else {"w": messages}
     return {name: m if isinstance(m, Message) else dense(m) for name, m in named.items()}

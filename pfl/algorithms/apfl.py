@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, Step, require
+from pfl.method import Clients, FederatedAlgorithm, Network, Step, require
 
 
 class APFL(FederatedAlgorithm):
@@ -58,8 +58,7 @@ class APFL(FederatedAlgorithm):
     ) -> None:
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         require("alpha", alpha, 0 <= alpha <= 1, "in [0, 1]")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: APFL takes plain local steps; leave it out")
+        self.require_plain_steps()
         self.alpha, self.adaptive = alpha, adaptive
         self.add_client_state("v", lambda: self.global_model)
         if adaptive:

@@ -18,7 +18,6 @@ from pfl.method import (
     Message,
     Network,
     Step,
-    dense,
     require,
     require_one_of,
 )
@@ -118,13 +117,13 @@ class FedAgg(FederatedAlgorithm):
             self.add_server_state("path", zeros.clone())  # φ2_1 ... φ2_L, less the received model
         self.add_server_state("measured", torch.tensor(False))
 
-    def download(self) -> dict[str, Message]:
+    def download(self) -> dict[str, Tensor]:
         """Returns the model, and the mean-field terms once clients have measured them."""
-        messages = {"w": dense(self.global_model)}
+        messages = {"w": self.global_model}
         if self.measured:
-            messages["gradients"] = dense(self.gradients.flatten())
+            messages["gradients"] = self.gradients.flatten()
             if self.mean_field == "fixed_point":
-                messages["path"] = dense(self.path.flatten())
+                messages["path"] = self.path.flatten()
         return messages
 
     def _drift(self, clients: Clients, gram: Tensor) -> Tensor:
@@ -187,7 +186,7 @@ class FedAgg(FederatedAlgorithm):
             epoch=np.tile(np.arange(L), C),
             rate=rates.flatten(),
         )
-        floats = L * dense(w).nbytes
+        floats = L * P * w.element_size()
         messages = {
             "w": Message(v, 0),  # the server computes the models from the messages below
             "rates": Message(rates, 0, "uniform"),

@@ -23,7 +23,6 @@ from pfl.method import (
     Samples,
     class_sums,
     distance_to_means,
-    head_name,
     linear_head,
     masked,
     number_of_classes,
@@ -85,8 +84,7 @@ class FedAS(PartlyPersonal):
         require("alignment_lr", alignment_lr, alignment_lr > 0, "positive")
         require("alignment_epochs", alignment_epochs, alignment_epochs >= 1, "at least 1")
         self.alignment_lr, self.alignment_epochs = alignment_lr, alignment_epochs
-        self.head_name = head_name(network)
-        self.classes = linear_head(network, self.head_name, "FedAS").out_features
+        self.classes = linear_head(self).out_features
         self.add_client_state("body", lambda: self.global_model[~self.personal_part])
 
     def check_setup(self) -> None:
@@ -125,9 +123,7 @@ class FedAS(PartlyPersonal):
 
     def _aligned(self, clients: Clients, v: Tensor, own: Tensor) -> Tensor:
         """Returns models v [C, P] whose bodies are moved to the features of the clients' own."""
-        sums, _ = class_sums(
-            self.oracle, clients, own, self.head_name, self.classes, labelled=self.has_classes
-        )
+        sums, _ = class_sums(self.oracle, clients, own, self.classes, labelled=self.has_classes)
         counts = sums[..., :1]
         means = torch.cat([counts.sign(), sums[..., 1:] / counts.clamp_min(1)], 2)
         weights = counts.sum(1, keepdim=True) / counts.clamp_min(1)

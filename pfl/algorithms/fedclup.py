@@ -16,7 +16,6 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
-    dense,
     header,
     require,
     require_one_of,
@@ -153,10 +152,10 @@ class FedCLUP(FederatedAlgorithm):
         if self.penalty_schedule == "authors_code" and self.rounds == half:
             self.lam.fill_(self._authors_code_penalty())
 
-    def download(self) -> dict[str, Message]:
-        return {"w": dense(self.global_model), "penalty": header(self.lam)}
+    def download(self) -> dict[str, Tensor | Message]:
+        return {"w": self.global_model, "penalty": header(self.lam)}
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         own, penalty = clients.state["w"], float(clients.received["penalty"])
         lr = self._rate(clients.round, penalty)
         w_i = self.local_sgd(clients, own, prox_weight=penalty, prox_center=w, lr=lr)
@@ -164,8 +163,8 @@ class FedCLUP(FederatedAlgorithm):
             w_i[clients.empty] = w  # without samples only the penalty is left
         clients.state["w"] = w_i
         if self.penalty_schedule == "authors_code":  # the server keeps what is sent anyway
-            return {"w": dense(w_i), "last": Message(w_i, 0)}
-        return {"w": dense(w_i)}
+            return {"w": w_i, "last": Message(w_i, 0)}
+        return {"w": w_i}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.global_model.lerp_(mean["w"], self._global_rate())

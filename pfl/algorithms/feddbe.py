@@ -14,12 +14,10 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
-    LocalOptimizer,
     Message,
     Network,
     Objective,
     Samples,
-    dense,
     features,
     head_name,
     linear_head,
@@ -77,13 +75,13 @@ class FedDBE(FederatedAlgorithm):
         super().__init__(network, **kwargs)
         require("penalty", penalty, penalty >= 0, "at least 0")
         require("momentum", momentum, 0 < momentum <= 1, "in (0, 1]")
-        self.penalty, self.momentum, self.head_name = penalty, momentum, head_name(network)
-        self.width = linear_head(network, self.head_name, "FedDBE").in_features
-        names = [f"{self.head_name}.{name}".lstrip(".") for name in ("weight", "bias")]
+        self.penalty, self.momentum = penalty, momentum
+        self.width, head = linear_head(self).in_features, head_name(network)
+        names = [f"{head}.{name}".lstrip(".") for name in ("weight", "bias")]
         spans = {layer.name: layer.span for layer in self.space.layers}
         if not spans.keys() >= set(names):
             raise ConfigError(
-                f"model.network: the head {self.head_name!r} needs a weight and a bias that are "
+                f"model.network: the head {head!r} needs a weight and a bias that are "
                 "trained; FedDBE adds a client's own vector to the head's inputs"
             )
         self.weight_span, self.bias_span = (spans[name] for name in names)
@@ -91,21 +89,19 @@ class FedDBE(FederatedAlgorithm):
         # Whether r is known, 0 or 1, and its K values.
         self.add_server_state("mean", self.global_model.new_zeros(1 + self.width))
 
-    def download(self) -> dict[str, Message]:
+    def download(self) -> dict[str, Tensor | Message]:
         nbytes = int(self.mean[0]) * self.mean[1:].nbytes
-        return {"w": dense(self.global_model), "mean": Message(self.mean, nbytes)}
+        return {"w": self.global_model, "mean": Message(self.mean, nbytes)}
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         known, common = clients.received["mean"][0], clients.received["mean"][1:]
         lr, strength = self.learning_rate(clients.round), known * self.penalty / self.width
         v, m = w.repeat(len(clients), 1), clients.state["memory"].clone()
-        train, train_memory = (
-            LocalOptimizer(x, lr, self.weight_decay, self.optimizer_factory) for x in (v, m)
-        )
+        train, train_memory = (self.local_optimizer(x, lr) for x in (v, m))
         running = torch.zeros_like(m)
         for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
-            z = features(self.oracle, v[rows], batch, self.head_name, clients.buffers)
+            z = features(self.oracle, v[rows], batch, clients.buffers)
             means = (batch.sample_weights(z.dtype)[..., None] * z).sum(1)
             running[rows] = (1 - self.momentum) * running[rows] + self.momentum * means
             # The derivative of the penalty with respect to the features' mean in the batch.
@@ -121,7 +117,7 @@ class FedDBE(FederatedAlgorithm):
         clients.state["memory"] = m
         sent = (1 - known) * running
         nbytes = 0 if known else sent[0:1].nbytes
-        return {"w": dense(v), "mean": Message(sent, nbytes, weighting="samples")}
+        return {"w": v, "mean": Message(sent, nbytes, weighting="samples")}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         super().server_update(mean)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, require
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, require
 
 
 class FedDyn(FederatedAlgorithm):
@@ -52,7 +52,7 @@ class FedDyn(FederatedAlgorithm):
         self.add_client_state("g")
         self.add_server_state("h", torch.zeros_like(self.global_model))
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Tensor | Message]:
         g = clients.state["g"]
         v = self.local_sgd(clients, w, linear=-g, prox_weight=self.alpha, prox_center=w)
         exact = g - self.alpha * (v - w)
@@ -61,7 +61,7 @@ class FedDyn(FederatedAlgorithm):
             return v
         # With states in 16 bits h must follow what is kept, which the server cannot compute from
         # θ_i. It costs no bytes: how states are stored does not belong to the method.
-        return {"w": dense(v), "g": Message(stored - g, 0)}
+        return {"w": v, "g": Message(stored - g, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         change = mean.get("g", self.alpha * (self.global_model - mean["w"]))  # of g_i, mean over S

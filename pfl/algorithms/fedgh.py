@@ -5,7 +5,7 @@ ACM Multimedia 2023.
 """
 
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from pfl.method import (
     class_sums,
     features,
     generator,
-    head_name,
+    linear_head,
     masked,
     number_of_classes,
     replace_values_in,
@@ -90,13 +90,10 @@ class FedGH(FederatedAlgorithm):
         require("server_batch_size", server_batch_size, whole, "at least 1, or null")
         self.server_lr, self.server_epochs = server_lr, server_epochs
         self.server_batch_size = server_batch_size
-        self.head_name = head_name(network)
+        linear_head(self)  # refuses any other layer
         part = select_part(network, self.space, "head", "model.network")
-        if not isinstance(self.head, nn.Linear) or not part.any():
-            raise ConfigError(
-                f"model.network: the head {self.head_name!r} of {type(network).__name__} is a "
-                f"{type(self.head).__name__}; FedGH needs a linear layer that is not frozen"
-            )
+        if not part.any():
+            raise ConfigError("model.network: the head is frozen; FedGH trains it")
         self.add_constant("personal_part", ~part)
         if self.personal_part.any():
             self.add_client_state("body", lambda: self.global_model[self.personal_part])
@@ -104,7 +101,7 @@ class FedGH(FederatedAlgorithm):
     @property
     def head(self) -> nn.Linear:
         """The last layer of the network; its parameters are a part of the global model."""
-        return cast(nn.Linear, self.network.get_submodule(self.head_name))
+        return linear_head(self)
 
     def check_setup(self) -> None:
         self.classes = number_of_classes(self)
@@ -117,7 +114,7 @@ class FedGH(FederatedAlgorithm):
         if clients.round == 0:  # an unsuitable network must show before it is trained
             for rows, batch in islice(clients.rows(slice(1)).samples(limit=1), 1):
                 buffers = None if clients.buffers is None else clients.buffers[rows]
-                features(self.oracle, start[rows], batch, self.head_name, buffers)
+                features(self.oracle, start[rows], batch, buffers)
         v = self.local_sgd(clients, start)
         if "body" in clients.state:
             clients.state["body"] = values_in(self.personal_part, v)
@@ -146,7 +143,7 @@ class FedGH(FederatedAlgorithm):
         the mean of the T values of the target as well.
         """
         classes, labelled = self.classes or 1, self.classes is not None
-        sums, _ = class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)
+        sums, _ = class_sums(self.oracle, clients, v, classes, labelled=labelled)
         if not labelled:
             targets = v.new_zeros(len(clients), 1, self.head.out_features)
             for rows, batch in clients.samples():

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Message, Network, dense, require
+from pfl.method import Clients, FederatedAlgorithm, Network, require
 
 
 class FedNova(FederatedAlgorithm):
@@ -49,8 +49,7 @@ class FedNova(FederatedAlgorithm):
         require("proximal_weight", proximal_weight, proximal_weight >= 0, "at least 0")
         holds = self.lr * proximal_weight <= 1
         require("proximal_weight", proximal_weight, holds, f"at most 1 / lr, {1 / self.lr:.4g}")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: FedNova takes plain local steps; leave it out")
+        self.require_plain_steps()
         self.proximal_weight = proximal_weight
 
     def coefficients(self, steps: Tensor, lr: float) -> Tensor:
@@ -58,11 +57,11 @@ class FedNova(FederatedAlgorithm):
         shrink = lr * self.proximal_weight
         return (1 - (1 - shrink) ** steps) / shrink if shrink else steps
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
         v = self.local_sgd(clients, w, prox_weight=self.proximal_weight, prox_center=w)
         norm = self.coefficients(steps, self.learning_rate(clients.round))
-        return {"d": dense((v - w) / norm.clamp_min(1.0)), "norm": dense(norm)}
+        return {"d": (v - w) / norm.clamp_min(1.0), "norm": norm}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         super().server_update({"w": self.global_model + mean["norm"] * mean["d"]})

@@ -19,9 +19,7 @@ from pfl.method import (
     PartlyPersonal,
     Samples,
     class_sums,
-    dense,
     distance_to_means,
-    head_name,
     linear_head,
     masked,
     number_of_classes,
@@ -92,8 +90,7 @@ class FedPAC(PartlyPersonal):
         require("head_epochs", head_epochs, head_epochs >= 1, "at least 1")
         require("head_lr", head_lr, head_lr > 0, "positive")
         self.penalty, self.head_epochs, self.head_lr = penalty, head_epochs, head_lr
-        self.head_name = head_name(network)
-        layer = linear_head(network, self.head_name, "FedPAC")
+        layer = linear_head(self)
         # For each class whether C_c is known, and its values.
         self.shape = layer.out_features, 1 + layer.in_features
         self.add_server_state("centroids", self.global_model.new_zeros(self.shape))
@@ -124,10 +121,10 @@ class FedPAC(PartlyPersonal):
         centroids = Message(self.centroids.flatten(), nbytes)
         return {"w": masked(self.global_model, ~self.personal_part), "centroids": centroids}
 
-    def download_for(self, ids: np.ndarray) -> dict[str, Message]:
-        return {"head": dense(self._heads[torch.from_numpy(np.searchsorted(self._ids, ids))])}
+    def download_for(self, ids: np.ndarray) -> dict[str, Tensor]:
+        return {"head": self._heads[torch.from_numpy(np.searchsorted(self._ids, ids))]}
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         part = self.personal_part
         v = w.repeat(len(clients), 1)
         replace_values_in(part, v, clients.received["head"])
@@ -146,8 +143,8 @@ class FedPAC(PartlyPersonal):
         nbytes = sent * (sums.shape[-1] + 1) * sums.element_size()
         return {
             "w": self.keep_and_send(clients, v),
-            "head": dense(values_in(part, v)),
-            "statistics": dense(torch.cat([variance[:, None], mean], 1)),
+            "head": values_in(part, v),
+            "statistics": torch.cat([variance[:, None], mean], 1),
             "sums": Message(sums.flatten(1), nbytes, weighting="uniform"),
         }
 
@@ -168,7 +165,7 @@ class FedPAC(PartlyPersonal):
     def _class_sums(self, clients: Clients, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns n_i,c and the sum of features by class, [C, classes, 1 + K]; sum |z|^2, [C]."""
         classes, labelled = self.shape[0], self.has_classes
-        return class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)
+        return class_sums(self.oracle, clients, v, classes, labelled=labelled)
 
 
 def mixing_weights(variances: np.ndarray, means: np.ndarray) -> np.ndarray:

@@ -100,8 +100,7 @@ class FedPD(FederatedAlgorithm):
         require(
             "residual_tolerance", tolerance, usable, "positive, with full gradients and Oracle I"
         )
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: FedPD's oracles take plain steps; leave it out")
+        self.require_plain_steps()
         self.proximal_step, self.inner_step = proximal_step, inner_step
         self.skip_probability, self.communication_period = p, k
         self.residual_tolerance = tolerance

@@ -19,7 +19,6 @@ from pfl.method import (
     Samples,
     class_sums,
     distance_to_means,
-    head_name,
     linear_head,
     number_of_classes,
     require,
@@ -72,8 +71,7 @@ class FedProto(FederatedAlgorithm):
             network, weighting="uniform", server_optimizer=None, buffers="local", **kwargs
         )
         require("penalty", penalty, penalty >= 0, "at least 0")
-        self.penalty, self.head_name = penalty, head_name(network)
-        head = linear_head(network, self.head_name, "FedProto")
+        self.penalty, head = penalty, linear_head(self)
         self.add_client_state("w", lambda: self.global_model)
         # For each class whether the prototype is known, and its values.
         self.shape = head.out_features, 1 + head.in_features
@@ -121,4 +119,4 @@ class FedProto(FederatedAlgorithm):
     def _class_sums(self, clients: Clients, v: Tensor) -> Tensor:
         """Returns n_i,c and the sum of its features for each class, [C, classes, 1 + K]."""
         classes, labelled = self.shape[0], self.has_classes
-        return class_sums(self.oracle, clients, v, self.head_name, classes, labelled=labelled)[0]
+        return class_sums(self.oracle, clients, v, classes, labelled=labelled)[0]

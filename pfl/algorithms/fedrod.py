@@ -15,11 +15,9 @@ from pfl.method import (
     Clients,
     ConfigError,
     FederatedAlgorithm,
-    LocalOptimizer,
     Network,
     Objective,
     Samples,
-    head_name,
     label_counts,
     linear_head,
     number_of_classes,
@@ -70,7 +68,7 @@ class FedRoD(FederatedAlgorithm):
 
     def __init__(self, network: Network, **kwargs: Any) -> None:
         super().__init__(network, **kwargs)
-        self.classes = linear_head(network, head_name(network), "FedRoD").out_features
+        self.classes = linear_head(self).out_features
         part = select_part(network, self.space, "head", "model.network")
         if not part.any():
             raise ConfigError("model.network: the head is frozen; FedRoD trains it")
@@ -89,9 +87,7 @@ class FedRoD(FederatedAlgorithm):
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         head, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
         v, p = w.repeat(len(clients), 1), clients.state["head"].clone()
-        train, train_personal = (
-            LocalOptimizer(x, lr, self.weight_decay, self.optimizer_factory) for x in (v, p)
-        )
+        train, train_personal = (self.local_optimizer(x, lr) for x in (v, p))
         balanced = Objective(
             self._balanced_losses, own={"log_counts": self._log_counts(clients, w)}
         )

@@ -131,7 +131,7 @@ class FedSLR(FederatedAlgorithm):
             )
         return low_rank(self.global_model, self.space, self.ranks)
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> Tensor | dict[str, Tensor | Message]:
         gamma, p, step = clients.state["gamma"], clients.state["p"], self.proximal_step
         w_i = self.local_sgd(clients, w, linear=-gamma, prox_weight=1 / step, prox_center=w)
         exact = gamma + (w - w_i) / step
@@ -145,12 +145,12 @@ class FedSLR(FederatedAlgorithm):
             clients.personal, p, offset=w, epochs=self.personal_epochs, name="personal", **simple
         )
         if not self.memory_efficient:  # free, since the server can compute γ_i from w_i
-            return {"w": dense(w_i), "gamma": Message(stored, 0)}
+            return {"w": w_i, "gamma": Message(stored, 0)}
         if stored is exact:
             return w_i
         # The server cannot compute the rounded change from w_i. It costs no bytes: the precision in
         # which states are stored does not belong to the method.
-        return {"w": dense(w_i), "gamma": Message(stored - gamma, 0)}
+        return {"w": w_i, "gamma": Message(stored - gamma, 0)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         step = self.proximal_step

@@ -5,7 +5,6 @@ Grinwald, Wiesner, Nakajima, "Federated Learning over Connected Modes", NeurIPS 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ from torch import Tensor
 from pfl.method import (
     Clients,
     FederatedAlgorithm,
-    LocalOptimizer,
     Message,
     Network,
     Part,
-    dense,
     generator,
     header,
     masked,
@@ -117,31 +114,29 @@ class Floco(FederatedAlgorithm):
                 drawn = redrawn(self.space, self.global_model, generator(self.seed, "head", number))
                 head.copy_(drawn[self.personal_part])
 
-    def download(self) -> dict[str, Message]:
+    def download(self) -> dict[str, Tensor | Message]:
         """Returns u and all θ_k, and whether the p_i are known."""
         return {
             "w": masked(self.global_model, ~self.personal_part),
-            "endpoints": dense(self.endpoints),
+            "endpoints": self.endpoints,
             "known": header(self.centres.any().to(self.centres)[None]),
         }
 
-    def download_for(self, ids: np.ndarray) -> dict[str, Message]:
+    def download_for(self, ids: np.ndarray) -> dict[str, Tensor | Message]:
         """Returns p_i, once they are known; zeros for newcomers."""
         by_id = self.centres.new_zeros(len(self.client_sizes), self.count)
         by_id[self.population] = self.centres.view(-1, self.count)
-        centres = dense(by_id[torch.from_numpy(ids)])
-        return {"centre": centres if self.centres.any() else replace(centres, nbytes=0)}
+        centres = by_id[torch.from_numpy(ids)]
+        return {"centre": centres if self.centres.any() else Message(centres, 0)}
 
     evaluation_for = download_for
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         """Trains u_i and θ_i,k at random points of the client's region."""
         part, lr = self.personal_part.nonzero()[:, 0], self.learning_rate(clients.round)
         received = clients.received["endpoints"]
         v, heads = w.repeat(len(clients), 1), received.repeat(len(clients), 1)
-        train, train_heads = (
-            LocalOptimizer(x, lr, self.weight_decay, self.optimizer_factory) for x in (v, heads)
-        )
+        train, train_heads = (self.local_optimizer(x, lr) for x in (v, heads))
         for step, batch in enumerate(clients.batches(self.local_schedule)):
             if step == 0:
                 points = self._points(clients, w)
@@ -153,7 +148,10 @@ class Floco(FederatedAlgorithm):
             )
             train.step(g, batch.clients)  # its head is replaced in the next step
             self.log_loss("train", loss, batch.counts)
-        sent = {"w": masked(v, ~self.personal_part), "endpoints": dense(heads)}
+        sent: dict[str, Tensor | Message] = {
+            "w": masked(v, ~self.personal_part),
+            "endpoints": heads,
+        }
         if not clients.received["known"]:  # the server can work it out
             sent["change"] = Message(heads - received, 0)
         return sent

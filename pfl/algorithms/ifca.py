@@ -16,7 +16,6 @@ from pfl.method import (
     FederatedAlgorithm,
     Message,
     Network,
-    dense,
     generator,
     redrawn,
     require,
@@ -105,8 +104,8 @@ class IFCA(FederatedAlgorithm):
                     normal = torch.from_numpy(rng.normal(size=len(model)))
                     model += self.perturbation * normal.to(model)
 
-    def download(self) -> dict[str, Message]:
-        return {"models": dense(self.models), "statistics": dense(self.statistics)}
+    def download(self) -> dict[str, Tensor]:
+        return {"models": self.models, "statistics": self.statistics}
 
     def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
         choice, start = self._choose(clients)

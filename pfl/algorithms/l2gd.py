@@ -12,11 +12,9 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
-    ConfigError,
     FederatedAlgorithm,
     Message,
     Network,
-    dense,
     generator,
     header,
     require,
@@ -85,8 +83,7 @@ class L2GD(FederatedAlgorithm):
         require("averaging_probability", p, 0 < p < 1, "above 0 and below 1")
         require("local_epochs", self.local_epochs, self.local_epochs == 1, f"1, {drawn}")
         require("local_steps", self.local_steps, self.local_steps is None, f"null, {drawn}")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: L2GD takes plain local steps; leave it out")
+        self.require_plain_steps()
         largest = p / (self.lr * (1 - p))
         reason = f"at most p / (lr (1 - p)) = {largest:g}, or averaging steps go beyond the mean"
         require("penalty", penalty, penalty <= largest * (1 + 1e-9), reason)
@@ -125,8 +122,8 @@ class L2GD(FederatedAlgorithm):
         kwargs.setdefault("steps", self.runs(clients.round)[0])
         return super().local_sgd(clients, start, **kwargs)
 
-    def download(self) -> dict[str, Message]:
-        return {"w": dense(self.global_model), "pull": header(self.pull)}
+    def download(self) -> dict[str, Tensor | Message]:
+        return {"w": self.global_model, "pull": header(self.pull)}
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:
         clients.state["x"] = x = self.local_sgd(clients, self.personalized(clients))

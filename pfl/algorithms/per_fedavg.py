@@ -14,7 +14,6 @@ from torch import Tensor
 from pfl.method import (
     Batch,
     Clients,
-    ConfigError,
     FederatedAlgorithm,
     Network,
     require,
@@ -77,8 +76,7 @@ class PerFedAvg(FederatedAlgorithm):
         require("delta", delta, delta > 0, "positive")
         require("adaptation_steps", adaptation_steps, adaptation_steps >= 1, "at least 1")
         require_one_of("variant", variant, "FO", "HF")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: PerFedAvg takes plain local steps; leave it out")
+        self.require_plain_steps()
         self.alpha, self.variant, self.delta = alpha, variant, delta
         self.adaptation_steps = adaptation_steps
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from pfl.method import Clients, ConfigError, FederatedAlgorithm, Network, Step, require
+from pfl.method import Clients, FederatedAlgorithm, Network, Step, require
 
 
 class pFedMe(FederatedAlgorithm):
@@ -67,8 +67,7 @@ class pFedMe(FederatedAlgorithm):
         require("personal_lr", personal_lr, personal_lr > 0, "positive")
         require("server_mixture", server_mixture, server_mixture > 0, "positive")
         require("lr", lr, lr * penalty <= 1, f"at most 1 / penalty, {1 / penalty:.4g}")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: pFedMe takes plain local steps; leave it out")
+        self.require_plain_steps()
         self.penalty, self.server_mixture = penalty, server_mixture
         self.personal_steps, self.personal_lr = personal_steps, personal_lr
         self.add_client_state("theta", lambda: self.global_model)

@@ -12,12 +12,9 @@ from torch import Tensor
 
 from pfl.method import (
     Clients,
-    ConfigError,
     FederatedAlgorithm,
     LocalSchedule,
-    Message,
     Network,
-    dense,
     require,
     require_one_of,
 )
@@ -68,8 +65,7 @@ class SCAFFOLD(FederatedAlgorithm):
         super().__init__(network, weighting="uniform", server_optimizer=None, **kwargs)
         require("server_lr", server_lr, server_lr > 0, "positive")
         require_one_of("option", option, "I", "II")
-        if kwargs.get("optimizer") is not None:
-            raise ConfigError("model.optimizer: SCAFFOLD takes plain local steps; leave it out")
+        self.require_plain_steps()
         self.server_lr, self.option = server_lr, option
         self.add_client_state("c_i")
         self.add_server_state("c", torch.zeros_like(self.global_model))
@@ -77,10 +73,10 @@ class SCAFFOLD(FederatedAlgorithm):
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         return super().cost(sizes) + (sizes if self.option == "I" else 0)
 
-    def download(self) -> dict[str, Message]:
-        return {"w": dense(self.global_model), "c": dense(self.c)}
+    def download(self) -> dict[str, Tensor]:
+        return {"w": self.global_model, "c": self.c}
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         c_i, c = clients.state["c_i"], clients.received["c"]
         lr = self.learning_rate(clients.round)
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]  # K
@@ -93,7 +89,7 @@ class SCAFFOLD(FederatedAlgorithm):
         new = torch.where(steps > 0, new, c_i)  # nothing is known of f_i without samples
         # With states in 16 bits c must follow what is kept, or it drifts away from the mean of c_i.
         clients.state["c_i"] = new = self.as_stored("c_i", new)
-        return {"y": dense(y - w), "c": dense(new - c_i)}
+        return {"y": y - w, "c": new - c_i}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.global_model.add_(mean["y"], alpha=self.server_lr)

@@ -21,7 +21,6 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.features import features
 from pfl.method.partly_personal import select_part
 from pfl.method.statistics import of_model
-from pfl.models.classifier import head_name
 from pfl.rounds.loop import FederatedLoop
 
 FEWEST = 5  # smallest number of samples worth drawing
@@ -102,11 +101,10 @@ def embeddings(
     panels: dict[tuple[str, str], tuple[np.ndarray, np.ndarray]] = {}
     if len(targets) < FEWEST:
         return panels, targets
-    head = head_name(algorithm.network)
     mask = select_part(algorithm.network, algorithm.space, "head", "EmbeddingFigure")
     inputs = [b.inputs[0, : b.counts[0]] for b in batches]
     for extractor, (body, buffers) in models.items():
-        parts = [features(algorithm.oracle, body, b, head, buffers) for b in batches]
+        parts = [features(algorithm.oracle, body, b, buffers) for b in batches]
         known = [z[0, : b.counts[0]] for z, b in zip(parts, batches, strict=True)]
         places = _in_the_plane(torch.cat(known).flatten(1).cpu().numpy())
         own = None if buffers is None else buffers[0]

@@ -51,7 +51,7 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
-from pfl.communication import Ledger, Message, dense
+from pfl.communication import Ledger, Message, ToSend, dense
 from pfl.distributed.collectives import gather, sum_over_processes
 from pfl.engines.local_step import OptimizerFactory, check_server_step
 from pfl.errors import ConfigError, require_one_of
@@ -240,7 +240,7 @@ class FederatedAlgorithm(LocalTraining):
         `require_exact_states`.
         """
 
-    def first_upload(self, clients: Clients) -> Tensor | Message | dict[str, Message]:
+    def first_upload(self, clients: Clients) -> ToSend:
         """Returns what C clients send before they receive anything in a round; here nothing.
 
         The messages must be declared with `keep_messages`. A client that fails later in the round
@@ -257,7 +257,7 @@ class FederatedAlgorithm(LocalTraining):
         Every process calls it once a round, so that sums over processes are possible here.
         """
 
-    def download(self) -> Message | dict[str, Message]:
+    def download(self) -> ToSend:
         """Returns what the server sends to every client of a round: messages [K] by name.
 
         Here the global model. The message "w" is the `w` of `client_update`; all messages are in
@@ -265,7 +265,7 @@ class FederatedAlgorithm(LocalTraining):
         """
         return dense(self.global_model)
 
-    def download_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
+    def download_for(self, ids: np.ndarray) -> ToSend:
         """Returns what the server sends to each of some clients alone; here nothing.
 
         Args:
@@ -276,14 +276,14 @@ class FederatedAlgorithm(LocalTraining):
         """
         return {}
 
-    def evaluation_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
+    def evaluation_for(self, ids: np.ndarray) -> ToSend:
         """Returns what the server sends to each of some clients alone for an evaluation.
 
         As `download_for`, but for any clients, newcomers as well; here nothing.
         """
         return {}
 
-    def client_update(self, clients: Clients, w: Tensor) -> Tensor | Message | dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> ToSend:
         """Trains C clients for a round and returns what they send.
 
         It reads nothing of the server but what the clients have received.
@@ -458,6 +458,12 @@ class FederatedAlgorithm(LocalTraining):
     def problem_constant(self, name: str) -> float | None:
         """Returns a constant of the data module, such as `smoothness`, or None."""
         return getattr(self.run.loop.datamodule, name, None)
+
+    def require_plain_steps(self) -> None:
+        """Refuses an `optimizer` of the user, for methods with local steps of their own."""
+        if self.optimizer_factory is not None:
+            name = type(self).__name__
+            raise ConfigError(f"model.optimizer: {name} takes plain local steps; leave it out")
 
     def require_all_clients(self) -> None:
         """Refuses a run in which a round trains some of the clients only; for `check_setup`."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @torch.no_grad()
-def features(oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Buffers = None) -> Tensor:
+def features(oracle: Oracle, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
     """Returns the inputs of the head for a batch of each of A clients' models, in evaluation mode.
 
     Works with every engine and in several threads. The network runs in the Trainer's precision; the
@@ -30,7 +30,6 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Buffer
         oracle: The method's `self.oracle`.
         w: The models, [A, P].
         batch: Samples [A, B, ...] of the clients, such as `clients.samples` yields.
-        head: The name of the head, such as `head_name` returns.
         buffers: The models' running statistics, [A, ...], or None.
 
     Returns:
@@ -39,7 +38,7 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Buffer
     Raises:
         ConfigError: The output of the network is not that of its head.
     """
-    runner = oracle.runner
+    runner, head = oracle.runner, oracle.runner.head
 
     def run(w: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         network, _ = runner.replica(training=False)
@@ -66,7 +65,7 @@ def features(oracle: Oracle, w: Tensor, batch: Batch, head: str, buffers: Buffer
 
 
 def class_sums(
-    oracle: Oracle, clients: Clients, v: Tensor, head: str, classes: int, *, labelled: bool
+    oracle: Oracle, clients: Clients, v: Tensor, classes: int, *, labelled: bool
 ) -> tuple[Tensor, Tensor]:
     """Returns sums over each client's samples of the features that its model gives them.
 
@@ -74,7 +73,6 @@ def class_sums(
         oracle: The method's `self.oracle`.
         clients: C clients, with the running statistics of their models.
         v: Their models, [C, P].
-        head: The name of the head, a linear layer whose inputs are the features.
         classes: The number of classes.
         labelled: Whether the targets are classes; else all samples count as the first class.
 
@@ -82,11 +80,12 @@ def class_sums(
         For each class the number of samples and the sum of their features, [C, classes, 1 + K]; and
         the sum of |z|^2 over all samples, [C].
     """
-    width = cast(nn.Linear, oracle.runner.original.get_submodule(head)).in_features
+    head = oracle.runner.original.get_submodule(oracle.runner.head)
+    width = cast(nn.Linear, head).in_features
     sums, squares = v.new_zeros(len(clients), classes, 1 + width), v.new_zeros(len(clients))
     for rows, batch in clients.samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
-        z = features(oracle, v[rows], batch, head, buffers)
+        z = features(oracle, v[rows], batch, buffers)
         member = (batch.sample_weights(z.dtype) > 0).to(z)[..., None]  # 0 for padding
         squares[rows] += (member * z.square()).sum((1, 2))
         if labelled:
@@ -108,17 +107,18 @@ def distance_to_means(means: Tensor, features: Tensor, classes: Tensor | None) -
     return means[:, 0] * (features - means[:, 1:]).square().mean(1)
 
 
-def linear_head(network: nn.Module, name: str, method: str) -> nn.Linear:
-    """Returns a network's head by its name.
+def linear_head(method: FederatedAlgorithm) -> nn.Linear:
+    """Returns the head of a method's network.
 
     Raises:
-        ConfigError: It is not a linear layer, which the method of that name needs.
+        ConfigError: The head is not a linear layer.
     """
+    name, network = method.oracle.runner.head, method.network
     layer = network.get_submodule(name)
     if not isinstance(layer, nn.Linear):
         raise ConfigError(
             f"model.network: the head {name!r} of {type(network).__name__} is a "
-            f"{type(layer).__name__}; {method} needs a linear layer"
+            f"{type(layer).__name__}; {type(method).__name__} needs a linear layer"
         )
     return layer
 

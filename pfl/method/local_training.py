@@ -251,7 +251,7 @@ class LocalTraining(MovableModule):
             step = Step(lr, shrink, shift, offset, lr * l1, part=part, mask=mask)
             self.run_local_steps(clients, v, step, schedule, name, objective)
             return v
-        optimizer = LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
+        optimizer = self.local_optimizer(v, lr, part)
         for batch in clients.batches(schedule):
             at = v if offset is None else v + offset
             loss, g = self.oracle.gradient(at, batch, clients.buffers, objective=objective)
@@ -269,6 +269,16 @@ class LocalTraining(MovableModule):
                 rows.copy_(masked if part is None else torch.where(part, masked, rows))
             self.log_loss(name, loss, batch.counts)
         return v
+
+    def local_optimizer(self, v: Tensor, lr: float, part: Tensor | None = None) -> LocalOptimizer:
+        """Returns the user's `optimizer`, or plain SGD, of C clients' values v, [C, K].
+
+        Args:
+            v: What the optimizer changes in place.
+            lr: The learning rate.
+            part: Which of the K values move, bool [K]; None: all.
+        """
+        return LocalOptimizer(v, lr, self.weight_decay, self.optimizer_factory, part)
 
     def run_local_steps(
         self,

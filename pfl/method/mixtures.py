@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message, dense
+from pfl.communication import Message
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.local_training import Network
 
@@ -52,7 +52,7 @@ class ModelMixtures(FederatedAlgorithm):
     def download(self) -> dict[str, Message]:
         return {}
 
-    def download_for(self, ids: np.ndarray) -> Tensor | Message | dict[str, Message]:
+    def download_for(self, ids: np.ndarray) -> Tensor | dict[str, Tensor]:
         """Returns u_i and its running statistics."""
         weights = self._weights[torch.from_numpy(np.searchsorted(self._ids, ids))]
         client, partner = weights.nonzero(as_tuple=True)
@@ -62,7 +62,7 @@ class ModelMixtures(FederatedAlgorithm):
             partner=self._ids[partner.cpu().numpy()],
             weight=weights[client, partner],
         )
-        return {name: dense(weights.to(rows) @ rows) for name, rows in self._models.items()}
+        return {name: weights.to(rows) @ rows for name, rows in self._models.items()}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         """Does nothing: there is no global model."""

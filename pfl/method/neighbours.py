@@ -52,7 +52,7 @@ def neighbour_scores(
     memory: list[list[tuple[Tensor, Tensor]]] = [[] for _ in clients.ids]
     for rows, batch in clients.training_samples():
         buffers = None if clients.buffers is None else clients.buffers[rows]
-        z = features(oracle, w[rows], batch, oracle.runner.head, buffers)
+        z = features(oracle, w[rows], batch, buffers)
         for row, own, targets, n in zip(rows.tolist(), z, batch.targets, batch.counts, strict=True):
             memory[row].append((own[:n], targets[:n]))
 
@@ -63,7 +63,7 @@ def neighbour_scores(
         for rows, batch in asked.samples():
             buffers = None if asked.buffers is None else asked.buffers[rows]
             outputs = oracle.evaluate(models[rows], batch, buffers)[2]
-            z = features(oracle, models[rows], batch, oracle.runner.head, buffers)
+            z = features(oracle, models[rows], batch, buffers)
             for place, n in enumerate(batch.counts):
                 row, p = int(order[place]), outputs[place, :n].to(w.dtype).softmax(1)
                 q = p  # a client without training samples has no neighbours

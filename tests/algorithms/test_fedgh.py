@@ -294,5 +294,5 @@ def test_an_output_that_is_not_that_of_the_head_is_refused(fit, kind):
 def test_a_frozen_head_is_refused():
     net = network()[0]
     net.head = nn.Linear(2, 2).requires_grad_(False)
-    with refused("model.network: the head 'head'", "not frozen"):
+    with refused("model.network: the head is frozen; FedGH trains it"):
         FedGH(net)

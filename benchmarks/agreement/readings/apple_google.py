@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pfl.algorithms import APFL, SCAFFOLD
-from pfl.method import Clients, LocalSchedule, Message, dense
+from pfl.method import Clients, LocalSchedule
 
 
 class LayeredAPFL(APFL):
@@ -55,7 +55,7 @@ class OtherSignSCAFFOLD(SCAFFOLD):
         super().__init__(*args, **kwargs)
         self.add_client_state("known", lambda: self.global_model.new_zeros(1))
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         c_i, c, lr = clients.state["c_i"], clients.received["c"], self.learning_rate(clients.round)
         if self.option == "I":
             batch = next(clients.batches(LocalSchedule(batch_size=None)))
@@ -67,4 +67,4 @@ class OtherSignSCAFFOLD(SCAFFOLD):
             steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
             new = c_i - c + (y - w) / (steps * lr)
         clients.state["c_i"], clients.state["known"] = new, torch.ones(len(clients), 1).to(w)
-        return {"y": dense(y - w), "c": dense(new - c_i)}
+        return {"y": y - w, "c": new - c_i}

@@ -45,14 +45,14 @@ class ScaledSCAFFOLD(SCAFFOLD):
         super().__init__(*args, **kwargs)
         self.divided = divided
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         c_i, lr, size = clients.state["c_i"], self.lr, relative_sizes(self, clients)
         c = clients.received["c"]
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
         y = self.local_sgd(clients, w, linear=c / size - c_i)
         received = c / size if self.divided else c
         clients.state["c_i"] = new = c_i - received + (w - y) / (steps * lr)
-        return {"y": dense(y - w), "c": dense((new - c_i) * size)}
+        return {"y": y - w, "c": (new - c_i) * size}
 
 
 class SteppedDitto(Ditto):
@@ -186,6 +186,6 @@ class PresentFedBuff(FedBuff):
 class LongFedNova(FedNova):
     """τ is the mean of the clients' numbers of steps, also with a proximal term."""
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         steps = torch.from_numpy(clients.steps_of(self.local_schedule)).to(w)[:, None]
-        return super().client_update(clients, w) | {"norm": dense(steps)}
+        return super().client_update(clients, w) | {"norm": steps}

@@ -28,7 +28,7 @@ from pfl.method import Clients, Message, dense
 class ForgettingSCAFFOLD(SCAFFOLD):
     """What a client computes as its c_i is kept by nobody: every round begins with c_i = 0."""
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor]:
         sent = super().client_update(clients, w)
         clients.state["c_i"] = torch.zeros_like(clients.state["c_i"])
         return sent
@@ -45,14 +45,14 @@ class SampledFedDyn(FedDyn):
         super().__init__(*args, **kwargs)
         self.weighting, self.pulled = "samples", pulled
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         g, alpha = clients.state["g"], self.alpha
         if self.pulled:
             v = self.local_sgd(clients, w, linear=-g, prox_weight=alpha, prox_center=w)
         else:
             v = self.local_sgd(clients, w, linear=-g - alpha * w)
         clients.state["g"] = new = g - alpha * (v - w)
-        return {"w": dense(v), "g": Message(new - g, 0, weighting="uniform")}
+        return {"w": v, "g": Message(new - g, 0, weighting="uniform")}
 
 
 class DecayingHeadFedBABU(FedBABU):

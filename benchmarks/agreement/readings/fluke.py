@@ -11,7 +11,7 @@ from torch import Tensor
 from benchmarks.agreement.problem import SIZES
 from benchmarks.agreement.readings.common import from_zero, relative_sizes
 from pfl.algorithms import APFL, FedAMP, FedDyn, PerFedAvg, pFedMe
-from pfl.method import Clients, FederatedAlgorithm, Message, dense
+from pfl.method import Clients, FederatedAlgorithm, Message
 
 
 class OtherSignFedDyn(FedDyn):
@@ -29,10 +29,10 @@ class OtherSignFedDyn(FedDyn):
 
     cloud: Tensor
 
-    def download(self) -> dict[str, Message]:
-        return {"w": dense(self.global_model), "cloud": dense(self.cloud)}
+    def download(self) -> dict[str, Tensor]:
+        return {"w": self.global_model, "cloud": self.cloud}
 
-    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Message]:
+    def client_update(self, clients: Clients, w: Tensor) -> dict[str, Tensor | Message]:
         alpha, g = self.alpha / relative_sizes(self, clients), clients.state["g"]
         start = torch.where(clients.state["known"] > 0, clients.received["cloud"], w)
         v, lr = start.clone(), self.learning_rate(clients.round)
@@ -41,7 +41,7 @@ class OtherSignFedDyn(FedDyn):
             v[: batch.clients] -= lr * (gradient + alpha * (v - start + g))[: batch.clients]
         clients.state["g"] = g = g - alpha * (v - start)
         clients.state["known"] = torch.ones_like(clients.state["known"])
-        return {"w": dense(v), "g": Message(g, 0, weighting="uniform")}
+        return {"w": v, "g": Message(g, 0, weighting="uniform")}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         self.global_model.copy_(mean["w"])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pfl.algorithms import FedAvg, FedExLoRA, FlexLoRA, FLoRA, RoLoRA
 from pfl.algorithms.fedopt import AdaptiveServer
-from pfl.method import Clients, Message, PartlyPersonal, dense, masked, replace_values_in
+from pfl.method import Clients, Message, PartlyPersonal, masked, replace_values_in
 
 
 class TransposedFedExLoRA(FedExLoRA):
@@ -68,10 +68,10 @@ class MixedFedExLoRA(FedExLoRA):
 
     def client_update(  # type: ignore[override]
         self, clients: Clients, w: Tensor
-    ) -> dict[str, Message]:
+    ) -> dict[str, Tensor]:
         v = self.local_sgd(clients, w, part=~self.residual)
         sizes = torch.from_numpy(clients.sizes).to(w)[:, None]
-        return {"w": dense(v), "plain": dense(torch.cat([v / sizes, 1 / sizes], 1))}
+        return {"w": v, "plain": torch.cat([v / sizes, 1 / sizes], 1)}
 
     def server_update(self, mean: dict[str, Tensor]) -> None:
         total = mean.pop("plain")  # p_i / n_i is the same for all

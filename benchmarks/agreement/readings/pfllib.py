@@ -95,8 +95,8 @@ class OwnBodyFedBABU(FedBABU):
 
     old: Tensor
 
-    def download(self) -> dict[str, Message]:  # type: ignore[override]
-        return {"w": super().download(), "old": dense(self.old)}
+    def download(self) -> dict[str, Tensor | Message]:  # type: ignore[override]
+        return {"w": super().download(), "old": self.old}
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:
         sent = super().client_update(clients, w)
@@ -191,7 +191,7 @@ class RunningFedProto(FedProto):
         sums = v.new_zeros(len(clients), *self.shape)
         for batch in clients.batches(self.local_schedule):
             rows = slice(0, batch.clients)
-            z = features(self.oracle, v[rows], batch, self.head_name, clients.buffers)
+            z = features(self.oracle, v[rows], batch, clients.buffers)
             real = batch.sample_weights(z.dtype) > 0
             member = real[..., None] * torch.nn.functional.one_hot(batch.targets, self.shape[0])
             sums[rows, :, 0] += member.sum(1)

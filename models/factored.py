@@ -81,7 +81,7 @@ def factored(
     convolutions without groups are replaced, where that is less than d1 d2; others stay as they
     are, with their sparse part.
 
-    The network's weights are w + p, w of low rank and p sparse. `ranks` are those of w by the name
+    The network's weights are w + p, w of low rank and p sparse. `ranks` are w's ranks by the name
     of the weight, such as "body.conv1.weight"; `sparse` are dense tensors p.
 
     Example:

@@ -141,7 +141,7 @@ class Pretrained(nn.Module):
             replace_layer(self.model, self.head_path, nn.Identity())
 
     def add_prompt(self, length: int) -> None:
-        """Puts `length` trained vectors before the embedded tokens, at first those of tokens.
+        """Puts `length` trained vectors before the embedded tokens; they begin as tokens' vectors.
 
         Raises:
             ValueError: The transformer's own pooling would take a vector for a token.

@@ -56,8 +56,8 @@ class TorchVision(Classifier):
 class Timm(Classifier):
     """A classification network of timm, untrained (`pip install timm`).
 
-    The arguments are those of `TorchVision`, with `name` from `timm.list_models()`, any
-    `in_channels`, and in `arguments` those of `timm.create_model`, such as `img_size`.
+    The arguments are the same as for `TorchVision`, with `name` from `timm.list_models()`, any
+    `in_channels`, and in `arguments` what `timm.create_model` takes, such as `img_size`.
 
     Example:
         >>> network = Timm("resnet10t", num_classes=4, norm="group")

@@ -20,7 +20,7 @@ from typing import Any
 
 PACKAGES = ("datamodules", "models")
 ROOT = Path(__file__).resolve().parents[1]
-OURS = os.path.join("pfl", "_path.py")  # where this is, the modules are those of an installation
+OURS = os.path.join("pfl", "_path.py")  # a folder with this file has pfl's own modules
 
 
 def open_door(name: str) -> None:

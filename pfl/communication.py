@@ -79,7 +79,7 @@ def dense(values: Tensor, reduce: Literal["mean", "rows"] = "mean") -> Message:
 
 
 def header(values: Tensor) -> Message:
-    """Returns a message of a few numbers whose bytes are not counted, as those of headers are not.
+    """Returns a message of a few numbers whose bytes, like a header's, are not counted.
 
     Example:
         >>> header(torch.tensor(0.5)).values, header(torch.tensor(0.5)).nbytes

@@ -262,20 +262,26 @@ class Steps(pl.Callback):
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.rounds.append([])
 
+    def batches(self, problem: Problem, once: bool = False) -> list[list[list[np.ndarray]]]:
+        """The samples of each client's steps, round by round, recognised by their values.
 
-def batches_of_clients(
-    problem: Problem, calls: Iterable[tuple[np.ndarray, list[int]]]
-) -> list[list[np.ndarray]]:
-    """Returns the samples of each client's steps, recognised by their values."""
-    seen: list[list[np.ndarray]] = [[] for _ in range(problem.num_clients)]
-    for inputs, counts in calls:
-        for row, count in zip(inputs, counts, strict=True):
-            owner = next(i for i, x in enumerate(problem.features) if (x == row[0]).all(1).any())
-            samples = [
-                int(np.flatnonzero((problem.features[owner] == x).all(1))[0]) for x in row[:count]
-            ]
-            seen[owner].append(np.array(samples))
-    return seen
+        With `once`, steps with the samples of the step before, for gradients at several models,
+        count as one.
+        """
+        return [self._of_clients(problem, calls, once) for calls in self.rounds]
+
+    def _of_clients(self, problem: Problem, calls: Any, once: bool) -> list[list[np.ndarray]]:
+        seen: list[list[np.ndarray]] = [[] for _ in range(problem.num_clients)]
+        for inputs, counts in calls:
+            for rows, count in zip(inputs, counts, strict=True):
+                owner = next(
+                    i for i, x in enumerate(problem.features) if (x == rows[0]).all(1).any()
+                )
+                equal = (problem.features[owner][None] == rows[:count, None]).all(2)
+                samples, own = equal.argmax(1), seen[owner]
+                if not (once and own and np.array_equal(own[-1], samples)):
+                    own.append(samples)
+        return seen
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -105,7 +105,7 @@ def test_the_metric_of_add_a_metric_is_measured(tmp_path, monkeypatch):
 
 @pytest.mark.cli
 def test_the_loss_of_add_a_loss_trains(tmp_path, monkeypatch):
-    """With focus 0 it is cross entropy; log 1 and log 3 have the probabilities 1/4, 3/4."""
+    """With focus 0 it is cross entropy; scores log 1 and log 3 mean probabilities 1/4 and 3/4."""
     (block,) = python_blocks("docs/add-a-loss.md")
     (tmp_path / "focal.py").write_text(block)
     kind = runpy.run_path(str(tmp_path / "focal.py"))["FocalLoss"]

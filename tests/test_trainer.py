@@ -249,7 +249,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 
 def test_a_run_in_float64_names_arrays_that_are_kept_in_float32(tmp_path):
-    """`TensorDataModule` keeps their type, and a run in float32 has no use for more digits."""
+    """`ArrayDataModule` alone rounds float64 arrays, and only a run in float64 loses by it."""
 
     def train(kind, precision):
         data = kind(np.full((20, 2), 0.1), np.arange(20) % 2, num_clients=2, partition=IID())

@@ -109,7 +109,7 @@ class RandomMessage(Attack):
 class LittleIsEnough(Attack):
     """Sends the honest mean minus z standard deviations (Baruch, Baruch, Goldberg, NeurIPS 2019).
 
-    Each value lies among those of honest clients, so that rules by distance do not see it.
+    Each value lies among the honest clients' values, so that rules by distance do not exclude it.
 
     Args:
         deviations: z; None: the paper's z_max, with which as many honest clients as are needed for
@@ -164,8 +164,8 @@ class LabelFlip(Attack):
 class Backdoor(Attack):
     """Teaches the model that an image with a bright corner is of one class (Gu et al. 2017).
 
-    How often honest clients' models say so of test images of other classes, with the corner, is
-    scored as `backdoor`.
+    The score `backdoor` is how often honest clients' models give that class to test images of other
+    classes that have the corner.
 
     Args:
         target: The class.
@@ -215,7 +215,7 @@ class Backdoor(Attack):
 class Attackers:
     """Which clients attack, and how.
 
-    Scores are those of the other clients.
+    Only the other clients are scored.
 
     Args:
         clients: A share of the clients that train, drawn once; a list of client ids; a list of ids

@@ -11,15 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import (
-    Clients,
-    FederatedAlgorithm,
-    Message,
-    Network,
-    dense,
-    inner_products,
-    require,
-)
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, dense, inner_products, require
 
 
 class CFL(FederatedAlgorithm):

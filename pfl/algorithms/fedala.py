@@ -51,7 +51,7 @@ class FedALA(FederatedAlgorithm):
 
     Note:
         The print was not at hand: the method is written from the authors' public code and its
-        README. Its defaults are those of `share`, `weight_lr`, `threshold` and `window`; its number
+        README. `share`, `weight_lr`, `threshold` and `window` have its defaults; its number
         of last layers counts weights and biases by themselves.
         Differences from the authors' code: there the share is a range of successive samples, of
         which the last incomplete batch is left out; the loss of a pass is that of its last

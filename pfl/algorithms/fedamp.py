@@ -171,7 +171,7 @@ class HeurFedAMP(FedAMP):
 def squared_distances(models: Tensor) -> Tensor:
     """Returns |w_i - w_j|^2 of all pairs of models [n, P], float64 [n, n].
 
-    The inner products are those of differences from the mean model, so that little cancels where
+    The inner products are taken of differences from the mean model, so that little cancels where
     models are similar.
     """
     products = inner_products(models - models.mean(0))

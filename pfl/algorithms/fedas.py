@@ -58,10 +58,10 @@ class FedAS(PartlyPersonal):
     Note:
         The head is a linear layer, and z is what it gets. Running statistics stay with the client.
         The print was not at hand: the method is written from the authors' public code. There the
-        classes of a mini-batch weigh the same; here those of all the client's samples do, so that
-        both agree where a mini-batch has them all. There alignment has mini-batches of 16, plain
-        steps and no weight decay, and t_i is taken in evaluation mode. For regression, which the
-        paper does not have, all samples are of one class.
+        classes of a mini-batch weigh the same; here the classes of all the client's samples do, so
+        that both agree where a mini-batch has all samples. There alignment has mini-batches of 16,
+        plain steps and no weight decay, and t_i is taken in evaluation mode. For regression, which
+        the paper does not have, all samples are of one class.
 
     Example:
         >>> from models import MLP

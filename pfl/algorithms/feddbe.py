@@ -139,7 +139,7 @@ class FedDBE(FederatedAlgorithm):
         return v[:, self.weight_span].unflatten(1, (-1, self.width))
 
     def _split(self, g: Tensor, m: Tensor, v: Tensor) -> Tensor:
-        """Makes gradients g [C, P] of models with memory those of v; returns g_m [C, K]."""
+        """Turns gradients g [C, P] at models with memory into gradients at v; returns g_m."""
         g_bias = g[:, self.bias_span]
         g[:, self.weight_span] += (g_bias[..., None] * m[:, None]).flatten(1)
         return (g_bias[:, None] @ self._weight(v))[:, 0]

@@ -67,8 +67,8 @@ class FedSLR(FederatedAlgorithm):
         "initial". With a λ that makes the matrices of w vanish p_i must not start at 0: where all
         matrices are 0 only the last bias has a gradient. Uniform weights. 1-D tensors have no
         nuclear norm and are always sent whole. Weight decay acts on v in Phase I and on p_i in
-        Phase II, as in the code. Running statistics of Phase I belong to w, those of Phase II to w
-        + p_i.
+        Phase II, as in the code. Running statistics of Phase I belong to w, and of Phase II to
+        w + p_i.
     """
 
     has_personalized = True

@@ -11,15 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from pfl.method import (
-    Clients,
-    FederatedAlgorithm,
-    Message,
-    Network,
-    generator,
-    redrawn,
-    require,
-)
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, redrawn, require
 
 
 class IFCA(FederatedAlgorithm):
@@ -36,8 +28,8 @@ class IFCA(FederatedAlgorithm):
     Args:
         clusters: k.
         perturbation: How the k models begin. The first one is the network's own. The others are,
-            null: the network's values with those of each parameter in a random order, which is a
-            new random initialisation; a number σ: the network's values + σ N(0, 1).
+            null: the network's values, each parameter's in a random order, which is a new random
+            initialisation; a number σ: the network's values + σ N(0, 1).
         weighting: The clients' weights in the mean of their cluster. "uniform": as in the paper.
 
     Attributes:
@@ -46,9 +38,9 @@ class IFCA(FederatedAlgorithm):
 
     Note:
         With one cluster this is FedAvg with the same weighting. A client without samples belongs to
-        no cluster; it is scored with the first model. The losses that decide are those of the
-        network in evaluation mode. Each cluster's model has the mean of its clients' running
-        statistics; with `buffers: local` each client keeps its own.
+        no cluster; it is scored with the first model. The losses that decide are taken
+        with the network in evaluation mode. Each cluster's model has the mean of its clients'
+        running statistics; with `buffers: local` each client keeps its own.
         Differences from the paper: option I, gradient averaging, is left out; it takes one step of
         all samples and moves θ_j by the cluster's share of the cohort. The paper prints any k
         first models, and draws them independently in its experiments with neural networks; the

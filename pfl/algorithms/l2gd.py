@@ -10,15 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import (
-    Clients,
-    FederatedAlgorithm,
-    Message,
-    Network,
-    generator,
-    header,
-    require,
-)
+from pfl.method import Clients, FederatedAlgorithm, Message, Network, generator, header, require
 
 
 class L2GD(FederatedAlgorithm):

@@ -11,14 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import Tensor
 
-from pfl.method import (
-    Batch,
-    Clients,
-    FederatedAlgorithm,
-    Network,
-    require,
-    require_one_of,
-)
+from pfl.method import Batch, Clients, FederatedAlgorithm, Network, require, require_one_of
 
 
 class PerFedAvg(FederatedAlgorithm):

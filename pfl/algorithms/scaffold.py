@@ -10,14 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.method import (
-    Clients,
-    FederatedAlgorithm,
-    LocalSchedule,
-    Network,
-    require,
-    require_one_of,
-)
+from pfl.method import Clients, FederatedAlgorithm, LocalSchedule, Network, require, require_one_of
 
 
 class SCAFFOLD(FederatedAlgorithm):

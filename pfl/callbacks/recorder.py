@@ -39,8 +39,8 @@ class RunRecorder(Callback):
 
     `metrics.csv` and the tables that a method records are written round by round, the other files
     at the end of the run, or after an error, where `finished` in `summary.json` is false.
-    Checkpoints hold the rows of all tables. A resumed run begins with them, so its files equal
-    those of an uninterrupted run. Only one process at a time may write into a run's folder. At the
+    Checkpoints hold the rows of all tables. A resumed run begins with them, so its files are
+    as without the interruption. Only one process at a time may write into a run's folder. At the
     end of the run, a table of the result is printed. `pfl.Trainer` adds this callback to every run.
 
     `test` writes `test.json` and `test_clients.csv`, `validate` the same under its own name, and
@@ -155,7 +155,7 @@ class RunRecorder(Callback):
         self._write_result(trainer, pl_module, finished=True)
 
     def has_result(self) -> bool:
-        """Returns whether the folder has the result of the run as it is, written at its end."""
+        """Returns whether the folder has a result that was written after the run's last round."""
         return self.place.has_result(self.rows[-1]["round"])
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: FederatedAlgorithm) -> None:

@@ -47,7 +47,7 @@ class RunFolder:
     def begin(
         self, rows: Sequence[Row], saved: Mapping[str, Tensor] | None, tables: Sequence[str]
     ) -> None:
-        """Gives all tables the rows of the checkpoint, or removes those of another run.
+        """Gives all tables the rows of the checkpoint, or removes the rows of another run.
 
         Args:
             rows: The rows of `metrics.csv` so far.

@@ -222,7 +222,7 @@ def export(given: argparse.Namespace) -> None:
 def deploy(given: argparse.Namespace) -> None:
     """Write a Flower app whose clients are real parties, each with its own samples.
 
-    All other words are those of `pfl fit`.
+    All other words are the same as for `pfl fit`.
     """
     from pfl.deploy.app import write_app
 
@@ -324,4 +324,4 @@ def add_parsers(commands: Any) -> None:
 
 COMMANDS = ("partition", "compare", "tune", "report", "export", "reproduce", "deploy", "node")
 OPEN = ("partition", "deploy")
-"""Commands whose other words are those of `pfl fit`."""
+"""Commands whose other words are the same as for `pfl fit`."""

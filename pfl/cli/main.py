@@ -32,7 +32,7 @@ def parser(options: Mapping[str, Sequence[str] | None] | None = None) -> Command
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=28),
         description="Personalized federated learning.",
         epilog="`pfl COMMAND --help` lists the options of a command; `pfl fit --model.help FedSLR` "
-        "those of a method.",
+        "the options of a method.",
     )
     top.add_argument("--version", action="version", version=f"pfl {pfl.__version__}")
     top.add_argument("--completion", choices=("bash", "zsh"), help="print a script of completions")

@@ -92,7 +92,7 @@ class ClientData:
         self._ordered = {}
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
-        """Returns these samples as if one client, with the id 0, owned those of the clients `ids`.
+        """Returns the samples of the clients `ids` as if one client, with the id 0, owned them all.
 
         The samples are not copied. Transforms show a sample as its own client sees it, or as one of
         its clients if it has several.

@@ -38,7 +38,7 @@ BASES = ("lightning.Callback", "pfl.method.FederatedAlgorithm")  # as jsonargpar
 
 
 class Parser(LightningArgumentParser):
-    """A parser whose help leaves out lists of classes that have those of torch.nn."""
+    """A parser whose help leaves out lists of classes in which all of torch.nn would stand."""
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Returns the help; that of a class is its options alone."""

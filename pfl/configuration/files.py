@@ -19,7 +19,7 @@ OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")
 def shipped() -> Path:
     """Returns the folder of the configurations that come with pfl."""
     folder = Path(str(files("pfl"))) / "configs"  # in a wheel
-    return folder if folder.is_dir() else Path(pfl.__file__).parents[1] / "configs"  # a checkout
+    return folder if folder.is_dir() else Path(pfl.__file__).parents[1] / "configs"  # in a checkout
 
 
 def names(folder: Path) -> dict[str, Path]:

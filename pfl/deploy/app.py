@@ -125,7 +125,7 @@ def _flat(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 class _ServerCLI(FederatedCLI):
-    """`pfl fit` of a server whose clients are behind a channel."""
+    """`pfl fit` of a server that reaches its clients through a channel."""
 
     def __init__(self, channel: Channel, app: Path, options: Mapping[str, Any]) -> None:
         self.channel, self.app, self.options = channel, app, options

@@ -19,11 +19,11 @@ from pfl.errors import ConfigError
 
 
 class OwnSamples(FederatedDataModule):
-    """A party's samples, as those of one client of a federation in which the others have none.
+    """A federation in which one client has a party's samples, and all others have none.
 
     Args:
         own: The party's data module. If it has one client, all its samples are the party's; if it
-            has as many clients as the federation, those of `client`.
+            has as many clients as the federation, the samples of `client`.
         client: The party's number.
         num_clients: The number of parties.
         seed: The seed of the run.
@@ -63,10 +63,10 @@ class OwnSamples(FederatedDataModule):
         return self.own.num_classes if self.classes is None else self.classes
 
     def facts(self, *, sizes: bool) -> dict[str, Any]:
-        """Returns what the server has to know of the samples, as plain values.
+        """Returns the facts about the samples that the server needs, as plain values.
 
         Args:
-            sizes: Whether the numbers of samples are told; else a 1 stands for any number but 0.
+            sizes: Whether numbers of samples are included; else a 1 stands for any number but 0.
         """
         counts = [int(part.sizes[self.client_id]) for part in self.partition.splits.values()]
         one = torch.tensor([0])
@@ -94,7 +94,7 @@ class Counted(IndexArrays):
 
 
 class RemoteData(FederatedDataModule):
-    """What a server knows of samples that lie with the parties: numbers and shapes.
+    """Numbers and shapes of samples that lie with the parties, as far as the server has them.
 
     Args:
         num_clients: The number of parties.

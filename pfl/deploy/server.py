@@ -43,7 +43,7 @@ NEED_SAMPLES = (EmbeddingFigure, LocalBaseline, Optimality)
 
 
 class Parties:
-    """The parties of a run as the server knows them: who is there, and what they have answered.
+    """The parties of a run, from the server's side: who is connected, and what they have answered.
 
     Args:
         channel: Carries the messages.
@@ -222,7 +222,7 @@ def _part(answer: Any, kind: type, *path: Any) -> Any:
 
 
 def _read_messages(answer: dict[str, Any], like: Mapping[str, Message]) -> dict[str, Message]:
-    """Returns the messages in a party's answer; those of no client say all but values and bytes."""
+    """Returns the messages in a party's answer; `like` has all of them but values and bytes."""
     messages = {}
     for name, message in like.items():
         values = torch.from_numpy(_part(answer, np.ndarray, "messages", name, 0))
@@ -354,7 +354,7 @@ class _Told:
 
 
 class RemoteEvaluation(Evaluation):
-    """An evaluation at the parties, which tell their scores; all are asked at its end."""
+    """An evaluation that the parties compute; the server asks all for their scores at its end."""
 
     def __init__(self, method: FederatedAlgorithm, server: Server) -> None:
         self._splits: list[str] = []

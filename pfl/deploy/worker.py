@@ -26,9 +26,9 @@ from pfl.method.states import GRADIENTS
 class StateFiles:
     """The states of one client in one run, a file for each round after which they may be needed.
 
-    A file is NumPy's `.npz` with an array [1, width] for each state. The client's states are those
-    of the last round whose message the server has counted; those of later rounds are pending, and
-    earlier ones remain for a server that begins again from its checkpoint.
+    A file is NumPy's `.npz` with an array [1, width] for each state. The client's states are in
+    the file of the last round whose message the server has counted. States of later rounds are
+    pending; earlier files remain for a server that begins again from its checkpoint.
 
     Args:
         folder: The folder of the files.
@@ -223,7 +223,7 @@ def _task(request: dict[str, Any]) -> Task:
 
 
 def _messages(messages: Mapping[str, Message]) -> dict[str, Any]:
-    """Returns messages as arrays and plain values; the server knows all else of them."""
+    """Returns messages as arrays and plain values, which are all that the server lacks."""
     return {
         name: [message.values.cpu().numpy(), int(torch.as_tensor(message.nbytes).sum())]
         for name, message in messages.items()

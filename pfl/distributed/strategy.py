@@ -148,7 +148,7 @@ class ClientParallelStrategy(DDPStrategy):
 
 
 def _end(number: int, _: Any) -> None:
-    signal.signal(number, signal.SIG_IGN)  # once is enough
+    signal.signal(number, signal.SIG_IGN)  # the clean-up must not be interrupted
     raise SIGTERMException
 
 

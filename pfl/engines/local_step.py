@@ -138,7 +138,7 @@ class LocalOptimizer:
         # Momentum would also move the rows whose client has no data left.
         rest = w[active:].clone()
         self._parameter.grad = g
-        with torch.enable_grad():  # some optimizers fail without
+        with torch.enable_grad():  # some optimizers fail without autograd
             self._optimizer.step()
         w[active:] = rest
         if part is not None:

@@ -188,7 +188,7 @@ class Oracle:
         """Takes plain steps of v [C, P] in place, batch after batch; see `Engine.descend`.
 
         The result is that of `gradient` followed by the line of `Step`, but faster: an engine may
-        move the models without writing a gradient down, and differentiates a step's part only.
+        move the models without writing a gradient down, and computes it for the step's `part` only.
         """
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))

@@ -47,7 +47,8 @@ class PrivateEngine(Engine):
 
     Args:
         inner: The engine that runs the network.
-        clip, noise_multiplier: C and z.
+        clip: C, the greatest norm of a sample's gradient.
+        noise_multiplier: z, the noise's standard deviation in units of C.
         batch_size: The expected size of mini-batches; None: all samples.
         seed: A seed of the noise.
     """

@@ -16,8 +16,8 @@ from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, private_copy
 from pfl.randomness import isolated
 
-MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError)
-"""Errors of a network or a loss that does not fit the data."""
+MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
+"""Errors of a network or a loss that does not fit the data; timm asserts the sizes of images."""
 
 
 def probe(
@@ -64,7 +64,7 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
     try:
         with torch.no_grad(), runner.precision():
             outputs = runner.load(w[0], None, training=True)[0](inputs)
-    except (*MISFITS, AssertionError) as error:  # timm asserts the sizes of images
+    except MISFITS as error:
         single = ", in a batch of one sample, as a client's last one is with this model.batch_size"
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}"

@@ -1,4 +1,4 @@
-"""Tasks side by side, in processes that end with the one that started them, whatever ends it."""
+"""Tasks side by side, in processes that end with the process that started them, even if killed."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _receive(pipe: Connection, process: BaseProcess, task: Any) -> Any:
 def _serve(pipe: Connection, work: Callable[[Any], Any], threads: int) -> None:
     """Works on the tasks of a pipe, one after another, until the pipe is closed."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C: the parent ends this process
     sys.path.append(os.getcwd())  # for classes of the user
     torch.set_num_threads(threads)
     quiet()

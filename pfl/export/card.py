@@ -44,7 +44,7 @@ def card(
 ) -> dict[str, Any]:
     """Returns what is known about a model, as plain values; `client` is None for the global model.
 
-    The scores are those of the run's files, and are left out where these are of another round than
+    The scores are read from the run's files, and left out where the files are of another round than
     the checkpoint: a client's row of `clients.csv`, or the global numbers of `summary.json`.
     """
     method = _class_of(arguments.model)

@@ -122,8 +122,8 @@ class FederatedAlgorithm(LocalTraining):
     personal_buffers: ClassVar[Literal["initial", "received"] | None] = None
     """Where clients train the personalized model beside the model that they send: how it begins.
 
-    The personalized model then has statistics of its own, in `clients.personal`: at first those of
-    the initial model, or until it is trained those of the model that is received.
+    The personalized model then has statistics of its own, in `clients.personal`. "initial": they
+    begin as the initial model's; "received": as those of the model that the client receives.
     """
     pooled: ClassVar[bool] = False
     """True if one model is trained on the training samples of all clients, and nothing is sent.
@@ -132,7 +132,7 @@ class FederatedAlgorithm(LocalTraining):
     that train; the cohort does not matter, unless it is empty, and nobody fails or is slow.
     """
     buffer_size: int | None = None
-    """The messages after which the server moves, in virtual time; None: those of a cohort."""
+    """After how many messages the server moves, in virtual time; None: after a whole cohort's."""
     sends_first: ClassVar[bool] = False
     """Whether clients send something before they receive anything: `first_upload` is written."""
     tables: ClassVar[tuple[str, ...]] = ()
@@ -298,7 +298,7 @@ class FederatedAlgorithm(LocalTraining):
         Returns:
             The clients' models [C, P], or other messages [C, K] by name.
         """
-        raise NotImplementedError  # `setup` has refused the method
+        raise NotImplementedError  # never reached: `setup` refuses a method without it
 
     def server_update(self, received: dict[str, Tensor]) -> None:
         """Updates the global model; here by a step of the server's optimizer.
@@ -417,7 +417,7 @@ class FederatedAlgorithm(LocalTraining):
 
     @property
     def num_clients(self) -> int:
-        """M, the number of clients that train: all but those of `loop.unseen`."""
+        """M, the number of clients that train: all but the clients in `loop.unseen`."""
         return len(self.run.loop.population)
 
     @property

@@ -77,8 +77,8 @@ def check_group(
 ) -> None:
     """Refuses a method whose clients influence each other if they train in one group.
 
-    Values, states and bytes of clients that train together must be those of each client that trains
-    alone.
+    Values, states and bytes of clients that train together must be the same as if each client
+    trained alone.
 
     Args:
         method: The method.

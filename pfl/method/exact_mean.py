@@ -47,7 +47,7 @@ class FactorMethod(FederatedAlgorithm):
             if getattr(who, key) is not None:
                 raise ConfigError(
                     f"loop.{key}: {type(self).__name__} needs the mean of the products B A of the "
-                    f"clients' factors, of which it knows nothing; take FedAvg"
+                    f"clients' factors, which this option does not protect or combine; take FedAvg"
                 )
 
     def products(self, mean: dict[str, Tensor]) -> list[Tensor]:

@@ -38,7 +38,7 @@ def client_network(algorithm: FederatedAlgorithm, client: int) -> nn.Module:
     method's first model for newcomers; `begin_evaluation` must have been called.
 
     Args:
-        algorithm: A method whose states are those of a checkpoint.
+        algorithm: A method with the states of a checkpoint.
         client: The client's id.
 
     Raises:

@@ -24,7 +24,7 @@ def check_neighbours(method: FederatedAlgorithm) -> None:
     """Refuses `loop.neighbours` where samples have no class, or the network no features.
 
     Raises:
-        ConfigError: They have not, or there are no validation samples.
+        ConfigError: Classes, features or validation samples are missing.
     """
     if number_of_classes(method) is None:
         raise ConfigError("loop.neighbours: the targets are values; neighbours vote for classes")

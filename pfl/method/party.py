@@ -43,8 +43,9 @@ class Task(NamedTuple):
 class Party:
     """A client that trains in a process or on a machine of its own.
 
-    The new states of a round are pending until the server says, with its next task, that it has
-    counted the round's message; else they are forgotten. The server's half is `Round`.
+    The new states of a round are pending until the server's next task, which has the number of the
+    last round whose message was counted; the states of any other round are forgotten. The server's
+    half is `Round`.
 
     Args:
         method: A method with the arguments that the server's has; no server state of it is read.

@@ -27,7 +27,7 @@ from pfl.scores.names import ScoreName
 if TYPE_CHECKING:
     from pfl.method.algorithm import FederatedAlgorithm
 
-BACKDOOR = "backdoor"  # the number of a score: how often a backdoor gets the class that it wants
+BACKDOOR = "backdoor"  # the number of a score: how often a backdoor reaches its target class
 POOL = 8192  # samples in one forward pass of one model
 POOL_ON_GPU = 1024  # enough to fill a GPU; the memory may not hold more
 
@@ -226,7 +226,7 @@ class Evaluation:
 
 
 def _with_backdoor(attack: Backdoor, clients: Clients) -> Clients:
-    """Returns clients whose test samples have the mark of a backdoor, and the class it wants."""
+    """Returns clients whose test samples have a backdoor's mark and, as their class, its target."""
     data = clients.data.with_backdoor(attack.add_trigger, attack.target)
     order = np.argsort(-data.sizes("test", clients.ids), kind="stable")
     return replace(clients.rows(order), data=data)

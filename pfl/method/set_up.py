@@ -72,7 +72,7 @@ def inspect_network(
         loop: The loop whose data are used.
         device: Where the samples and models are.
         precision: Opens the precision context in which the network runs.
-        client: Whose samples are used; None: those of the client with the most.
+        client: The client whose samples are used; None: the client with the most samples.
         store: Whether the network's frozen part may run once, in the dtype that the network has.
 
     Returns:

@@ -133,8 +133,8 @@ SERVER_ONLY = frozenset(
 def refuse_all_reads(method: Any) -> None:
     """Makes a method refuse, on the client's side, all that only the server has.
 
-    These are the attributes that a hook of the server has set, and those of `SERVER_ONLY`. Every
-    read of an attribute is checked from now on, which takes time.
+    These are the attributes that a hook of the server has set, and the names in `SERVER_ONLY`.
+    Every read of an attribute is checked from now on, which takes time.
     """
     if not hasattr(type(method), "_server_names"):
         method.__class__ = _checking_class(type(method))  # type: ignore[arg-type]

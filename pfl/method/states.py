@@ -99,7 +99,7 @@ class States:
         names, untrained = self.names, method.personal_buffers == "received"
         if "buffers" in names:
             store.declare("buffers", buffers)
-        if "personal_buffers" in names:  # NaN: those of the received model
+        if "personal_buffers" in names:  # NaN: until training, the received model's
             first = torch.full_like(buffers, torch.nan) if untrained else buffers
             store.declare("personal_buffers", first)
         for name, initial in self.messages.items():

@@ -1,8 +1,9 @@
-"""Running statistics, of BatchNorm say, belong to a model and go where its parameters go.
+"""Running statistics, such as BatchNorm's, belong to a model and go where its parameters go.
 
-With `buffers: average` those of the global model are sent with the message "w", and those of the
-clients' models come back with what the clients send; a model that a client keeps has its own. With
-`buffers: local` nothing travels, and every client keeps those of the model that it trained last.
+With `buffers: average` the statistics of the global model are sent with the message "w", and the
+clients send the statistics of their models with their messages; a model that a client keeps has
+statistics of its own. With `buffers: local` no statistics are sent, and every client keeps those of
+the model that it trained last.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def client_columns(
 def partition_columns(data: FederatedDataModule) -> dict[str, np.ndarray]:
     """Returns the columns of `partition.csv`, a row for each client.
 
-    They are those of `client_columns` and, where every sample has one label, the numbers of
+    They are the columns of `client_columns` and, where every sample has one label, the numbers of
     `datamodules.partitions.measures`: `total_variation` and `wasserstein` are the distances of the
     client's training labels from the labels of all clients together, and `train_test_variation`
     that between the labels that the client trains on and those that it is tested on.

@@ -72,7 +72,7 @@ class Clock:
         return values
 
     def check(self, total: int) -> None:
-        """Refuses pairs that are not those of `total` clients."""
+        """Refuses any other number of pairs than `total`, one for each client."""
         if self.given is not None and len(self.given) != total:
             raise ConfigError(
                 f"loop.clock.clients: {len(self.given)} pairs; the data have {total} clients"

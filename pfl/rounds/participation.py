@@ -35,7 +35,7 @@ Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Affected:
-    """The clients to which something happens in a round: a share, or those of a trace.
+    """The clients to which something happens in a round: a share of them, or given ids.
 
     Attributes:
         name: The argument of the loop, which is also the purpose of the draws.
@@ -238,7 +238,7 @@ class Participation:
 
         Args:
             cost: Returns the sample gradients of clients with numbers of samples, both [n].
-            buffer: A number of messages that may come as they do; None: those of a cohort.
+            buffer: After how many messages a round ends; None: after all messages of the cohort.
         """
         self.cost, self._ends, self.timetable = cost, [], None
         if buffer is not None and self.clock is not None and self.trace is None:
@@ -302,7 +302,7 @@ class Participation:
 
     @cached_property
     def _attacks(self) -> Any:
-        """The ids of the attackers, an ascending int64 array, or lists of those of each round."""
+        """The ids of the attackers, an ascending int64 array, or a list of ids for each round."""
         if self.attackers is None:
             return np.empty(0, np.int64)
         given = self.attackers.clients

@@ -43,7 +43,7 @@ class Neighbours:
         require("loop.neighbours.scale", self.scale, 0 < self.scale < math.inf, "above 0")
 
     def probabilities(self, z: Tensor, memory: Tensor, labels: Tensor, classes: int) -> Tensor:
-        """Returns q, [n, classes], for features z [n, K], those of m > 0 samples and their classes.
+        """Returns q, [n, classes], for features z [n, K] by the features of m > 0 labelled samples.
 
         Args:
             z: The features of the new samples, [n, K].

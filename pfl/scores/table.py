@@ -103,8 +103,8 @@ class ScoreTable:
     ) -> dict[str, np.ndarray]:
         """Returns how a score is distributed over clients, [E] for each number of `distribution`.
 
-        A number that is not defined is NaN. Of percentiles, the numbers other than quantiles are
-        those of 101 clients with these values.
+        A number that is not defined is NaN. Where the table has percentiles in place of clients,
+        all numbers but the quantiles are computed as if 101 clients had these values.
 
         Raises:
             ConfigError: There is no such score.

@@ -7,7 +7,6 @@ methods under test.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from datamodules import Partitioner, SplitOwn, TensorDataModule
-from tests.problems import Problem, Steps
+from tests.problems import Problem
 
 Vector = np.ndarray
 Batches = Sequence[Sequence[Sequence[np.ndarray]]]
@@ -221,31 +220,6 @@ class Stop(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         trainer.should_stop = trainer.current_epoch + 1 >= self.rounds
-
-
-def batches_of(problem: Problem, steps: Steps, once: bool = False) -> list[list[list[np.ndarray]]]:
-    """Which samples each client's gradients were taken at, round by round and in order.
-
-    Samples are recognised by their values. With `once`, calls that follow each other with the same
-    samples, for gradients at several models, count once.
-    """
-    rounds = []
-    for calls in steps.rounds:
-        seen: list[list[np.ndarray]] = [[] for _ in range(problem.num_clients)]
-        for inputs, counts in calls:
-            for rows, count in zip(inputs, counts, strict=True):
-                owner = next(
-                    i for i, x in enumerate(problem.features) if (x == rows[0]).all(1).any()
-                )
-                equal = (problem.features[owner][None] == rows[:count, None]).all(2)
-                seen[owner].append(equal.argmax(1))
-        rounds.append([_once(client) if once else client for client in seen])
-    return rounds
-
-
-def _once(batches: list[np.ndarray]) -> list[np.ndarray]:
-    different = [not np.array_equal(a, b) for a, b in pairwise(batches)]
-    return [b for b, new in zip(batches, [True, *different], strict=False) if new]
 
 
 def assert_rounds(

@@ -9,7 +9,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedAgg
 from tests.algorithms import reference_agg_acs as reference
 from tests.algorithms.reference_agg_acs import rates_by_round
-from tests.problems import Steps, batches_of_clients, least_squares
+from tests.problems import Steps, least_squares
 
 FULL = dict(batch_size=None, loss=HalfSquaredError())
 SIZES = (7, 2, 5, 3)
@@ -115,7 +115,7 @@ def test_an_epoch_has_one_rate_and_its_gradients_add_up(watch, problem, engine, 
     trace = [[0, 1, 2, 3], [0, 2, 3], [1, 2], [0, 1, 2, 3]]
     history = watch(algorithm, problem, 4, callbacks=[steps], trace=trace)
     per_epoch = [-(-n // 2) for n in SIZES]
-    seen = [batches_of_clients(problem, calls) for calls in steps.rounds]
+    seen = steps.batches(problem)
 
     def batches(t, i, epoch):
         actual = seen[t][i][per_epoch[i] * epoch : per_epoch[i] * (epoch + 1)]

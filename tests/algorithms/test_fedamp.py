@@ -9,7 +9,7 @@ import torch
 from pfl.algorithms import FedAMP, HeurFedAMP, LocalTrain
 from pfl.algorithms.fedamp import squared_distances
 from tests.algorithms.traced import ALL, LOSS, full, in_cohorts
-from tests.problems import Steps, batches_of_clients
+from tests.problems import Steps
 from tests.refusal import refused
 
 TRACE = [ALL, [1, 3], [0], [], [0, 2, 3], ALL]
@@ -141,7 +141,7 @@ def test_mini_batches(watch, problem, start, name, engine):
     algorithm = kind(problem.network(0.5), **arguments, **own, **MESSAGES, **RATES)
     loop = dict(start=start, callbacks=[steps], trace=TRACE)
     history = watch(algorithm, problem, len(TRACE), **loop)
-    batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds], TRACE)
+    batches = in_cohorts(steps.batches(problem), TRACE)
     expected = fedamp(problem, start, batches, **settings_of(name))
     np.testing.assert_allclose(history["w_i"], expected, rtol=0, atol=1e-11)
 

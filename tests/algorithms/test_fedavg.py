@@ -10,7 +10,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedAvg
 from pfl.errors import Diverged
 from tests.algorithms import reference
-from tests.problems import Steps, batches_of_clients, least_squares, scalar_problem
+from tests.problems import Steps, least_squares, scalar_problem
 
 SIZES = (7, 2, 5, 3)
 FULL = dict(batch_size=None, loss=HalfSquaredError())
@@ -73,9 +73,9 @@ def test_an_epoch_takes_every_sample_once(watch, problem, engine):
     algorithm = FedAvg(problem.network(START), **arguments)
     history = watch(algorithm, problem, 2, callbacks=[steps])
     w, orders = START, set()
-    for t, calls in enumerate(steps.rounds):
+    for t, clients in enumerate(steps.batches(problem)):
         total = np.zeros_like(w)
-        for i, batches in enumerate(batches_of_clients(problem, calls)):
+        for i, batches in enumerate(clients):
             # 7 samples: 3, 3, 1 in each epoch; 2: 2; 5: 3, 2; 3: 3.
             sizes = [[3, 3, 1], [2], [3, 2], [3]][i]
             assert [len(batch) for batch in batches] == sizes * 2
@@ -99,7 +99,7 @@ def test_local_steps_run_over_as_many_epochs_as_they_take(fit, problem):
         problem.network(START), lr=0.1, local_steps=4, batch_size=3, loss=HalfSquaredError()
     )
     fit(algorithm, problem, 1, callbacks=[steps])
-    seen = batches_of_clients(problem, steps.rounds[0])
+    seen = steps.batches(problem)[0]
     sizes = [[len(batch) for batch in batches] for batches in seen]
     assert sizes == [[3, 3, 1, 3], [2, 2, 2, 2], [3, 2, 3, 2], [3, 3, 3, 3]]
     assert sorted(np.concatenate(seen[0][:3])) == list(range(7))

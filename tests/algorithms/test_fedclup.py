@@ -107,7 +107,7 @@ def test_mini_batches(watch, problem, trace, passes, engine):
     arguments = dict(penalty=0.6, server_step=1.2, lr=0.05, batch_size=3, engine=engine)
     algorithm = FedCLUP(problem.network(START), loss=HalfSquaredError(), **arguments, **passes)
     models = watch(algorithm, problem, 5, callbacks=[steps], trace=trace)
-    batches = reference.batches_of(problem, steps)
+    batches = steps.batches(problem)
     counts = [2 * np.array([3, 1, 2, 1]), np.full(4, 5)]["local_steps" in passes]
     for cohort, actual in zip(trace, batches, strict=True):
         assert [len(b) for b in actual] == [counts[i] * (i in cohort) for i in range(4)]

@@ -8,19 +8,7 @@ import torch
 
 from pfl.algorithms import FedDyn, FedPD, FedSLR
 from tests.algorithms import reference_clup_pd as reference
-from tests.algorithms.traced import (
-    ALL,
-    BATCH_COUNTS,
-    BATCHES,
-    FULL,
-    LOSS,
-    RATES,
-    SIZES,
-    START,
-    TRACE,
-    full,
-    in_cohorts,
-)
+from tests.algorithms.traced import ALL, BATCHES, FULL, LOSS, RATES, START, TRACE, full, in_cohorts
 from tests.problems import History, Steps, least_squares, matrix_problem, scalar_problem
 
 ALPHA = 0.7
@@ -66,8 +54,7 @@ def test_rounds_equal_the_numpy_loop(follow, problem):
 def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, engine):
     steps = Steps()
     history = follow(FedDyn, callbacks=[steps], alpha=ALPHA, engine=engine, **BATCHES)
-    batches = in_cohorts(reference.batches_of(problem, steps))
-    assert [len(batches[0][i]) for i in ALL] == BATCH_COUNTS
+    batches = in_cohorts(steps.batches(problem))
     assert_rounds(history, feddyn(problem, START, batches, ALPHA, **RATES))
 
 
@@ -183,6 +170,6 @@ def test_a_client_without_samples_sends_what_it_received(watch, problem):
     algorithm = FedDyn(problem.network(START), alpha=ALPHA, local_steps=3, **FULL)
     data = reference.with_an_idle_client(problem)
     history = watch(algorithm, data, 3, trace=trace)
-    problem.num_clients = len(SIZES) + 1
+    problem.num_clients = len(ALL) + 1
     batches = [{i: [None] * 3 if i != 4 else [] for i in cohort} for cohort in trace]
     assert_rounds(history, feddyn(problem, START, batches, ALPHA, **RATES))

@@ -7,18 +7,8 @@ import pytest
 import torch
 
 from pfl.algorithms import FedAvg, FedNova, FedProx
-from tests.algorithms.traced import (
-    ALL,
-    BATCH_COUNTS,
-    BATCHES,
-    FULL,
-    LOSS,
-    RATES,
-    START,
-    furthest,
-    in_cohorts,
-)
-from tests.problems import Steps, batches_of_clients, scalar_problem
+from tests.algorithms.traced import ALL, BATCHES, FULL, LOSS, RATES, START, furthest, in_cohorts
+from tests.problems import Steps, scalar_problem
 
 
 def fednova(problem, x, batches, mu=0.0, weighting="samples"):
@@ -52,8 +42,7 @@ def test_rounds_equal_the_numpy_loop(follow, problem, mu, weighting, engine):
     steps = Steps()
     arguments = dict(callbacks=[steps], proximal_weight=mu, weighting=weighting, engine=engine)
     history = follow(FedNova, **arguments, **BATCHES)
-    batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
-    assert [len(batches[0][i]) for i in ALL] == BATCH_COUNTS
+    batches = in_cohorts(steps.batches(problem))
     assert furthest(history.rounds, fednova(problem, START, batches, mu, weighting)) < 1e-12
 
 
@@ -62,8 +51,7 @@ def test_stragglers_count_the_steps_that_they_took(follow, problem):
     slow = [[0, 2], [1], [], [0, 3], [], ALL]
     steps, loop = Steps(), {"stragglers": slow}
     history = follow(FedNova, callbacks=[steps], loop=loop, proximal_weight=2.0, **BATCHES)
-    batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
-    assert [len(batches[0][i]) for i in ALL] == [4, 2, 3, 4]
+    batches = in_cohorts(steps.batches(problem), counts=[4, 2, 3, 4])
     assert furthest(history.rounds, fednova(problem, START, batches, 2.0)) < 1e-12
 
 

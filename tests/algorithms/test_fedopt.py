@@ -89,7 +89,7 @@ def test_rounds_equal_the_numpy_loop(follow, problem, rule):
 def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, rule):
     steps = Steps()
     history = follow(METHODS[rule], callbacks=[steps], **BATCHES)
-    batches = in_cohorts(reference.batches_of(problem, steps))
+    batches = in_cohorts(steps.batches(problem))
     expected = adaptive(problem, START, batches, rule, **SERVER, **RATES)
     assert_rounds(history, expected, "w", "m", "v")
 

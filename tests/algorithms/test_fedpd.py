@@ -99,7 +99,7 @@ def test_mini_batches(watch, problem, passes, engine):
     arguments = dict(eta=0.6, lr=0.05, batch_size=3, skip_probability=0.4, engine=engine)
     algorithm = fedpd(problem.network(START), **arguments, **passes)
     history = watch(algorithm, problem, 6, callbacks=[steps])
-    batches = reference.batches_of(problem, steps)
+    batches = steps.batches(problem)
     counts = [6, 4, 4, 4] if "local_epochs" in passes else [5] * 4
     assert all([len(client) for client in row] == counts for row in batches)
     expected = reference.fedpd(
@@ -146,7 +146,7 @@ def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refre
         problem.network(START), skip_probability=skip, engine=engine, **arguments, **VR
     )
     history = watch(algorithm, problem, 7, callbacks=[steps])
-    batches = reference.batches_of(problem, steps, once=True)
+    batches = steps.batches(problem, once=True)
     for r, clients in enumerate(batches):
         for i, client in enumerate(clients):
             if r % refresh == 0:  # the first gradient of the round is the full one
@@ -207,7 +207,7 @@ def test_the_coin_is_fair_and_shared(watch, skip):
     actual, rounds = coins(watch, skip), 60
     spread = 4.5 * np.sqrt(rounds * skip * (1 - skip))
     assert abs(sum(actual) - rounds * (1 - skip)) < spread
-    # Nothing follows from the round before: all four pairs of neighbours come up.
+    # A round's coin does not depend on the one before: all four pairs of successive coins occur.
     pairs = {tuple(pair) for pair in pairwise(actual)}
     assert len(pairs) == 4
 

@@ -55,7 +55,7 @@ def test_rounds_are_sgd_on_the_pooled_samples(watch, problem, pool, batch_size):
     algorithm = GlobalTrain(problem.network(START), **settings)
     history = watch(algorithm, problem, 4, callbacks=[steps], trace=COHORTS)
     w, orders = START, []
-    for t, (batches,) in enumerate(reference.batches_of(pool, steps)):
+    for t, (batches,) in enumerate(steps.batches(pool)):
         sizes = [4, 4, 4, 4, 1] if batch_size else [17]
         assert [len(batch) for batch in batches] == 2 * sizes
         for samples in batches:

@@ -15,7 +15,7 @@ from tests.algorithms.closed_forms_baselines import groups
 from tests.algorithms.methods import METHODS
 from tests.algorithms.reference_clup_pd import with_an_idle_client
 from tests.algorithms.traced import ALL, BATCHES, FULL, LOSS, START, TRACE, furthest, in_cohorts
-from tests.problems import Steps, batches_of_clients, least_squares, owned
+from tests.problems import Steps, least_squares, owned
 from tests.refusal import refused
 
 CLUSTERS = dict(clusters=3, perturbation=0.3)
@@ -65,7 +65,7 @@ def test_rounds_equal_the_numpy_loop(watch, problem, tmp_path, weighting, engine
         problem.network(START), **CLUSTERS, weighting=weighting, engine=engine, **BATCHES
     )
     history = watch(algorithm, problem, len(TRACE), callbacks=[steps], trace=TRACE, seed=3)
-    batches = in_cohorts([batches_of_clients(problem, calls) for calls in steps.rounds])
+    batches = in_cohorts(steps.batches(problem))
     expected = ifca(problem, first_models(algorithm.seed), batches, weighting)
     assert furthest(history.rounds, expected, "models") < 1e-12
     chosen = [row["chosen"] for row in expected]

@@ -22,7 +22,7 @@ from tests.algorithms.methods import (
     small_network,
     small_world,
 )
-from tests.problems import Steps, batches_of_clients, least_squares
+from tests.problems import Steps, least_squares
 from tests.refusal import refused
 
 EVERYONE = list(range(len(SIZES)))
@@ -247,7 +247,7 @@ def test_slow_clients_of_scaffold_in_numpy(watch, option):
     history = watch(method, problem, 2, callbacks=[steps], **loop)
     x, c, c_i = np.full(problem.size, 0.5), np.zeros(problem.size), np.zeros((3, problem.size))
     for number in range(2):
-        seen = batches_of_clients(problem, steps.rounds[number])
+        seen = steps.batches(problem)[number]
         y, new = np.tile(x, (3, 1)), c_i.copy()
         for i in range(3):
             K = steps_taken(number, i)
@@ -274,7 +274,7 @@ def test_slow_clients_take_the_first_of_their_batches(fit, name):
         training = dict(lr=0.1, local_epochs=epochs, batch_size=2, loss=HalfSquaredError())
         method = kind(problem.network(0.5), **training)
         fit(method, problem, 1, callbacks=[steps], stragglers=stragglers)
-        taken.append(batches_of_clients(problem, steps.rounds[0]))
+        taken.append(steps.batches(problem)[0])
     for whole, part in zip(*taken, strict=True):
         each = len(whole) // epochs
         kept = range(-(-each // 2)) if name == "FedAgg" else range(each)

@@ -5,7 +5,7 @@ import pytest
 
 from pfl.algorithms import FedAvg, PerFedAvg
 from tests.algorithms.traced import ALL, LOSS, SIZES, START
-from tests.problems import Steps, batches_of_clients, scalar_problem
+from tests.problems import Steps, scalar_problem
 from tests.refusal import refused
 
 TRACE = [ALL, [1, 3], [0], [], [0, 2, 3], ALL]
@@ -73,8 +73,7 @@ def test_three_mini_batches_a_step(follow, problem, variant, engine):
     history = follow(PerFedAvg, loss=LOSS, engine=engine, **arguments, **RATES)
     calls = 2 if variant == "FO" else 4
     batches, orders = [], []
-    for cohort, seen in zip(TRACE, steps.rounds, strict=True):
-        by_client = batches_of_clients(problem, seen)
+    for cohort, by_client in zip(TRACE, steps.batches(problem), strict=True):
         batches.append({})
         for i in cohort:
             count = 2 * -(-SIZES[i] // 2)
@@ -197,7 +196,7 @@ def test_the_personalized_model_is_adapted_with_alpha(fit, problem, steps, batch
     w = algorithm.global_model.numpy().copy()
     seen.rounds.append([])
     models, expected = adapted(algorithm), []
-    for i, batches in enumerate(batches_of_clients(problem, seen.rounds[-1])):
+    for i, batches in enumerate(seen.batches(problem)[-1]):
         v = w.copy()
         assert len(batches) == steps
         for samples in batches:

@@ -20,7 +20,7 @@ from tests.algorithms.traced import (
     TRACE,
     full,
 )
-from tests.problems import History, Steps, batches_of_clients, scalar_problem
+from tests.problems import History, Steps, scalar_problem
 
 OPTIONS = pytest.mark.parametrize("option", ["I", "II"])
 
@@ -77,8 +77,7 @@ def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, option
     steps = Steps()
     history = follow(SCAFFOLD, callbacks=[steps], option=option, engine=engine, **BATCHES)
     batches = []
-    for cohort, calls in zip(TRACE, steps.rounds, strict=True):
-        seen = batches_of_clients(problem, calls)
+    for cohort, seen in zip(TRACE, steps.batches(problem), strict=True):
         batches.append({i: seen[i][: BATCH_COUNTS[i]] for i in cohort})
         for i in cohort:
             one_pass = seen[i][BATCH_COUNTS[i] :]

@@ -35,9 +35,12 @@ def full(steps: int, trace: Sequence[Sequence[int]] = TRACE) -> Batches:
 
 
 def in_cohorts(
-    seen: Sequence[Sequence[Sequence[np.ndarray]]], trace: Sequence[Sequence[int]] = TRACE
+    seen: Sequence[Sequence[Sequence[np.ndarray]]],
+    trace: Sequence[Sequence[int]] = TRACE,
+    counts: Sequence[int] = BATCH_COUNTS,
 ) -> Batches:
-    """The recorded mini-batches of each round and client, for the clients of each cohort."""
+    """The recorded mini-batches of the clients of each cohort; `counts` of them in the first."""
+    assert [len(own) for own in seen[0]] == list(counts)
     return [{i: own[i] for i in cohort} for cohort, own in zip(trace, seen, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The command line: metrics by class path, and what a run says about them."""
+"""The command line: metrics by class path, their scores in the files, and errors about them."""
 
 import json
 

@@ -52,7 +52,7 @@ def test_a_party_without_an_answer_in_time_is_left_out(simulate, federation):
 
 
 def changed(change):
-    """A fault: another answer."""
+    """A fault that replaces a party's answer by another one."""
 
     def fault(answer):
         value = unpack(answer)

@@ -81,7 +81,7 @@ model:
     network: {class_path: MLP, init_args: {in_features: 64, hidden: [8]}}
 data: {class_path: DigitsDataModule, init_args: {num_clients: 6}}
 """
-# Two processes by another key.
+# Two processes on one device, instead of two devices.
 SHARED = ["--trainer.strategy", "pfl.ClientParallelStrategy"]
 SHARED += ["--trainer.strategy.processes_per_device", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]

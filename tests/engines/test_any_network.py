@@ -295,6 +295,19 @@ def test_what_cannot_be_trained_is_refused_in_one_line(tmp_path, network, batch_
     assert "\n" not in str(error.value)
 
 
+class SameShapes(nn.Module):
+    """A loss that asserts outputs and targets of one shape."""
+
+    def forward(self, outputs, targets):
+        torch._assert(outputs.shape == targets.shape, "Shapes differ")
+        return (outputs - targets).square().mean(1)
+
+
+def test_a_loss_whose_assertion_fails_is_refused_in_one_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"loss: SameShapes cannot compare .*: Shapes differ"):
+        run(LocalTrain(chain(), loss=SameShapes()), world(""), 1, root=tmp_path)
+
+
 def test_a_class_in_the_place_of_a_network_is_refused():
     with pytest.raises(ConfigError, match=r"model\.network: .*Linear.*; it must be a module"):
         LocalTrain(nn.Linear)

@@ -39,7 +39,7 @@ class Correct(FedAvg):
 
 
 class MovesAll(Correct):
-    """A step also moves the clients whose data are used up."""
+    """A method whose steps also move the clients whose data are used up."""
 
     def move(self, v, g, batch):
         v -= self.lr * (g + 0.1 * v)

@@ -148,7 +148,7 @@ def test_the_numbers_are_those_of_the_runs(folder):
         assert float(values["worst 10%"]) == summary["test/global/accuracy_worst10"]
         assert float(values["MB up"]) == summary["comm/uplink_bytes"] / 1e6
         assert float(values["seconds"]) == 2.5
-        # Clients score 0, 0.2, 0.4 plus a bonus of 0 or 0.1, and 0.25 alone.
+        # Clients score 0, 0.2, 0.4 plus a bonus of 0 or 0.1; their local baseline scores 0.25.
         assert float(values["gained"]) == pytest.approx((1 / 3, 2 / 3)[place])
 
 

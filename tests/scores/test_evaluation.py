@@ -336,7 +336,7 @@ def test_predicted_values_of_a_regression(tmp_path):
     with torch.no_grad():
         expected = put(algorithm.network, algorithm.global_model).eval()(x.double())
     np.testing.assert_allclose(columns["target"], y.numpy())
-    # One value a sample, as the targets have it.
+    # Predictions have one value a sample, as the targets have.
     assert columns["global"].shape == columns["target"].shape
     np.testing.assert_allclose(columns["global"], expected.view(-1).numpy(), rtol=1e-6)
 

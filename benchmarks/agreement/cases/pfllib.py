@@ -9,15 +9,7 @@ import numpy as np
 
 from benchmarks.agreement.case import Case
 from benchmarks.agreement.ours import run
-from benchmarks.agreement.problem import (
-    ALL,
-    EPOCHS,
-    HEAD_EPOCHS,
-    RATE,
-    ROUNDS,
-    Iterates,
-    arrays,
-)
+from benchmarks.agreement.problem import ALL, EPOCHS, HEAD_EPOCHS, RATE, ROUNDS, Iterates, arrays
 from benchmarks.agreement.readings import common, pfllib
 from pfl.algorithms import (
     APFL,

@@ -142,7 +142,7 @@ def csv_pieces(columns: dict[str, np.ndarray], heading: bool) -> Iterator[bytes]
 
 
 def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
-    """Returns rows of values as CSV; no text is a formula for a program of spreadsheets."""
+    """Returns rows of values as CSV; an apostrophe makes formulas of spreadsheet programs text."""
 
     def plain(value: Any) -> Any:
         is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))

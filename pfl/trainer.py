@@ -127,7 +127,7 @@ class Trainer(RunTrainer):
         self.name = name
         self.root = Path(default_root_dir or "runs").expanduser()
         self._run_dir: Path | None = None
-        self._new_folders: list[Path] = []  # the run's folder and its missing parents
+        self._new_folders: list[Path] = []  # made by this run: its folder, and missing parents
         self._continued_from: str | None = None
         self._same_folder = False  # whether the run `name` is this one, even if its folder exists
         self._stop = False

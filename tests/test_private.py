@@ -18,7 +18,7 @@ import pfl
 from tests.sources import PACKAGES, imports, sources
 
 FENCE = "pfl._private"
-# The owner of each private name that the fence uses, and for methods the leading parameters.
+# The owner of each private name that pfl/_private.py uses, and a method's leading parameters.
 USED = [
     (pl.Trainer, "_run", ["self", "model", "ckpt_path"]),
     (pl.Trainer, "_run_stage", ["self"]),

@@ -102,7 +102,7 @@ class FedPAC(PartlyPersonal):
         self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
+        """Returns the sample gradients of a round, [C], as if the head's cost as much."""
         return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def begin_round(self, round_index: int) -> None:

@@ -45,7 +45,7 @@ class FedRep(PartlyPersonal):
         self.head_epochs = head_epochs
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
+        """Returns the sample gradients of a round, [C], as if the head's cost as much."""
         return sizes * (self.head_epochs + self.epochs_of(sizes))
 
     def client_update(self, clients: Clients, w: Tensor) -> Message:

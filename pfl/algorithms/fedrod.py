@@ -81,7 +81,7 @@ class FedRoD(FederatedAlgorithm):
         self.has_classes = number_of_classes(self) is not None
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
-        """Returns the sample gradients of a round, [C], as if one of the head cost a whole one."""
+        """Returns the sample gradients of a round, [C], as if the head's cost as much."""
         return 2 * super().cost(sizes)
 
     def client_update(self, clients: Clients, w: Tensor) -> Tensor:

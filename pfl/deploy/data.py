@@ -82,7 +82,7 @@ class OwnSamples(FederatedDataModule):
 
 @dataclass
 class Counted(IndexArrays):
-    """The numbers of the clients' samples; the index of every sample is 0."""
+    """Index arrays of which only the lengths are known: every index is 0."""
 
     sizes: np.ndarray
 

@@ -43,7 +43,8 @@ def store_frozen_part(oracle: Oracle, data: ClientData, batch: Batch) -> nn.Modu
         batch: Some of them.
 
     Returns:
-        The network that gives the new samples the outputs of the whole one; None: all stays.
+        The network that gives for the new samples what the whole network gives for the old ones;
+        None: nothing is replaced.
 
     Raises:
         ConfigError: There is not enough room.

@@ -68,7 +68,7 @@ def test_each_sample_is_drawn_on_its_own():
     assert np.abs(member.mean(0) - 0.2).max() < 4.5 * deviation
     both = (member.T @ member / len(large))[np.triu_indices(40, 1)]
     assert np.abs(both - 0.04).max() < 5 * math.sqrt(0.04 * 0.96 / len(large))
-    # Binomial numbers: 40 draws of 1/5.
+    # The number of samples is binomial: 40 draws with the probability 1/5.
     counts = np.bincount([len(ids) for ids in large], minlength=41)[:41]
     expected = stats.binom.pmf(np.arange(41), 40, 0.2) * len(large)
     chi = ((counts - expected)[3:14] ** 2 / expected[3:14]).sum()

@@ -94,6 +94,13 @@ def test_mini_batches_and_unequal_numbers_of_local_steps(follow, problem, rule):
     assert_rounds(history, expected, "w", "m", "v")
 
 
+def test_yogis_second_moment_stays_where_it_equals_the_square():
+    """v = τ^2 = 1/4 and Δ^2 = 1/4, 1 and 1/9: v - (1 - β_2) Δ^2 sign(v - Δ^2), with sign(0) = 0."""
+    method = FedYogi(torch.nn.Linear(2, 1).double(), tau=0.5, betas=(0.9, 0.9))
+    actual = method.second_moment(torch.tensor([1 / 4, 1.0, 1 / 9], dtype=torch.float64))
+    np.testing.assert_allclose(actual, [1 / 4, 1 / 4 + 0.1, 1 / 4 - 0.1 / 9], rtol=0, atol=1e-15)
+
+
 def test_the_mean_as_printed_is_an_argument(follow, problem):
     """Algorithm 2 prints 1/|S|: `weighting: uniform`."""
     history = follow(METHODS["Adam"], weighting="uniform", local_steps=4, **FULL)

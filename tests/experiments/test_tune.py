@@ -295,8 +295,8 @@ def test_every_method_has_a_space():
     """Of arguments that it has, each with the learning rate that all are tuned by."""
     tuning = Tuning.from_file("tune/methods")
     kinds = {run: change["model"]["class_path"] for run, change in tuning.runs.items()}
-    lora = {"FLoRA", "FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "RoLoRA"}  # no adapters there
-    others = {"FederatedAlgorithm", "FedAsync", "FedBuff"}  # these are FedAvg without a clock
+    lora = {"FLoRA", "FedDPA", "FedExLoRA", "FedSALoRA", "FlexLoRA", "RoLoRA"}  # need adapters
+    others = {"FederatedAlgorithm", "FedAsync", "FedBuff"}  # equal FedAvg without `loop.clock`
     assert sorted(kinds.values()) == sorted({*algorithms.__all__} - others - lora)
     for run, kind in kinds.items():
         assert LR in tuning.spaces[run]

@@ -132,6 +132,7 @@ def test_planted_groups_are_found_and_a_newcomer_has_the_root(fit):
     (newcomers,) = method.states.chunks(np.array([0]), "test")
     method.load_state(newcomers)
     np.testing.assert_array_equal(method.newcomer(newcomers)[0], root)
+    assert method.has_personalized and not method.has_global  # which stays the root
 
 
 def test_a_client_without_samples_has_no_weight():

@@ -64,7 +64,7 @@ def finish(*command, **options):
 
 
 def free_port():
-    """Returns a port of this machine that nobody listens at."""
+    """Returns a port of this machine at which no program listens."""
     with socket.create_server(("127.0.0.1", 0)) as one:
         return one.getsockname()[1]
 

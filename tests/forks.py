@@ -189,7 +189,7 @@ def _arguments(command):
 
 
 def _forkable(command):
-    """Whether a command is this Python with arguments that `_run` knows."""
+    """Whether a command is this Python with arguments that `_run` can read."""
     if sys.platform != "linux" or isinstance(command, str) or command[0] != sys.executable:
         return False
     first = os.fspath(_arguments(command)[0])
@@ -205,7 +205,7 @@ class Popen(REAL):
         if executable or not _forkable(args):
             super()._execute_child(args, *more)
             return
-        ends = (pipes[0], pipes[3], pipes[5])  # the child's; -1 for those of this process
+        ends = (pipes[0], pipes[3], pipes[5])  # the child's; -1: this process's own
         descriptors = {i: i if end == -1 else end for i, end in enumerate(ends)}
         descriptors |= {number: number for number in pass_fds}
         self.pid = start(args, descriptors, cwd, env, start_new_session)

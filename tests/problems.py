@@ -153,7 +153,7 @@ def owned(
     *test: Tensor | None,
     protocol: Protocol | None = None,
 ) -> TensorDataModule:
-    """Samples, and perhaps those of an official test, by the clients that own them.
+    """Samples, and perhaps an official test's samples, by the clients that own them.
 
     Nothing is held out where there is no protocol.
     """

@@ -48,7 +48,7 @@ def graph_of(package, *, typing=True):
 
 @pytest.fixture(scope="module", params=[("pfl", PFL), ("datamodules", DATA)], ids=lambda p: p[0])
 def rooms_and_graph(request):
-    """The order of a package's rooms; for each of its modules, those of its modules it imports."""
+    """The order of a package's rooms; for each module, the package's modules that it imports."""
     package, rooms = request.param
     return rooms, graph_of(package)
 

@@ -1,4 +1,4 @@
-"""Attackers: what they send and train on, who is scored, and what nobody else notices."""
+"""Attackers: what they send and train on, who is scored, and that nothing else changes."""
 
 import math
 

@@ -45,7 +45,7 @@ def make(name: str, settings: dict[str, Any], normalized: bool) -> FederatedAlgo
 
 
 def forget_samples(data: FederatedDataModule, but: int) -> FederatedDataModule:
-    """Overwrites all samples with NaN, but those of one client."""
+    """Overwrites the samples of all clients but one with NaN."""
     data.setup()
     own = np.zeros(len(data.samples), bool)
     for split in ("train", "val", "test"):
@@ -150,7 +150,7 @@ def train_apart(
     ckpt_path: Path | None = None,
     **parties: Any,
 ) -> tuple[FederatedAlgorithm, Server]:
-    """Trains as a server whose clients are behind a channel; the method and the server."""
+    """Trains as a server that reaches clients through a channel; the method and the server."""
     method = make(run["name"], run["settings"], run["normalized"])
     count = small_world().num_clients
     loop = FederatedLoop(RemoteData(count), evaluate=evaluate, **run["loop"])  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from tests.problems import owned
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
 LABELS = [[0, 1, 2, 0, 2], [0, 2, 2], [1, 1], [0, 1]]  # of the clients; some lack a class
-TRACE = [[2, 3], [0, 2], [], [2, 3], [0, 1, 2, 3], [1, 3]]  # class 2: in those of 1, 4 and 5
+TRACE = [[2, 3], [0, 2], [], [2, 3], [0, 1, 2, 3], [1, 3]]  # class 2: in rounds 1, 4 and 5
 KNOWN = [0, 2, 3, 3, 3, 3]  # classes that a client has had before each round
 BODY = FEATURES * INPUTS + FEATURES  # values of the body, the first ones
 SIZE = BODY + CLASSES * FEATURES + CLASSES

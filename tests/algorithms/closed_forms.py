@@ -246,7 +246,7 @@ def body(x: Exchange) -> tuple[float, float]:
 
 
 def nothing(x: Exchange) -> tuple[float, float]:
-    """Not even the initial model, which everyone knows."""
+    """Not even the initial model is sent, which everyone has."""
     return 0, 0
 
 

@@ -88,7 +88,7 @@ def fedagg(
 ) -> list[dict[str, Any]]:
     """FA-1, FA-J (`damping`) and FA-0 (`mean_field="fixed_point"`).
 
-    With "fixed_point", what happens after w has moved is nobody's text: the history ends there.
+    With "fixed_point", no paper says what happens after w has moved: the history ends there.
 
     Args:
         batches: Of (round, client, epoch): its mini-batches, as indices of samples; None for

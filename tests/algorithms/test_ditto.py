@@ -1,4 +1,4 @@
-"""Ditto against a slow NumPy loop, and the methods that its two models are those of."""
+"""Ditto against a slow NumPy loop, and against the methods that its two models follow."""
 
 import numpy as np
 import pytest

@@ -108,7 +108,7 @@ def train_one_client(model, own, digits, i, round_index=0, weight_decay=0.0, pre
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_client_trains_as_if_alone(fit, digits, name, engine):
     """Each client's model equals that of a plain training loop with a torch.optim optimizer of its
-    own on the same batches: momentum moves nobody whose samples are used up, and every round
+    own on the same batches: momentum moves no client whose samples are used up, and every round
     starts with a fresh optimizer."""
     optimizer, lr, rounds = OPTIMIZERS[name], 0.02, 2
 

@@ -110,7 +110,7 @@ def test_from_the_common_beginning(watch, problem, quantile):
     assert_follows(history, algorithm, expected)
 
 
-# ---- what the server knows ----------------------------------------------------------------------
+# ---- what the server has ------------------------------------------------------------------------
 
 SOME = [[0, 2, 3], [1, 2], [0, 4, 5], [3, 5], [1, 4], [0, 2, 5], [3, 4]]  # never 6
 

@@ -48,7 +48,7 @@ def test_learning_rate_and_weight_decay(watch, problem):
 
 @pytest.mark.parametrize("sampling", ["uniform", "bernoulli", "weighted"])
 def test_a_sampled_cohort_is_averaged_over_itself(watch, problem, sampling):
-    """Whoever was sent something took part, and nobody else has a say."""
+    """Clients that were sent something took part, and no others count in the mean."""
     algorithm = FedAvg(problem.network(START), lr=0.2, local_steps=2, **FULL)
     history = watch(algorithm, problem, 6, clients_per_round=2, sampling=sampling)
     trace = history.participants()

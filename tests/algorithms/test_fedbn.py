@@ -78,7 +78,7 @@ def test_rounds_equal_a_loop_with_a_module_for_each_client(watch, weighting):
             norm = module[1]
             kept = [*norm.running_mean, *norm.running_var, norm.num_batches_tracked]
             np.testing.assert_allclose(row["buffers"][i], kept, rtol=0, atol=1e-12)
-    # Scores are those of the shared layers with the client's own statistics, in evaluation mode.
+    # The shared layers are scored with the client's own statistics, in evaluation mode.
     for module in expected[-1]:
         module.eval()
         losses.append(half_squared(module(samples[2]), samples[3]).item())
@@ -96,7 +96,7 @@ def test_what_is_sent_has_no_normalization_layer(watch):
 
 
 # The channels of the normalization layers, each with a scale and a shift.
-RESNET = 64 + 4 * 64 + 4 * 128 + 128 + 4 * 256 + 256 + 4 * 512 + 512  # with those of shortcuts
+RESNET = 64 + 4 * 64 + 4 * 128 + 128 + 4 * 256 + 256 + 4 * 512 + 512  # with the shortcuts' layers
 LAYERS = {
     "SmallCNN": (SmallCNN, 2 * (16 + 32)),
     "ResNet18": (ResNet18, 2 * RESNET),

@@ -177,7 +177,7 @@ class Doubles(nn.Module):
     ("kind", "settings"), [(FedPD, {"variance_reduction": True}), (PerFedAvg, {"variant": "HF"})]
 )
 def test_a_network_may_change_its_inputs(fit, problem, kind, settings):
-    """Both gradients of a difference are those of the same samples."""
+    """Both gradients of a difference are taken at the same samples."""
     settings |= dict(lr=0.05, batch_size=2, local_steps=2, engine="sequential", loss=LOSS)
     one, other = (
         kind(Doubles(problem.network(START), in_place), **settings) for in_place in (True, False)

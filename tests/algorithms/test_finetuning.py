@@ -43,7 +43,7 @@ def begin(root, algorithm, rounds=3, data=None, ckpt_path=None, callbacks=(), **
 
 @EVERY_METHOD
 def test_nothing_of_an_evaluation_remains(tmp_path, method):
-    """Training, states, bytes and all other scores are those of a run without fine-tuning."""
+    """Training, states, bytes and all other scores are the same as without fine-tuning."""
     runs = []
     for name, steps in (("plain", None), ("tuned", STEPS)):
         algorithm = method.make(small_network(), loss=HalfSquaredError(), lr_decay=0.9, **BATCHES)

@@ -91,7 +91,7 @@ def test_scores_are_those_of_numpy(tmp_path, kind):
 
 
 def test_nothing_of_the_memory_remains(tmp_path):
-    """Models and all other numbers are those of a run without it."""
+    """Models and all other numbers are the same as in a run without neighbours."""
     rows = []
     for name, neighbours in (("with", Neighbours(K)), ("without", None)):
         data, method = world(tmp_path)[0], FedAvg(network(), lr=0.5, batch_size=2)

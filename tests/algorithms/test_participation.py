@@ -81,7 +81,7 @@ COUNTED = {
 
 @cases(EXACT)
 def test_failed_clients_are_as_if_they_had_not_been_in_the_cohort(train_small, method):
-    """Bit for bit, but for bytes down and sample gradients; also in a round that nobody ends."""
+    """Bit for bit, but for bytes down and sample gradients; also in a round that no client ends."""
     actual = everything(train_small(method, 4, trace=SAMPLED, dropout=LOST))
     expected = everything(train_small(method, 4, trace=LEFT))
     assert differing(actual, expected) <= COUNTED
@@ -108,7 +108,7 @@ def test_the_ledger_has_what_failed_clients_received_and_computed(train_small, m
 
 @pytest.mark.parametrize(("name", "buffers"), [("FedAvg", "average"), ("FedSLR", "local")])
 def test_running_statistics_of_failed_clients_are_those_from_before(train_small, name, buffers):
-    """Those of the model that is sent, and with FedSLR those of the personalized model."""
+    """The statistics of the model that is sent, and with FedSLR of the personalized model, too."""
     settings = BATCHES | {"buffers": buffers}
     runs = [
         everything(
@@ -328,7 +328,7 @@ def test_engines_and_chunks_agree(train_small, method):
 
 
 def test_the_local_baseline_is_local_training_with_the_same_failures(fit):
-    """Its scores are those of `LocalTrain` with the same loop."""
+    """The local baseline has the scores of `LocalTrain` with the same loop."""
     scores, method = [], None
     for kind in (FedAvg, LocalTrain):
         baseline = LocalBaseline()

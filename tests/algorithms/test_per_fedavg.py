@@ -88,7 +88,7 @@ def test_three_mini_batches_a_step(follow, problem, variant, engine):
                 orders.append([tuple(np.concatenate(kind)) for kind in kinds[:3]])
             d1, d2, d3 = kinds[:3] if variant == "HF" else (*kinds, [None] * count)
             batches[-1][i] = list(zip(d1, d2, d3, strict=True))
-    # Independent orders: those of 2 x 7 samples are not equal by chance.
+    # Independent orders: two orders of 2 x 7 samples are not equal by chance.
     assert all(len(set(three)) == min(calls, 3) for three in orders)
     expected = per_fedavg(problem, START, batches, variant, **RATES)
     np.testing.assert_allclose(history["w"], expected, rtol=0, atol=1e-11)

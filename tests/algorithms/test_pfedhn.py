@@ -28,7 +28,7 @@ ARGUMENTS = dict(
 
 
 def hypernetwork(values, hidden=2, embedding=5, clients=4):
-    """An embedding and linear layers with ReLU behind all but the first and the last."""
+    """An embedding and linear layers, with ReLU after all but the first and the last."""
     layers = [nn.Linear(embedding, WIDTH)]
     for _ in range(hidden):
         layers += [nn.ReLU(), nn.Linear(WIDTH, WIDTH)]

@@ -39,7 +39,7 @@ REFUSED = [  # method, argument, value, what would be right; in methods' order
     ("FedAgg", "dynamics", "others", "own or aggregated"),
     ("FedAgg", "tolerance", -1e-3, "positive"),
     ("FedAgg", "local_epochs", 0, "at least 1"),
-    ("FedAgg", "local_steps", 5, "leave it out"),  # the rates are those of local epochs
+    ("FedAgg", "local_steps", 5, "leave it out"),  # it has a rate for each local epoch
     ("FedALA", "share", 0.0, "in (0, 1]"),
     ("FedALA", "share", 1.5, "in (0, 1]"),
     ("FedALA", "weight_lr", 0.0, "positive"),

@@ -125,7 +125,7 @@ def pull(algorithm, number):
 def expected(method, algorithm, trace):
     """The steps of the global model [M, M] and of the personalized ones, as every client has them.
 
-    A mean over clients, a mixture and a choice are those of the parameters.
+    Statistics are averaged, mixed and chosen as the parameters are.
     """
     local = algorithm.buffer_policy == "local"
     shared, kept = np.zeros(M), np.zeros((M, M))

@@ -242,7 +242,7 @@ def test_leaf_keeps_users_with_enough_samples():
 
 def test_clients_of_leaf_have_the_names_of_their_users():
     users = np.repeat(["ann", "bob", "eve", "sue"], [12, 3, 15, 11])
-    x = np.arange(41)  # the input tells to which user a sample belongs
+    x = np.arange(41)  # the number of the sample, and by it its user
     data = TensorDataModule(x, np.zeros(41), num_clients=2, partition=LEAF(users), seed=1)
     owners = [set(users[data.partition.train[i]]) for i in range(2)]
     assert [{name} for name in data.client_names] == owners

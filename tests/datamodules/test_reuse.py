@@ -71,6 +71,6 @@ def test_the_plain_lightning_example_learns(printed):
 def test_the_pytorch_loop_learns(printed):
     own = [float(a) for a in re.findall(r"test accuracy ([\d.]+) on its own images", printed[2])]
     everybody = [float(a) for a in re.findall(r"([\d.]+) on all", printed[2])]
-    # A client knows two of ten equally frequent digits: a fifth of all images.
+    # A client has two of ten equally frequent digits: a fifth of all images.
     assert len(own) == 5 and min(own) > 0.8
     assert max(everybody[:5]) <= 0.2 < 0.8 < everybody[5]

@@ -246,7 +246,7 @@ class Seen(Transform):
 
 def test_loaders_augment_training_samples_in_every_epoch_anew():
     def images(loader):
-        """The training images in the order of the samples, which their targets tell."""
+        """The training images in the order of the samples, by their targets."""
         batches = list(loader)
         order = torch.cat([targets for _, targets in batches]).argsort()
         return torch.cat([inputs for inputs, _ in batches])[order]

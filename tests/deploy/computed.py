@@ -1,4 +1,4 @@
-"""What a run has computed, read from its folder and from those of its parties."""
+"""What a run has computed, read from its folder and from the folders of its parties."""
 
 import torch
 

@@ -94,7 +94,7 @@ def serve(folder, server):
 @pytest.mark.processes
 @pytest.mark.cli
 def test_a_federation_that_is_killed_at_random_is_the_simulation(tmp_path, monkeypatch):
-    """Everything but numbers of the evaluations, where those of a party that is away are missing.
+    """Everything but numbers of evaluations, which lack the scores of a party that is away.
 
     A party's model is exported from the server's checkpoint and its own states.
     """

@@ -1,4 +1,4 @@
-"""What the server knows of samples that lie with the parties."""
+"""The facts that the server has about samples that lie with the parties."""
 
 import numpy as np
 import pytest

@@ -105,7 +105,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def in_one(tmp_path_factory):
-    """The folder of a run that nobody ends, in this process."""
+    """The folder of a run that is not interrupted, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         folder = prepare(tmp_path_factory.mktemp("in_one"), patch)
         assert main(arguments(folder)) == 0
@@ -161,7 +161,7 @@ def killed(folder, victim, when, busy, starter, more, number=signal.SIGKILL, **e
 def test_the_same_command_goes_on_where_torchrun_starts_it_again(folder, in_two, when):
     """Process 1 of two dies before the first checkpoint, in round 3, or while round 3 is saved.
 
-    The second attempt ends the run, whose files are those of a run that nobody ended. A last
+    The second attempt ends the run, whose files equal an uninterrupted run's. A last
     command of one process, as after a requeue on another machine, finds nothing left to do.
     """
     again = [*TORCHRUN, "--max-restarts", "1"]

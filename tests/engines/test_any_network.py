@@ -183,7 +183,7 @@ def looked_at(network, inputs):
 
 
 def test_what_the_first_samples_do_not_show_is_found_all_the_same():
-    """Statistics that they leave at 0, and a layer that cannot tell two equal ones apart."""
+    """Statistics that stay 0, and a layer whose effect two equal samples do not show."""
     assert looked_at(Averaging(), -torch.ones(2, 6)).buffers.names == ["mean"]
     equal = looked_at(VECTORS["BatchNorm without statistics"](), torch.ones(2, 6))
     assert equal.engine.name == "sequential"
@@ -248,7 +248,7 @@ def test_a_loss_that_draws_follows_the_seed_of_the_run_only(tmp_path):
 
 
 def test_layers_that_autocast_keeps_in_full_precision(tmp_path):
-    """vmap does not take LayerNorm there, which only a trial under autocast can tell."""
+    """vmap does not take LayerNorm there, which only a trial under autocast shows."""
     torch.manual_seed(0)
     network, data = chain(nn.LayerNorm(4)).float(), world("")
     actual = []

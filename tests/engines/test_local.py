@@ -110,7 +110,7 @@ def test_a_server_optimizer_must_step_from_a_gradient(name):
 
 
 def test_the_server_may_mix_the_entries_of_its_one_vector():
-    """Adafactor is no optimizer of clients; PyTorch has had it since 2.5."""
+    """Adafactor, which clients may not have; PyTorch has had it since 2.5."""
     FedAvg(LogisticRegression(4, 2), server_optimizer=getattr(torch.optim, "Adafactor", None))
 
 

@@ -1,4 +1,4 @@
-"""The engine that runs a frozen body once: its gradients are those of each client by itself."""
+"""The engine that runs a frozen body once gives the gradients of each client by itself."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ TRAINED = {
 def problem(trained, dtype=torch.float64, clients=A):
     """A network, models that differ, and a batch with padded rows and padded texts."""
     torch.manual_seed(0)
-    # PyTorch's own attention has a bias that no rule for several clients knows.
+    # PyTorch's own attention has a bias for which there is no rule for several clients.
     network = Texts(encoder=getattr(trained, "part", None) != "bias").to(dtype)
     train_only(network, trained)
     space = ParameterSpace(network)
@@ -119,7 +119,7 @@ def test_calls_have_no_more_rows_than_a_core_is_filled_by(monkeypatch):
 
 
 class Mixing(nn.Module):
-    """A network with a trained value that no rule for several clients knows."""
+    """A network with a trained value for which there is no rule for several clients."""
 
     def __init__(self):
         super().__init__()

@@ -15,7 +15,7 @@ from pfl.errors import ConfigError
 from pfl.experiments import comparison_of, jobs
 from tests.cli.configurations import SMALL
 
-pytestmark = pytest.mark.usefixtures("quick_figures")  # but not those of `finished`
+pytestmark = pytest.mark.usefixtures("quick_figures")  # but not in `finished`
 RUNS = {
     "FedAvg": {"model": {"class_path": "FedAvg"}},
     "LocalTrain": {"model": {"class_path": "LocalTrain"}},
@@ -176,7 +176,7 @@ def test_a_share_does_not_take_runs_of_another_configuration(finished, tmp_path,
 def test_a_change_of_the_users_code_is_seen(tmp_path, monkeypatch):
     """In a package, in a class that is given as a loss or a callback, in a module below.
 
-    The packages of a virtual environment in that package are no code of the user.
+    The packages of a virtual environment inside the user's package do not count as user's code.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))

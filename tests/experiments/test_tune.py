@@ -125,7 +125,7 @@ def test_the_tuned_file_can_be_compared(found, tmp_path):
 
 
 def test_trials_that_have_ended_are_not_repeated(found, tmp_path):
-    """The records of the second search, seconds among them, are those of the first one."""
+    """The second search has the records of the first one, seconds among them."""
     before = (found / "trials.csv").read_text()
     tune(write(tmp_path), found)
     assert (found / "trials.csv").read_text() == before

@@ -103,7 +103,7 @@ def test_models_are_those_that_were_asked_for(exported):
 @pytest.mark.slow
 @pytest.mark.processes
 def test_models_score_without_the_framework_as_in_the_run(exported, tmp_path):
-    """The expected scores are those of the run's own evaluation, clients.csv."""
+    """The expected scores are from the run's own evaluation, clients.csv."""
     data = DigitsDataModule(6, Dirichlet(1.0), seed=0)
     data.setup()
     for _, folder, client in models(exported):

@@ -53,7 +53,7 @@ class Mixes(Correct):
 
 
 class Bytes(Correct):
-    """The bytes of a message are those of the whole group."""
+    """A message counts the bytes of the whole group."""
 
     def message(self, steps):
         return Message(steps, 4 * len(steps))

@@ -1,4 +1,4 @@
-"""Parts of a network: head, body, patterns and functions, for our networks and those of users."""
+"""Parts of a network, ours or a user's: head, body, patterns and functions."""
 
 import json
 import random

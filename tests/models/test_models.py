@@ -248,7 +248,7 @@ def test_the_smallest_images_have_scores(network, least):
 
 
 def test_resnet18_has_the_parameters_of_fedslr():
-    """11,173,962 is the number behind the costs in Table 2 of FedSLR; here layer by layer."""
+    """The costs in Table 2 of FedSLR follow from 11,173,962; here layer by layer."""
 
     def norm(channels):
         return 2 * channels

@@ -1,4 +1,4 @@
-"""The networks of FedCLUP, FedAgg and LEAF, and those of torchvision and timm: their parameters."""
+"""The parameters of the networks of FedCLUP, FedAgg and LEAF, and of torchvision and timm."""
 
 import re
 from pathlib import Path

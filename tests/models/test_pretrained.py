@@ -148,7 +148,7 @@ def test_peft_opens_an_exported_adapter_and_gives_the_same_logits(folders, kind,
         if parameter.requires_grad:
             parameter.data = torch.randn_like(parameter)
     save_adapter(network, tmp_path)
-    # transformers tells of the classifier that is drawn anew, and peft replaces it.
+    # transformers warns that the classifier is drawn anew, which peft then replaces.
     scope = {}
     exec(
         loading_code(network)

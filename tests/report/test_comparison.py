@@ -64,7 +64,7 @@ def test_validation_chooses_the_round_and_not_the_test():
 def test_the_overview_of_a_grid_is_sorted_by_mean_rank():
     """B is better than A in both seeds of the first point and worse in the seed of the second.
 
-    The ranks of A are 2, 2, 1, those of B 1, 1, 2; C, which lacks a run, has none.
+    The ranks of A are 2, 2, 1, the ranks of B 1, 1, 2; C, which lacks a run, has none.
     """
     first = [run("A", s, [0.5]) for s in (0, 1)] + [run("B", s, [0.6 + s / 10]) for s in (0, 1)]
     second = [run("A", 0, [0.9]), run("B", 0, [0.8])]
@@ -143,7 +143,7 @@ def test_records_of_runs_have_all_numbers_of_the_round_that_counts():
 
 
 def test_pairs_are_clients_of_the_same_seed():
-    """The order of runs does not matter; the scores are those of the chosen round."""
+    """The order of runs does not matter; the scores are taken from the chosen round."""
     runs = [
         run("A", 0, [0.1, 0.2], clients=[[0, 0], [0.25, 0.5]]),
         run("A", 1, [0.1, 0.2], clients=[[0, 0], [0.5, 0.75]]),
@@ -402,7 +402,7 @@ def finetuned(label, seed=0, **choice):
     ],
 )
 def test_a_run_with_fine_tuning_is_scored_by_it(metric, select_by, model, difference, worst):
-    """Statistics, worst tenth and ranks are those of the model that the table names."""
+    """Statistics, worst tenth and ranks belong to the model that the table names."""
     runs = [run("A", 0, [0.4], [0.4], clients=[[0.4, 0.4]]), finetuned("B", select_by=select_by)]
     comparison = Comparison(runs, "A", metric=metric)
     cells = tables.score_table(comparison)

@@ -119,7 +119,7 @@ def test_bernoulli_clients_decide_alone():
     p = 0.4 / (1 - 0.6**10)
     counts = frequencies(federation, rounds)
     assert np.abs(counts - p * rounds).max() < 6 * sqrt(rounds * p * (1 - p))
-    # Sizes vary as those of a binomial do (variance 2.4), which a fixed number would not.
+    # Sizes vary like a binomial number (variance 2.4); a fixed number would not.
     assert 1.9 < sizes.var() < 2.9
 
 

@@ -281,7 +281,7 @@ def test_checkpoint_of_another_run_is_refused(saved, tmp_path, make, data_seed, 
     ids=["states", "buffers"],
 )
 def test_checkpoint_with_other_states_is_refused(tmp_path, make, other):
-    """Either way: nobody has what the others remember."""
+    """In both directions: the checkpoint lacks states of the method, or has others."""
     for number, (first, second) in enumerate(((make, other), (other, make))):
         fit(tmp_path / "saved", first, 1)
         folder = "run" if number == 0 else "run-2"

@@ -220,7 +220,7 @@ def content(path: Path) -> Tensor:
 def restore(path: Path, saved: Tensor, skip: int = 0) -> bool:
     """Gives a file its content in a checkpoint; returns whether it began with this content.
 
-    It does if nobody has changed it, apart from `skip` bytes of a header that grows with the file.
+    It does if it was not changed, apart from `skip` bytes of a header that grows with the file.
     """
     begins = False
     if path.is_file():

@@ -48,7 +48,7 @@ class ClientRotation(Transform):
         tables = _rotations(tuple(self.angles), height, width)
         places, shares = (table.to(inputs.device, non_blocking=True) for table in tables)
         angle = choice(draws.client, len(self.angles))
-        pixels = nn.functional.pad(inputs.flatten(2), (0, 1))  # the last one is outside, and zero
+        pixels = nn.functional.pad(inputs.flatten(2), (0, 1))  # the last one: 0, all outside
         rotated = torch.zeros_like(inputs.flatten(2))
         for place, share in zip(places, shares, strict=True):
             index = place[angle][:, None].expand_as(rotated)

@@ -27,7 +27,7 @@ class PerFedAvg(FederatedAlgorithm):
     follows the gradient of F_i. FO leaves the Hessian out and has other fixed points.
 
     Evaluated: the global model w (before adaptation), and w - α g_i(w) on the client's own training
-    samples. Shared: w. Personal: the adapted model, which nobody stores. Cost: P values down, P up;
+    samples. Shared: w. Personal: the adapted model, which is not stored. Cost: P values down, P up;
     2 (FO) or 4 (HF) gradients in a local step. No states. A newcomer gets w and adapts it.
     Fine-tuning in an evaluation starts at w.
 

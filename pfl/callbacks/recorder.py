@@ -231,7 +231,7 @@ class RunRecorder(Callback):
         if trainer.local_rank == 0:  # an earlier prediction may have had more processes
             for path in self.folder.glob("predictions*.csv"):
                 path.unlink(missing_ok=True)
-        trainer.strategy.barrier()  # before anyone writes
+        trainer.strategy.barrier()  # before any process writes
 
     def on_predict_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, *_: Any) -> None:
         files.make_folder(self.folder)

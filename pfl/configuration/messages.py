@@ -57,7 +57,7 @@ def explain(error: BaseException) -> str | None:
     if isinstance(error, ConfigError | MisconfigurationException):
         return line
     wandb = sys.modules.get("wandb")  # slow to import, and most runs do without
-    if wandb is not None and isinstance(error, wandb.errors.UsageError):  # nobody is logged in
+    if wandb is not None and isinstance(error, wandb.errors.UsageError):  # no user is logged in
         return f"trainer.logger: {line} Without: --trainer.logger.offline true"
     # jsonargparse wraps what a constructor raises.
     if isinstance(error, ValueError) and line.startswith("Does not validate against"):

@@ -21,7 +21,7 @@ from pfl.errors import ConfigError
 
 POLL_SECONDS = 0.2  # between two checks that the other processes are alive
 GRACE_SECONDS = 0.5  # for the main thread to end by an error of its own before the watch ends it
-COMMON_ERROR_SECONDS = 2.0  # within which all processes meet an error that all of them have
+COMMON_ERROR_SECONDS = 2.0  # all processes meet an error that concerns all within this time
 
 
 class ProcessLost(RuntimeError):

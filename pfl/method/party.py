@@ -48,7 +48,7 @@ class Party:
     half is `Round`.
 
     Args:
-        method: A method with the arguments that the server's has; no server state of it is read.
+        method: A method with the same arguments as the server's; its server states are not read.
         loop: A loop around a data module that has at least this client's samples.
         client: The client's id.
         max_rounds: The number of rounds of the run, if it is known.

@@ -169,7 +169,7 @@ class Evaluation:
     def _score_adapted(
         self, kind: str, steps: Sequence[int], algorithm: FederatedAlgorithm, clients: Clients
     ) -> None:
-        """Scores models after numbers of local steps, and with a memory, from the same start."""
+        """Scores models after several numbers of local steps, and with `loop.neighbours`."""
         names = {f"{kind}/{k}": k for k in steps}
         remembers = kind == "finetuned" and self.loop.neighbours is not None
         metrics = {n: self._metric(clients.split, n) for n in [*names, *["knn"] * remembers]}

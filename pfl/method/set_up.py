@@ -76,7 +76,7 @@ def inspect_network(
         store: Whether the network's frozen part may run once, in the dtype that the network has.
 
     Returns:
-        This client.
+        The client whose samples were used.
     """
     data, space, oracle = loop.client_data(device), method.space, method.oracle
     data.poisson = False

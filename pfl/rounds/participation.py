@@ -248,11 +248,11 @@ class Participation:
             self.timetable = Timetable(ids, seconds, self.at_once, buffer, self.seed)
 
     def arrivals(self, round_index: int) -> Arrivals | None:
-        """Returns the messages of a round that come as they do; None: they are a cohort's."""
+        """Returns the messages that end a round by `loop.clock`; None: rounds have whole cohorts."""
         return None if self.timetable is None else self.timetable.of(round_index)
 
     def check_buffer(self, buffer: int, method: str) -> None:
-        """Refuses what has no meaning for messages that come as they do."""
+        """Refuses options without meaning where `buffer` messages end a round by `loop.clock`."""
         if self.clock is None or self.trace is not None:
             return
         total = len(self.population)

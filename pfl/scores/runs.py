@@ -90,7 +90,7 @@ class Run:
     def read(
         cls, label: str, seed: int, folder: Path, *, unfinished: bool = False, **known: Any
     ) -> Run:
-        """Returns the run in a folder, of which `point` and `diverged` are known.
+        """Returns the run in a folder; `point` and `diverged`, which no file has, may be `known`.
 
         Raises:
             ConfigError: A file of the run is damaged, or the run has not ended and must have.

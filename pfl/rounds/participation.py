@@ -248,7 +248,7 @@ class Participation:
             self.timetable = Timetable(ids, seconds, self.at_once, buffer, self.seed)
 
     def arrivals(self, round_index: int) -> Arrivals | None:
-        """Returns the messages that end a round by `loop.clock`; None: rounds have whole cohorts."""
+        """Returns the messages that end a round by `loop.clock`; None: a whole cohort ends it."""
         return None if self.timetable is None else self.timetable.of(round_index)
 
     def check_buffer(self, buffer: int, method: str) -> None:

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from torch import nn
 
 from pfl.algorithms import FedAvg, PerFedAvg
 from tests.algorithms.traced import ALL, LOSS, SIZES, START
-from tests.problems import Steps, scalar_problem
+from tests.problems import Steps, least_squares, scalar_problem
 from tests.refusal import refused
 
 TRACE = [ALL, [1, 3], [0], [], [0, 2, 3], ALL]
@@ -152,6 +153,37 @@ def test_without_adaptation_it_is_fedavg(follow, variant):
     ours = follow(PerFedAvg, trace=TRACE, alpha=1e-30, variant=variant, **plain)
     theirs = follow(FedAvg, trace=TRACE, weighting="uniform", **plain)
     np.testing.assert_allclose(ours["w"], theirs["w"], rtol=0, atol=1e-13)
+
+
+class Doubling(nn.Module):
+    def __init__(self, in_place):
+        super().__init__()
+        self.in_place = in_place
+
+    def forward(self, x):
+        return x.mul_(2) if self.in_place else 2 * x
+
+
+def test_a_network_that_changes_its_inputs_is_trained_on_them_as_they_were(fit, problem):
+    """D3 goes through the network twice, for both gradients of the difference."""
+    models = []
+    for in_place in (True, False):
+        network = nn.Sequential(Doubling(in_place), problem.network(START))
+        method = PerFedAvg(network, **RATES, local_steps=2, batch_size=None, loss=LOSS)
+        models.append(fit(method, problem, 2).global_model)
+    np.testing.assert_allclose(*models, rtol=0, atol=1e-13)
+
+
+@VARIANTS
+def test_running_statistics_follow_the_first_of_the_gradients(fit, variant):
+    """One step on all samples takes the mean from 0 by a tenth to that of the inputs, however many
+    gradients it has."""
+    problem = least_squares((6,))
+    network = nn.Sequential(nn.BatchNorm1d(problem.features[0].shape[1]), problem.network())
+    arguments = dict(variant=variant, local_steps=1, batch_size=None, loss=LOSS)
+    fit(PerFedAvg(network.double(), **arguments), problem, 1)
+    expected = problem.features[0].mean(0) / 10
+    np.testing.assert_allclose(network[0].running_mean, expected, rtol=0, atol=1e-13)
 
 
 # ---- what it costs, and what is evaluated -------------------------------------------------------

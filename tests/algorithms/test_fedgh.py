@@ -14,7 +14,7 @@ from pfl.algorithms import FedGH
 from pfl.randomness import generator
 from tests.algorithms.test_trainable import FULL, SIZES
 from tests.algorithms.test_trainable import world as regression
-from tests.problems import Received, owned, run
+from tests.problems import Received, Steps, owned, run
 from tests.refusal import refused
 
 INPUTS, FEATURES, CLASSES = 4, 3, 3
@@ -107,6 +107,7 @@ def test_rounds_equal_the_numpy_loop(watch, server_batch_size):
     head, bodies, pairs = expected[-1]
     models = np.hstack([bodies, np.tile(head, (4, 1))])
     np.testing.assert_allclose(personalized(method), models, rtol=0, atol=1e-12)
+    assert method.has_personalized and not method.has_global  # every client has its own body
     assert np.abs(head - w[BODY:]).max() > 0.05  # the server's steps do move it
     # What the last cohort sent: for each class whether the client has it, and the mean.
     ids, messages = received.rounds[-1]
@@ -284,11 +285,12 @@ class After(nn.Module):
 
 @pytest.mark.parametrize("kind", ["never called", "softmax", "skip"])
 def test_an_output_that_is_not_that_of_the_head_is_refused(fit, kind):
-    method = FedGH(After(kind).double(), batch_size=None)
+    """Before any client has trained."""
+    method, steps = FedGH(After(kind).double(), batch_size=None), Steps()
     start = method.global_model.clone()
     with refused("model.network: the output of After is not that of its last layer 'head'"):
-        fit(method, world(), 1)
-    assert torch.equal(method.global_model, start) and method.samples_seen == 0
+        fit(method, world(), 1, callbacks=[steps])
+    assert torch.equal(method.global_model, start) and steps.rounds == [[]]
 
 
 def test_a_frozen_head_is_refused():

@@ -271,6 +271,19 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
     few = [sum(x <= goals[s] for x in gaps["FedPD-GD, p=0.5, η=0.5", s]) for s in "012"]
     assert "in {}, {} and {} of 150".format(*few) in page
 
+    gaps = curves("results/fedpd-sgd", "train/global/gap", "run", "non_iid", "seed")
+    larger, higher = [], []
+    for run in ("FedAvg-SGD", "FedPD-SGD, η=0.5"):
+        lines = np.array([[gaps[run, kind, s] for s in "012"] for kind in ("weak", "strong")])
+        spreads, levels = np.log10(lines[..., -20:]).std(-1), np.median(lines[..., -15:], -1)
+        cells = [", ".join(f"{x:.2f}" for x in row) for row in spreads]
+        cells += [", ".join(f"{x:.1e}" for x in row) for row in levels]
+        assert f"| {run.removesuffix(', η=0.5')} | {' | '.join(cells)} |" in page
+        larger += list(spreads[1] / spreads[0])
+        higher += list(levels[1] / levels[0])
+    assert f"| {min(larger):.1f} to {max(larger):.1f} times. | yes |" in page
+    assert f"| At most {max(higher):.1f} times. | yes |" in page
+
     gaps = curves("results/fedpd-falling", "train/global/gap", "run", "seed")
     sent = curves("results/fedpd-falling", "comm/uplink_bytes", "run", "seed")
     parts = []
@@ -282,6 +295,27 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
         parts += list(last / half)
     assert f"At most {max(parts):.3f} times" in page
     assert max(gaps["FedPD-GD, p=0, η=0.5", seed][49] for seed in "012") < 1e-11
+
+    gaps = curves("results/fedpd-eta", "train/global/gap", "run", "step")
+    ends = {place: line[-1] for place, line in gaps.items()}
+    steps = ("5/N", "2/N", "1/N", "0.1/N", "0.01/N")
+    for run in dict.fromkeys(run for run, _ in gaps):
+        cells = [f"{ends[run, step]:.1e}" for step in steps]
+        assert f"| {run} | {' | '.join(cells)} |" in page
+    small = [line for (_, step), line in gaps.items() if step in steps[3:]]
+    assert all((np.diff(line) < 0).all() for line in small)
+    assert f"All gaps still fall, the smallest is {min(line[-1] for line in small):.1e}." in page
+    behind = {step: ends["FedPD-GD, p=0", step] / ends["FedAvg-GD", step] for step in steps}
+    assert f"are {behind['0.1/N']:.1f} and {behind['0.01/N']:.1f} times FedAvg-GD's" in page
+    line = gaps["FedPD-GD, p=0", "2/N"]
+    more = 100 * np.log(behind["2/N"]) / np.log(line[-101] / line[-1])
+    assert f"its gap is {behind['2/N']:.0f} times FedAvg-GD's" in page
+    assert f"it would take {more:.0f} more" in page
+    apart = [ends["FedPD-VR", step] / ends["FedPD-GD, p=0", step] - 1 for step in steps]
+    assert f"| Within {100 * max(map(abs, apart)):.1f} %. | yes |" in page
+    runs = [run for run, step in ends if step == "5/N"]
+    first = [min(runs, key=lambda run, step=step: ends[run, step]) for step in steps]
+    assert first[0] == "FedPD-GD, p=0" and {*first[1:]} <= {"FedAvg-GD", "FedProx"}
 
     keys = ("condition", "skip_probability", "seed")
     gaps = curves("results/fedpd-curvature", "train/global/gap", *keys)
@@ -537,6 +571,28 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         row = f"| {n:g} | {m:g} | {r:g} | {best} | {numbers} | {n * found['LocalTrain']:.0f} |"
         assert row in page
 
+    keys = ("run", "heterogeneity", "λ")
+    errors = curves("results/fedclup-theorem1", "train/personalized/statistical_error", *keys)
+    mean = {place: np.square(seeds).mean() for place, seeds in errors.items()}
+    grid = sorted((penalty for run, r, penalty in mean if run == "FedCLUP" and r == "1"), key=float)
+    near, below = [], []
+    for radius in ("0.03", "0.1", "0.3", "1", "3"):
+        line = [mean["FedCLUP", radius, penalty] for penalty in grid]
+        two = [mean[run, radius, "10"] for run in ("LocalTrain", "GlobalTrain")]
+        best, prior = int(np.argmin(line)), 10 / (100 * float(radius) ** 2)  # d/(nR²)
+        shown = [line[grid.index(p)] for p in ("0.0001", "0.01", "0.1", "1", "10", "100", "10000")]
+        row = " | ".join(f"{value:.4f}" for value in (two[0], *shown, two[1]))
+        assert f"| {radius} | {row} | {grid[best]}: {line[best]:.4f} | {prior:.3g} |" in page
+        assert (np.diff(line[: best + 1]) < 0).all() and (np.diff(line[best:]) > 0).all()
+        nearest = min(range(14), key=lambda k: abs(np.log(float(grid[k]) / prior)))
+        assert nearest - best == (radius == "0.03")
+        near.append(abs(np.divide((line[0], line[-1]), two) - 1))
+        below.append(1 - line[best] / np.array(two))
+    local, common = 100 * np.max(near, axis=0)
+    assert f"Within {local:.1f} and {common:.2f} %." in page
+    (low, least), (high, most) = 100 * np.min(below, axis=0), 100 * np.max(below, axis=0)
+    assert f"By {low:.0f} to {high:.0f} % and by {least:.1f} to {most:.0f} %." in page
+
     error = "train/personalized/optimization_error"
     errors = curves("fedclup-figure7", error, "run", "condition", "seed")
     for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ
@@ -552,16 +608,32 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
             cells.append(f"{factor:.3f}, {mean:.3f}; {bound:.0f}, {rounds:.1f}")
         assert f"| λ = {penalty} | {' | '.join(cells)} |" in page
 
-    errors = curves("results/fedclup-table1", error, "λ", "run")
-    counts = curves("results/fedclup-table1", "train/samples", "λ", "run")
-    for run in dict.fromkeys(run for _, run in errors):
+    errors = curves("results/fedclup-table1", error, "λ", "run", "seed")
+    counts = curves("results/fedclup-table1", "train/samples", "λ", "run", "seed")
+
+    def spread(values, form):
+        ends = dict.fromkeys(form.format(value) for value in (min(values), max(values)))
+        return " to ".join(ends)
+
+    arrived = {}
+    for run in dict.fromkeys(run for _, run, _ in errors):
         cells = []
         for penalty in ("0.02", "0.1", "0.5"):
-            line, k = errors[penalty, run], until(errors[penalty, run], 0.01)
-            arrived = k < np.inf
-            spent = f"{k}; {counts[penalty, run][int(k) - 1] / 500:,.0f}" if arrived else "–"
-            cells.append(f"{spent} ({line[-1]:.1e})")
+            places = [(penalty, run, seed) for seed in "012"]
+            rounds = [until(errors[place], 0.01) for place in places]
+            pairs = [pair for pair in zip(places, rounds, strict=True) if pair[1] < np.inf]
+            spent = [counts[place][k - 1] / 500 for place, k in pairs]
+            cell = ", ".join(map(str, rounds)).replace("inf", "–") if spent else "–"
+            cell += f"; {spread(spent, '{:,.0f}')}" if spent else ""
+            cells.append(f"{cell} ({spread([errors[place][-1] for place in places], '{:.1e}')})")
+            arrived[run, penalty] = rounds
         assert f"| {run} | {' | '.join(cells)} |" in page
+    for penalty in ("0.02", "0.1", "0.5"):
+        best = np.min([r for (run, p), r in arrived.items() if "L2GD" in run and p == penalty], 0)
+        assert (best > arrived["FedCLUP", penalty]).all()
+        assert f"{', '.join(f'{k:.0f}' for k in best)} at λ = {penalty}" in page
+    far = [line[-1] for (_, run, _), line in errors.items() if run == "pFedMe, five steps"]
+    assert f"stops {min(far) / 0.01:.0f} to {max(far) / 0.01:.0f} times as far away" in page
     left = [(1 - (x + 0.1) / (x + 1)) ** 30 for x in (0.02, 0.1, 0.5)]
     assert "{:.1e}, {:.1e} and {:.1e} for the three λ".format(*left) in page
 
@@ -587,6 +659,24 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         ends = np.mean([totals[radius, run, seed] for seed in "012"], axis=0)[[0, -1]]
         assert [f"{end:.3f}" for end in ends] == re.findall(r"\d\.\d{3}", words)
         assert words in page
+
+    names = ("total_error", "optimization_error")
+    lasts = [
+        curves("fedclup-figure6", f"train/personalized/{name}", "run", "clients") for name in names
+    ]
+    numbers = curves("fedclup-figure6", "round", "run", "clients")
+    for name, last in zip(names, lasts, strict=True):
+        for clients, label in (("100", "100 clients"), ("1000", "1,000 clients")):
+            lines = [last[f"FedCLUP λ={k}", clients] for k in (0.02, 0.25, 0.5)]
+            cells = [f"{line[-1]:.3f}" for line in lines]
+            if name == "total_error":
+                cells[0] = f"**{cells[0]}**"
+                assert (np.diff(np.array(lines)[:, ~np.isnan(lines[0])], axis=0) > 0).all()
+            else:
+                late = [k > 50 for k in numbers["FedCLUP λ=0.5", clients]]
+                floor = np.nanmean([np.array(line)[late] for line in lines[1:]])
+                assert f"{floor:.2f} with {'10' if clients == '100' else '100'}" in page
+            assert f"| {name.replace('_', ' ')}, {label} | {' | '.join(cells)} |" in page
 
     keys = ("heterogeneity", "run", "seed")
     errors = curves("results/fedclup-figure6", "train/personalized/total_error", *keys)

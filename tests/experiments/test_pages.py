@@ -339,6 +339,26 @@ def test_the_numbers_of_fedpds_further_runs_are_those_of_its_data():
         cells += [f"{loss[run,][-1]:.3f}" for loss in losses]
         assert f"| {run} | {' | '.join(cells)} |" in page
 
+    names = ("test/global/accuracy", "train/samples", "comm/uplink_bytes", "round", "diverged")
+    columns = [curves("results/fedpd-mnist-figure6", name, "run") for name in names]
+    last, most = {}, {}
+    for run in columns[0]:
+        score, samples, sent, rounds, diverged = (np.array(lines[run]) for lines in columns)
+        if diverged[-1]:
+            assert f"| {run[0]} | diverged in round {rounds[-1]:.0f} | – | – | – | – |" in page
+            continue
+        cells = [f"{rounds[-1]:.0f}", f"{sent[-1] / 619040:.0f}", f"{100 * score[-1]:.1f}"]
+        for goal, spent, unit in ((0.8, samples, 1), (0.9, sent, 619040)):
+            k = until(-score, -goal)
+            cells.append(f"{spent[int(k) - 1] / unit:,.0f}" if k < np.inf else "–")
+        assert f"| {run[0]} | {' | '.join(cells)} |" in page
+        last[run[0]], most[run[0]] = 100 * score[-1], 100 * np.nanmax(score)
+    assert f"it reaches {most['FedPD-VR, η=1/90']:.1f} % in 100 rounds" in page
+    behind = last["FedPD-SGD, p=0"] - last["FedPD-SGD, p=0.5"]
+    assert f"it ends {behind:.1f} points behind" in page
+    ends = [last[f"FedPD-SGD, p={p}, η=1"] for p in ("0.5", "0")]
+    assert "level, {:.1f} against {:.1f} %".format(*ends) in page
+
 
 def test_fedpds_floors_by_p_stand_beside_table_iii():
     page = (PAPERS / "fedpd.md").read_text()
@@ -925,7 +945,7 @@ def test_data_of_the_pages_are_those_of_the_figures_file(name):
     def place(*values):
         return tuple(f"{v:.7g}" if isinstance(v, float) else str(v) for v in values)
 
-    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r.get("round") for r in data}
+    last = {place(r["run"], *(r[k] for k in figure.grid), r["seed"]): r for r in data}
     jobs = {place(job.run, *job.axes.values(), job.seed): job for job in figure.jobs()}
     assert last.keys() == jobs.keys()
     if "round" not in data[0]:  # a table of last rounds alone, without curves
@@ -935,4 +955,5 @@ def test_data_of_the_pages_are_those_of_the_figures_file(name):
         stops = any(
             "EarlyStopping" in entry["class_path"] for entry in trainer.get("callbacks", [])
         )
-        assert float(last[key]) == trainer["max_epochs"] or stops
+        ends = stops or last[key]["diverged"] == "1"
+        assert ends or float(last[key]["round"]) == trainer["max_epochs"]

@@ -576,6 +576,12 @@ def test_the_numbers_of_fedclup_are_those_of_its_data():
         assert f"| {classes} | {' | '.join(cells)} |" in page
         assert (np.diff(speeds[1:4], axis=0) > 0).all()  # with λ, in every seed
 
+    drift = curves("results/fedclup-drift", "train/personalized/optimization_error", "run", "seed")
+    names = (*(f"five steps of {rate}" for rate in (2, 1, 0.5, 0.25)), "one step of 2")
+    ends = [np.exp(np.mean([np.log(drift[name, seed][-1]) for seed in "012"])) for name in names]
+    assert f"| distance after 400 rounds | {' | '.join(f'{end:.1e}' for end in ends)} |" in page
+    assert f"from 0.5 to 0.25 is {np.log2(ends[2] / ends[3]):.2f}" in page
+
     keys = ("samples_per_client", "num_clients", "heterogeneity")
     errors = curves(
         "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"

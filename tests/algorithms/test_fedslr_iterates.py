@@ -72,6 +72,9 @@ def test_every_iterate_equals_numpy(watch, problem, start, settings, trace, memo
     np.testing.assert_array_equal(history["ranks"], [row["ranks"] for row in expected])
     mean = [row["gamma"].mean(0) for row in expected]
     np.testing.assert_allclose(history["gamma_mean"], mean, rtol=0, atol=1e-11)
+    # A client sends P values of 8 bytes a round; γ_i, which the server can compute, costs nothing.
+    rounds = np.bincount(np.concatenate(trace), minlength=4)
+    np.testing.assert_array_equal(history["up"][-1], 8 * problem.size * rounds)
     # Both thresholds do something, and neither takes everything.
     assert any(0 < r < 4 for r in history["ranks"][:, 0])
     assert 0 < np.count_nonzero(history["p"][-1]) < history["p"][-1].size

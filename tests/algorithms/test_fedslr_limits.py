@@ -120,6 +120,8 @@ def test_the_limit_with_states_in_sixteen_bits(fit, dtype):
             problem.network(0.0), memory_efficient=memory_efficient, **arguments, **FULL
         )
         fit(algorithm, problem, 60, callbacks=[history], state_dtype=dtype)
+        # One value of 8 bytes a round: what depends on how states are stored costs nothing.
+        assert history["up"][-1].tolist() == [8 * 60] * 2
     actual, expected = (history["w"] for history in histories)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
     # γ_1 ends at -5/3, γ_2 at 2/3: in [1, 2) and in [1/2, 1), where a unit is eps and eps / 2.

@@ -136,7 +136,7 @@ VR = dict(eta=0.1, steps=4)
 
 @pytest.mark.parametrize("engine", ["sequential", "vmap"])
 @pytest.mark.parametrize(("gamma", "skip"), [(None, 0.0), (0.7, 0.0), (0.7, 0.5)])
-@pytest.mark.parametrize("refresh", [1, 3])
+@pytest.mark.parametrize("refresh", [1, 4])
 def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refresh, engine):
     """g <- g + mean_B(h(x+) - h(x)) with the same samples in both; g is the full gradient
     at the beginning of rounds r with r mod I = 0."""
@@ -160,6 +160,12 @@ def test_variance_reduction_with_mini_batches(watch, problem, gamma, skip, refre
         problem, START, talks(history), refresh=refresh, gamma=gamma or np.inf, **VR
     )
     assert np.abs(exact[-1]["g"] - expected[-1]["g"]).max() > 0.01
+
+
+@pytest.mark.parametrize("other", [dict(batch_size=2), dict(variance_reduction=True)], ids=str)
+def test_a_tolerance_needs_full_gradients_and_oracle_one(problem, other):
+    with refused("model.residual_tolerance: 0.1; it must be positive, with full gradients and"):
+        fedpd(problem.network(START), eta=0.1, lr=0.1, steps=4, tolerance=0.1, **other)
 
 
 class Doubles(nn.Module):

@@ -8,6 +8,7 @@ from models import HalfSquaredError
 from pfl.algorithms import FedPD
 from pfl.engines.sequential import SequentialEngine
 from tests.algorithms.methods import normalized_network, small_world
+from tests.problems import least_squares
 
 SETTINGS = dict(batch_size=None, loss=HalfSquaredError(), buffers="local")
 
@@ -30,6 +31,17 @@ def test_oracle_two_moves_them_by_the_new_model(fit):
         network(data.samples.gather(torch.from_numpy(data.partition.train[i]))[0])
         expected = torch.cat([b.reshape(-1).double() for b in network.buffers()])
         torch.testing.assert_close(statistics(algorithm)[i], expected, rtol=0, atol=1e-12)
+
+
+def test_a_client_continues_with_statistics_of_its_own(fit):
+    """Two rounds of one step: 0.1 and then 0.9 * 0.1 of the mean of the client's own inputs."""
+    problem, settings = least_squares((6, 9)), SETTINGS | dict(buffers="average")
+    width = problem.features[0].shape[1]
+    network = nn.Sequential(nn.BatchNorm1d(width), problem.network()).double()
+    method = FedPD(network, proximal_step=0.5, lr=0.1, local_steps=1, **settings)
+    expected = [0.19 * x.mean(0) for x in problem.features]
+    actual = statistics(fit(method, problem, 2))[:, :width]
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-12)
 
 
 def test_they_stop_with_their_client_whatever_the_others_of_its_group_do(fit, monkeypatch):

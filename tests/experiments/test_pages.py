@@ -535,6 +535,49 @@ def test_the_numbers_of_fedslr_are_those_of_its_data():
     ]
 
 
+def test_the_numbers_of_fedslr_on_fashion_mnist_are_those_of_its_data():
+    page, scores = (PAPERS / "fedslr.md").read_text(), {}
+    page = page[page.index("## Tables 1 and 2 on Fashion-MNIST") : page.index("## Tables 3 to 8")]
+    for model in ("global", "personalized"):
+        lines = curves("results/fedslr-fashion", f"test/{model}/accuracy", "run", "seed")
+        scores[model] = {
+            run: 100 * np.array([lines[run, seed][-1] for seed in "01"]) for run, _ in lines
+        }
+    labels = {"FedPer": "FedPer (FedRep in the code)", "LocalTrain": "Local"}
+    mixed, gkr = scores["personalized"]["FedSLR"], scores["global"]["FedSLR"]
+    shown = {"global": ("SCAFFOLD", "FedDyn", "FedAvg", "FedSLR")}
+    shown["personalized"] = ("LG-FedAvg", "FedRep", "FedPer", "Ditto", "APFL", "LocalTrain")
+    shown["personalized"] += ("FedSpa", "FedSLR")
+    for model, runs in shown.items():
+        for run in runs:
+            own = scores[model][run]
+            label = labels.get(run, run)
+            if run == "FedSLR":
+                label += " (GKR)" if model == "global" else " (mixed)"
+            assert f"| {label} | {own.mean():.2f} ± {own.std(ddof=1):.2f} |" in page
+
+    def counts(differences):  # as the protocol says
+        return abs(differences.mean()) > 1 and abs(np.sign(differences).sum()) == 2
+
+    told = [r for r in shown["personalized"] if counts(mixed - scores["personalized"][r])]
+    assert told == ["LG-FedAvg", "FedPer", "Ditto", "LocalTrain", "FedSpa"]
+    assert not any((mixed - own).mean() < -1e-9 for own in scores["personalized"].values())
+    less = {run: (mixed - scores["personalized"][run]).mean() for run in told}
+    assert f"and FedPer by {less.pop('FedPer'):.2f}." in page
+    assert f"by {min(less.values()):.1f} to {max(less.values()):.1f} points" in page
+    assert f"By {(gkr - scores['global']['FedAvg']).mean():.2f} points." in page
+    ahead = gkr - scores["global"]["FedDyn"]
+    assert f"is {ahead.mean():.2f} points ahead, behind in one seed" in page and min(ahead) < 0
+    ditto = scores["personalized"]["Ditto"] - scores["personalized"]["LocalTrain"]
+    text = "Ahead in one seed by {:.2f} points, behind in the other by {:.2f}."
+    assert text.format(ditto[0], -ditto[1]) in page
+    sent = [
+        curves("results/fedslr-fashion", f"comm/{k}link_bytes", "run", "seed")
+        for k in ("down", "up")
+    ]
+    assert all(own["FedSLR", seed] == own["FedAvg", seed] for own in sent for seed in "01")
+
+
 def test_the_numbers_of_fedclup_are_those_of_its_data():
     page = (PAPERS / "fedclup.md").read_text()
 

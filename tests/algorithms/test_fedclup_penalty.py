@@ -45,8 +45,8 @@ CASES = {
     "curvature": (4, dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.1)),
     # 64 against 5 (0.02 + 1) / (0.01 + 1/16) = 70.
     "sharing": (16, dict(smoothness=1.0, strong_convexity=1.0, heterogeneity=0.1)),
-    # 64·2.6²·1.3 = 562 against 5.2·0.5·(m = 300, as good as without R) = 780.
-    "sharing, 2κ > 5": (300, dict(smoothness=1.3, strong_convexity=0.5, heterogeneity=1e-6)),
+    # 64·2.6²·1.3 = 562 against 5.2·0.5 (2·1.69e-4 + 1) / (1.69e-4 + 1/300) = 743.
+    "sharing, 2κ > 5": (300, dict(smoothness=1.3, strong_convexity=0.5, heterogeneity=0.01)),
     "boundary": (4, dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.5)),
     # ρ² / (n μ R²) = 4 / (4·0.7·9).
     "different clients": (4, dict(smoothness=2.0, strong_convexity=0.7, heterogeneity=3.0)),
@@ -77,6 +77,8 @@ def test_the_penalty_of_corollary_1(watch, case, source):
     )
     np.testing.assert_allclose(models["lam"], [expected] * 2, rtol=1e-6)
     assert algorithm.personalization_penalty == pytest.approx(expected, rel=1e-6)
+    rate = 1 / (expected + known["smoothness"])
+    assert algorithm.learning_rate(1) == pytest.approx(rate, rel=1e-6)
     # It is the penalty that the clients use: η = 1 / (λ + L), f_i = (w - A_i)² / 2, from w = 0.
     first = problem.size * np.arange(m) / (expected + known["smoothness"])
     np.testing.assert_allclose(models["w_i"][0, :, 0], first, rtol=1e-5)
@@ -89,6 +91,13 @@ def test_arguments_override_the_constants_of_the_data_module(fit):
     algorithm = FedCLUP(problem.network(0.0), heterogeneity=2.0, **arguments, **FULL)
     fit(algorithm, problem, 1)
     assert float(algorithm.lam) == pytest.approx(corollary_1(2.0, 0.5, 2.0, 2.0, 4, 8), rel=1e-6)
+
+
+@pytest.mark.parametrize("step", ["corollary2", "inverse_smoothness"])
+def test_a_server_step_by_the_smoothness_needs_it(fit, step):
+    problem = scalar_problem([0.0, 1.0])
+    with refused(f"model.smoothness: null, but server_step: {step} needs a number"):
+        fit(FedCLUP(problem.network(0.0), server_step=step, **FULL), problem, 1)
 
 
 KNOWN = dict(smoothness=2.0, strong_convexity=1.0, heterogeneity=0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import zlib
 from collections.abc import Iterator
@@ -67,15 +66,10 @@ def changes(before: dict[str, Any], now: dict[str, Any]) -> dict[str, list[Any]]
 
 def _arguments(made: object) -> dict[str, Any]:
     """Returns the arguments of an object's class and its bases that are plain attributes."""
-    names = _parameters(type(made))  # type: ignore[arg-type]
+    kinds = [k for k in type(made).__mro__ if "__init__" in vars(k) and k is not object]
+    names = dict.fromkeys(n for kind in kinds for n in inspect.signature(kind).parameters)
     values = {name: getattr(made, name, None) for name in names}
     return {k: v for k, v in values.items() if isinstance(v, int | float | str)}
-
-
-@functools.cache  # reading signatures takes a twentieth of a short run
-def _parameters(kind: type) -> dict[str, None]:
-    """Returns the names of the arguments of a class and its bases."""
-    return dict.fromkeys(n for cls in kind.__mro__ for n in inspect.signature(cls).parameters)
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:

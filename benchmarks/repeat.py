@@ -1,0 +1,120 @@
+"""Repeats runs drawn at random from the data of the results' pages, and compares the numbers.
+
+    python -m benchmarks.repeat --runs 2 --seed 1 results/fedclup-logit fedpd-figure2
+    python -m benchmarks.repeat                           # two runs of every file of docs/data
+
+A run is repeated up to the third round that its file has; where one round is the whole file, up to
+that one. The rows say how many numbers were compared, and their largest relative difference. The
+files have seven digits. Runs of more than `--seconds` are given up.
+"""
+
+import argparse
+import contextlib
+import csv
+import io
+import logging
+import random
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pfl.errors import ConfigError
+from pfl.experiments.grid import Job
+from pfl.experiments.jobs import execute
+from pfl.experiments.reproduction import Reproduction, rows_of
+
+DATA = Path("docs/data")
+Row = dict[str, Any]
+
+
+def published(name: str) -> tuple[dict[tuple[str, ...], dict[int, Row]], list[str]]:
+    """Returns the rows of a file by run and round, and the names of its numbers."""
+    runs: dict[tuple[str, ...], dict[int, Row]] = {}
+    with (DATA / f"{name}.csv").open(newline="") as file:
+        rows = csv.DictReader(file)
+        heads = [*(rows.fieldnames or ())]
+        if not {"diverged", "round"} <= {*heads}:
+            raise ConfigError(f"{name}: has no rounds of runs")
+        place = heads[: heads.index("diverged")]
+        for row in rows:
+            runs.setdefault(tuple(row[k] for k in place), {})[int(row["round"])] = row
+    return runs, heads[heads.index("round") + 1 :]
+
+
+def repeated(job: Job, rounds: int) -> dict[int, Row]:
+    """Returns the rows of the first rounds of a run, by round."""
+    job = job.with_changes([{"trainer": {"max_epochs": rounds}}])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        outcome = execute(job, Path(folder))
+        return {int(row["round"]): row for row in rows_of(job, Path(folder), outcome)}
+
+
+def difference(actual: dict[int, Row], file: dict[int, Row], names: list[str]) -> tuple[int, float]:
+    """Returns how many numbers both have, and the largest relative difference."""
+    pairs = [
+        (float(file[number][name]), float(row[name]))
+        for number, row in actual.items()
+        for name in names
+        if name in row and file.get(number, {}).get(name, "") != ""
+    ]
+    return len(pairs), max((abs(a - b) / max(abs(a), 1e-12) for a, b in pairs), default=0.0)
+
+
+def rows(name: str, count: int, seed: int, seconds: int) -> Iterator[str]:
+    """Yields a line for each run that is drawn from a file."""
+    runs, names = published(name)
+    jobs = {}
+    for job in Reproduction.from_file(name).jobs():
+        axes = (f"{v:.7g}" if isinstance(v, float) else str(v) for v in job.axes.values())
+        jobs[(job.run, *axes, str(job.seed))] = job
+    known = sorted(runs.keys() & jobs.keys())
+    for place in random.Random(f"{seed} {name}").sample(known, min(count, len(known))):
+        file = sorted(runs[place])
+        signal.alarm(seconds)
+        try:
+            compared, worst = difference(repeated(jobs[place], file[:3][-1]), runs[place], names)
+            end = f"{file[:3][-1]} | {compared} | {worst:.1e}"
+        except TimeoutError:
+            end = f"{file[:3][-1]} | – | not within {seconds} s"
+        finally:
+            signal.alarm(0)
+        yield f"| {name} | {', '.join(place)} | {end} |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", help="such as results/fedclup-logit; default: all")
+    parser.add_argument("--runs", type=int, default=2, help="of each file")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw")
+    parser.add_argument("--seconds", type=int, default=100, help="the longest that a run may take")
+    words = parser.parse_args()
+    logging.disable(logging.INFO)
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    files = sorted(path.relative_to(DATA).with_suffix("") for path in DATA.glob("**/*.csv"))
+    print(
+        "| data | run | to round | numbers | largest relative difference |\n|---|---|---|---|---|"
+    )
+    for name in words.names or map(str, files):
+        try:
+            for line in rows(name, words.runs, words.seed, words.seconds):
+                print(line, flush=True)
+        except ConfigError:
+            if words.names:
+                raise
+
+
+if __name__ == "__main__":
+    main()

@@ -8,21 +8,15 @@
 Published rows of settings that these folders do not have stay.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pfl.files import write_records
+from pfl.files import read_records, write_records
 
 DATA = Path("docs/data/results/fedacs-fashion")
 SCORES = ("test/personalized/accuracy", "test/global/accuracy")
 Row = dict[str, str]
-
-
-def read(path: Path) -> list[Row]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def runs(rows: list[Row]) -> Iterator[Row]:
@@ -38,13 +32,13 @@ def runs(rows: list[Row]) -> Iterator[Row]:
 
 def publish(name: str, rows: list[Row]) -> None:
     settings = {row["setting"] for row in rows}
-    others = [row for row in read(DATA / name) if row["setting"] not in settings]
+    others = [row for row in read_records(DATA / name) if row["setting"] not in settings]
     write_records(DATA / name, others + rows)
 
 
 def main(tuned: Path, compared: Path) -> None:
-    publish("trials.csv", read(tuned / "trials.csv"))
-    publish("runs.csv", list(runs(read(compared / "runs.csv"))))
+    publish("trials.csv", read_records(tuned / "trials.csv"))
+    publish("runs.csv", list(runs(read_records(compared / "runs.csv"))))
 
 
 if __name__ == "__main__":

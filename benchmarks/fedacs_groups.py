@@ -10,7 +10,6 @@ the groups in the second half of the rounds. leaderboard/attention.csv has this 
 the leaderboard's problem with groups, beside the share of all pairs.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from itertools import product
@@ -21,7 +20,7 @@ import torch
 
 from datamodules import ClientRotation, TensorDataModule
 from pfl.experiments.grid import folder_name
-from pfl.files import write_records
+from pfl.files import read_records, write_records
 
 DATA = Path("docs/data/results")
 RUNS = ("no threshold", "p = 0", "p = 0.25", "p = 0.5", "p = 0.75", "p = 0.9")
@@ -49,13 +48,12 @@ def weights(folder: Path, run: str, place: str = "") -> Iterator[tuple[str, list
     for path in sorted(folder.glob(f"{folder_name(run)}/{place}seed*/collaboration.csv")):
         seed, pairs = path.parent.name.removeprefix("seed"), []
         angle = angles(int(seed))
-        with path.open(newline="") as file:
-            for row in csv.DictReader(file):
-                i, j = int(row["client"]), int(row["partner"])
-                if i != j:
-                    pair = {"round": int(row["round"]), "client": i, "angle": angle[i]}
-                    pair |= {"partner": j, "partner_angle": angle[j]}
-                    pairs.append({**pair, "weight": float(row["weight"])})
+        for row in read_records(path):
+            i, j = int(row["client"]), int(row["partner"])
+            if i != j:
+                pair = {"round": int(row["round"]), "client": i, "angle": angle[i]}
+                pair |= {"partner": j, "partner_angle": angle[j]}
+                pairs.append({**pair, "weight": float(row["weight"])})
         yield seed, pairs
 
 

@@ -7,7 +7,6 @@ Both files are in docs/data/results/fedslr-clients.
 """
 # mypy: disable-error-code="override"
 
-import csv
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from lightning.pytorch import Callback, Trainer
 from pfl.algorithms import FederatedAlgorithm
 from pfl.callbacks.embedding import embeddings
 from pfl.callbacks.recorder import RunRecorder
-from pfl.files import write_records
+from pfl.files import read_records, write_records
 from pfl.scores.runs import Run
 
 DATA = Path("docs/data/results/fedslr-clients")
@@ -49,8 +48,7 @@ def main(folder: Path) -> None:
             for client, score in enumerate(columns[f"test/{model}/accuracy"]):
                 clients.append({**what, "client": client, "accuracy": f"{score:.6f}"})
             if method == "FedSLR":
-                with (path / PAIRS).open(newline="") as file:
-                    pairs += [{"seed": what["seed"], **row} for row in csv.DictReader(file)]
+                pairs += [{"seed": what["seed"], **row} for row in read_records(path / PAIRS)]
     write_records(DATA / "clients.csv", clients)
     write_records(DATA / PAIRS, pairs)
 

@@ -8,7 +8,6 @@ A row of rounds.csv is a model of a run in an evaluated round. What is computed 
 docs/leaderboard-protocol.md.
 """
 
-import csv
 import math
 import sys
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from pfl.files import write_records
+from pfl.files import read_records, write_records
 from pfl.report.curves import COLOURS
 from pfl.report.table import Table, markdown
 from pfl.scores.runs import find_runs, read_runs
@@ -58,10 +57,9 @@ def records(folder: Path) -> Iterator[dict[str, object]]:
 def read() -> dict[Key, list[Row]]:
     """Returns the rounds of every model of every run, in the order of the file."""
     runs: dict[Key, list[Row]] = {}
-    with DATA.open() as file:
-        for row in csv.DictReader(file):
-            key = (row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed"))
-            runs.setdefault(key, []).append({k: float(v) for k, v in row.items()})
+    for row in read_records(DATA):
+        key = (row.pop("problem"), row.pop("method"), row.pop("model"), row.pop("seed"))
+        runs.setdefault(key, []).append({k: float(v) for k, v in row.items()})
     return runs
 
 

@@ -7,7 +7,6 @@ Both files are in docs/data/results/movielens. A row of runs.csv is a model of a
 that was best on validation data.
 """
 
-import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 
 from datamodules import MovieLensDataModule, SplitOwn
 from models import Pretrained
-from pfl.files import write_records
+from pfl.files import read_records, write_records
 from pfl.report.table import Table, markdown
 from pfl.scores.distribution import worst_tenth
 from pfl.scores.runs import best_round, find_runs, read_runs
@@ -119,8 +118,8 @@ def records(folders: list[str]) -> Iterator[dict[str, object]]:
 
 def table(name: str, keys: list[str], **of: str) -> Table:
     """Returns means and deviations over seeds, in %, of the rows of a file with these values."""
-    with (DATA / f"{name}.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if of.items() <= row.items()]
+    records = read_records(DATA / f"{name}.csv")
+    rows = [row for row in records if of.items() <= row.items()]
     groups: dict[tuple[str, ...], list[dict[str, str]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)

@@ -10,7 +10,6 @@ files have seven digits. Runs of more than `--seconds` are given up.
 
 import argparse
 import contextlib
-import csv
 import io
 import logging
 import random
@@ -25,6 +24,7 @@ from pfl.errors import ConfigError
 from pfl.experiments.grid import Job
 from pfl.experiments.jobs import execute
 from pfl.experiments.reproduction import Reproduction, rows_of
+from pfl.files import read_records
 
 DATA = Path("docs/data")
 Row = dict[str, Any]
@@ -33,14 +33,13 @@ Row = dict[str, Any]
 def published(name: str) -> tuple[dict[tuple[str, ...], dict[int, Row]], list[str]]:
     """Returns the rows of a file by run and round, and the names of its numbers."""
     runs: dict[tuple[str, ...], dict[int, Row]] = {}
-    with (DATA / f"{name}.csv").open(newline="") as file:
-        rows = csv.DictReader(file)
-        heads = [*(rows.fieldnames or ())]
-        if not {"diverged", "round"} <= {*heads}:
-            raise ConfigError(f"{name}: has no rounds of runs")
-        place = heads[: heads.index("diverged")]
-        for row in rows:
-            runs.setdefault(tuple(row[k] for k in place), {})[int(row["round"])] = row
+    rows = read_records(DATA / f"{name}.csv")
+    heads = [*rows[0]]
+    if not {"diverged", "round"} <= {*heads}:
+        raise ConfigError(f"{name}: has no rounds of runs")
+    place = heads[: heads.index("diverged")]
+    for row in rows:
+        runs.setdefault(tuple(row[k] for k in place), {})[int(row["round"])] = row
     return runs, heads[heads.index("round") + 1 :]
 
 
@@ -78,13 +77,13 @@ def rows(name: str, count: int, seed: int, seconds: int) -> Iterator[str]:
         jobs[(job.run, *axes, str(job.seed))] = job
     known = sorted(runs.keys() & jobs.keys())
     for place in random.Random(f"{seed} {name}").sample(known, min(count, len(known))):
-        file = sorted(runs[place])
+        last = sorted(runs[place])[:3][-1]
         signal.alarm(seconds)
         try:
-            compared, worst = difference(repeated(jobs[place], file[:3][-1]), runs[place], names)
-            end = f"{file[:3][-1]} | {compared} | {worst:.1e}"
+            compared, worst = difference(repeated(jobs[place], last), runs[place], names)
+            end = f"{last} | {compared} | {worst:.1e}"
         except TimeoutError:
-            end = f"{file[:3][-1]} | – | not within {seconds} s"
+            end = f"{last} | – | not within {seconds} s"
         finally:
             signal.alarm(0)
         yield f"| {name} | {', '.join(place)} | {end} |"

@@ -118,6 +118,12 @@ def write_records(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
     write(path, csv_lines([names, *([record.get(name) for name in names] for record in records)]))
 
 
+def read_records(path: Path) -> list[dict[str, str]]:
+    """Returns the rows of a CSV file, by the names of its columns."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def write_figure(path: Path, figure: Any) -> None:
     """Draws a figure of matplotlib into a file as a whole; equal figures give equal files."""
     kind = path.suffix[1:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -84,8 +83,7 @@ class RunFolder:
         path = self.path / "metrics.csv"
         if not path.is_file():
             return False
-        with path.open(newline="") as file:
-            found = list(csv.DictReader(file))
+        found = files.read_records(path)
         texts = [{name: str(value) for name, value in row.items()} for row in rows]
         # A checkpoint of a round that has not ended has the round's row before the file has it.
         return len(found) >= len(texts) - 1 and all(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from pfl.callbacks.run_result import versions
-from pfl.files import read_json
+from pfl.files import read_json, read_records
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 
@@ -149,8 +148,8 @@ def _class_of(value: Namespace) -> dict[str, Any]:
 def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[str, Any]:
     if client is None or not summary:
         return {k: v for k, v in summary.items() if "/global/" in k}
-    with (folder / "clients.csv").open(newline="") as file:
-        row = next(row for row in csv.DictReader(file) if int(row["client"]) == client)
+    rows = read_records(folder / "clients.csv")
+    row = next(row for row in rows if int(row["client"]) == client)
 
     def number(text: str) -> float | int | None:
         value = float(text)

@@ -190,8 +190,9 @@ def _summary(folder: Path) -> Row:
 def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         return []
-    with files.reading(path), path.open(newline="") as file:
-        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    with files.reading(path):
+        records = files.read_records(path)
+        rows = [{k: float(v) for k, v in row.items() if v} for row in records]
         if not all(math.isfinite(row.get("round", math.nan)) for row in rows):
             raise ValueError("a row without a round")
         return rows

@@ -1,0 +1,22 @@
+"""What the tests of the papers' pages share: the pages and their published data."""
+
+from typing import Any
+
+import numpy as np
+
+from tests.commands import ROOT, table
+
+PAPERS = ROOT / "docs" / "papers"
+
+
+def curves(name, value, *keys):
+    """The values of a column of published data by round, for each place that `keys` tell apart."""
+    lines: dict[Any, list[float]] = {}
+    for row in table(ROOT / "docs" / "data" / f"{name}.csv"):
+        lines.setdefault(tuple(row[key] for key in keys), []).append(float(row[value] or "nan"))
+    return lines
+
+
+def until(line, target):
+    """The first round, from 1, whose value is at most the target; infinity if there is none."""
+    return next((k for k, value in enumerate(line, 1) if value <= target), np.inf)

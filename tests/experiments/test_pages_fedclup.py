@@ -1,0 +1,198 @@
+"""The numbers of FedCLUP's page, worked out from the data beside it."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.experiments.pages import PAPERS, curves, until
+
+pytestmark = pytest.mark.cli
+
+
+def test_the_numbers_of_fedclup_are_those_of_its_data():
+    page = (PAPERS / "fedclup.md").read_text()
+
+    noise = curves(
+        "results/fedclup-noise", "train/global/optimization_error", "batch_size", "num_clients"
+    )
+    mean = {tuple(map(int, key)): np.square(line[30:]).mean() for key, line in noise.items()}
+    for points in ([(b, (b, 16)) for b in (1, 4, 16)], [(m, (4, m)) for m in (4, 16, 64)]):
+        values = [mean[key] for _, key in points]
+        assert f"| error | {' | '.join(f'{v:.1e}' for v in values)} |" in page
+        slope = np.polyfit(np.log([x for x, _ in points]), np.log(values), 1)[0]
+        assert f"Slope on log scales: {slope:.2f}." in page
+
+    loss = curves("results/fedclup-figure2-synthetic", "train/loss", "run", "local_epochs", "seed")
+    for run in ("FedCLUP, high", "FedCLUP, low"):
+        lines = {k: [loss[run, k, s] for s in "01234"] for k in ("25", "50", "100", "150")}
+        for number in (5, 20):
+            means = [np.mean([line[number - 1] for line in own]) for own in lines.values()]
+            assert f"round {number} | {' | '.join(f'{m:.4f}' for m in means)} |" in page
+        goals = [line[-1] for line in lines["25"]]
+        cells = [
+            ", ".join(str(until(*pair)) for pair in zip(own, goals, strict=True))
+            for own in list(lines.values())[1:]
+        ]
+        assert f"| 20 | {' | '.join(cells)} |".replace("inf", "–") in page
+        falls = np.subtract(goals, [line[-1] for line in lines["150"]])
+        ends = {"FedCLUP, high": ["0.0015", "0.0085"], "FedCLUP, low": ["-0.0002", "0.0006"]}
+        assert [f"{fall:.4f}" for fall in (falls.min(), falls.max())] == ends[run]
+
+    loss = curves("results/fedclup-figure5-classes", "train/loss", "setting", "run", "seed")
+    runs = ("LocalTrain", *(f"FedCLUP, {k}" for k in ("high", "medium", "low")), "GlobalTrain")
+    for classes in ("2 classes", "6 classes", "10 classes"):
+        cells, speeds = [], []
+        for run in runs:
+            lines = [loss[f"Logit, {classes}", run, seed] for seed in "01234"]
+            rounds = [until(line, 0.1 * line[0] + 0.9 * line[-1]) for line in lines]
+            speeds.append(rounds)
+            cells.append(f"{np.mean([line[-1] for line in lines]):.3f}; {np.median(rounds):.0f}")
+        assert f"| {classes} | {' | '.join(cells)} |" in page
+        assert (np.diff(speeds[1:4], axis=0) > 0).all()  # with λ, in every seed
+
+    drift = curves("results/fedclup-drift", "train/personalized/optimization_error", "run", "seed")
+    names = (*(f"five steps of {rate}" for rate in (2, 1, 0.5, 0.25)), "one step of 2")
+    ends = [np.exp(np.mean([np.log(drift[name, seed][-1]) for seed in "012"])) for name in names]
+    assert f"| distance after 400 rounds | {' | '.join(f'{end:.1e}' for end in ends)} |" in page
+    assert f"from 0.5 to 0.25 is {np.log2(ends[2] / ends[3]):.2f}" in page
+
+    keys = ("samples_per_client", "num_clients", "heterogeneity")
+    errors = curves(
+        "results/fedclup-corollary1", "train/personalized/statistical_error", *keys, "run"
+    )
+    points: dict[Any, dict[str, float]] = {}
+    for (*point, run), seeds in errors.items():
+        points.setdefault(tuple(map(float, point)), {})[run] = np.square(seeds).mean()
+    for (n, m, r), found in points.items():
+        theirs = found.pop("Corollary 1's λ")
+        best = min(found, key=lambda run: found[run])
+        rate, least = 1 / (m * n) + min(r**2, 1 / n), found[best]
+        numbers = f"{least:.3f} | {least / rate:.1f} | {theirs / least:.2f}"
+        row = f"| {n:g} | {m:g} | {r:g} | {best} | {numbers} | {n * found['LocalTrain']:.0f} |"
+        assert row in page
+
+    keys = ("run", "heterogeneity", "λ")
+    errors = curves("results/fedclup-theorem1", "train/personalized/statistical_error", *keys)
+    mean = {place: np.square(seeds).mean() for place, seeds in errors.items()}
+    grid = sorted((penalty for run, r, penalty in mean if run == "FedCLUP" and r == "1"), key=float)
+    near, below = [], []
+    for radius in ("0.03", "0.1", "0.3", "1", "3"):
+        line = [mean["FedCLUP", radius, penalty] for penalty in grid]
+        two = [mean[run, radius, "10"] for run in ("LocalTrain", "GlobalTrain")]
+        best, prior = int(np.argmin(line)), 10 / (100 * float(radius) ** 2)  # d/(nR²)
+        shown = [line[grid.index(p)] for p in ("0.0001", "0.01", "0.1", "1", "10", "100", "10000")]
+        row = " | ".join(f"{value:.4f}" for value in (two[0], *shown, two[1]))
+        assert f"| {radius} | {row} | {grid[best]}: {line[best]:.4f} | {prior:.3g} |" in page
+        assert (np.diff(line[: best + 1]) < 0).all() and (np.diff(line[best:]) > 0).all()
+        nearest = min(range(14), key=lambda k: abs(np.log(float(grid[k]) / prior)))
+        assert nearest - best == (radius == "0.03")
+        near.append(abs(np.divide((line[0], line[-1]), two) - 1))
+        below.append(1 - line[best] / np.array(two))
+    local, common = 100 * np.max(near, axis=0)
+    assert f"Within {local:.1f} and {common:.2f} %." in page
+    (low, least), (high, most) = 100 * np.min(below, axis=0), 100 * np.max(below, axis=0)
+    assert f"By {low:.0f} to {high:.0f} % and by {least:.1f} to {most:.0f} %." in page
+
+    error = "train/personalized/optimization_error"
+    errors = curves("fedclup-figure7", error, "run", "condition", "seed")
+    for penalty in (0.02, 0.1, 0.5):  # L = 1, μ = 1/κ
+        cells = []
+        for kappa in (2, 8, 64):
+            factor = 1 - (penalty + 1) / (4 * kappa * (penalty + 1 / kappa))
+            lines = [errors[f"FedCLUP λ={penalty}", str(kappa), seed] for seed in "012"]
+            assert all((np.divide(e[1:], e[:-1]) ** 2 < factor).all() for e in lines)
+            falls = [2 * np.log(e[-1] / e[0]) for e in lines]
+            lengths = [len(e) for e in lines]
+            mean = np.mean([np.exp(f / (n - 1)) for f, n in zip(falls, lengths, strict=True)])
+            bound, rounds = 1 + np.mean(falls) / np.log(factor), np.mean(lengths)
+            cells.append(f"{factor:.3f}, {mean:.3f}; {bound:.0f}, {rounds:.1f}")
+        assert f"| λ = {penalty} | {' | '.join(cells)} |" in page
+
+    errors = curves("results/fedclup-table1", error, "λ", "run", "seed")
+    counts = curves("results/fedclup-table1", "train/samples", "λ", "run", "seed")
+
+    def spread(values, form):
+        ends = dict.fromkeys(form.format(value) for value in (min(values), max(values)))
+        return " to ".join(ends)
+
+    arrived = {}
+    for run in dict.fromkeys(run for _, run, _ in errors):
+        cells = []
+        for penalty in ("0.02", "0.1", "0.5"):
+            places = [(penalty, run, seed) for seed in "012"]
+            rounds = [until(errors[place], 0.01) for place in places]
+            pairs = [pair for pair in zip(places, rounds, strict=True) if pair[1] < np.inf]
+            spent = [counts[place][k - 1] / 500 for place, k in pairs]
+            cell = ", ".join(map(str, rounds)).replace("inf", "–") if spent else "–"
+            cell += f"; {spread(spent, '{:,.0f}')}" if spent else ""
+            cells.append(f"{cell} ({spread([errors[place][-1] for place in places], '{:.1e}')})")
+            arrived[run, penalty] = rounds
+        assert f"| {run} | {' | '.join(cells)} |" in page
+    for penalty in ("0.02", "0.1", "0.5"):
+        best = np.min([r for (run, p), r in arrived.items() if "L2GD" in run and p == penalty], 0)
+        assert (best > arrived["FedCLUP", penalty]).all()
+        assert f"{', '.join(f'{k:.0f}' for k in best)} at λ = {penalty}" in page
+    far = [line[-1] for (_, run, _), line in errors.items() if run == "pFedMe, five steps"]
+    assert f"stops {min(far) / 0.01:.0f} to {max(far) / 0.01:.0f} times as far away" in page
+    left = [(1 - (x + 0.1) / (x + 1)) ** 30 for x in (0.02, 0.1, 0.5)]
+    assert "{:.1e}, {:.1e} and {:.1e} for the three λ".format(*left) in page
+
+    keys = ("heterogeneity", "run", "seed")
+    for name, label in (("results/fedclup-rounds", "10 steps, "), ("fedclup-figure1", "")):
+        totals = curves(name, "train/personalized/total_error", *keys)
+        for radius in ("0.1", "0.5", "2"):
+            alone = np.zeros((3, 3))
+            for seed in range(3):
+                lines = [totals[radius, f"FedCLUP λ={k}", str(seed)] for k in (0.02, 0.1, 0.5)]
+                low, high = min(map(min, lines)), max(line[0] for line in lines)
+                for target in low + (high - low) * np.arange(1000) / 1000:
+                    first = np.array([until(line, target) for line in lines])
+                    if (first == first.min()).sum() == 1:
+                        alone[first.argmin(), seed] += 0.1
+            cells = [", ".join(f"{share:.0f}" for share in row) + " %" for row in alone]
+            assert f"| {label}R = {radius} | {' | '.join(cells)} |" in page
+    for radius, run, words in (
+        ("0.1", "FedCLUP λ=0.02", "0.494 in round 1 to 0.634"),
+        ("0.1", "LocalTrain", "0.509 to 0.920"),
+        ("2", "FedCLUP λ=0.02", "5.042 to 4.465"),
+    ):
+        ends = np.mean([totals[radius, run, seed] for seed in "012"], axis=0)[[0, -1]]
+        assert [f"{end:.3f}" for end in ends] == re.findall(r"\d\.\d{3}", words)
+        assert words in page
+
+    names = ("total_error", "optimization_error")
+    lasts = [
+        curves("fedclup-figure6", f"train/personalized/{name}", "run", "clients") for name in names
+    ]
+    numbers = curves("fedclup-figure6", "round", "run", "clients")
+    for name, last in zip(names, lasts, strict=True):
+        for clients, label in (("100", "100 clients"), ("1000", "1,000 clients")):
+            lines = [last[f"FedCLUP λ={k}", clients] for k in (0.02, 0.25, 0.5)]
+            cells = [f"{line[-1]:.3f}" for line in lines]
+            if name == "total_error":
+                cells[0] = f"**{cells[0]}**"
+                assert (np.diff(np.array(lines)[:, ~np.isnan(lines[0])], axis=0) > 0).all()
+            else:
+                late = [k > 50 for k in numbers["FedCLUP λ=0.5", clients]]
+                floor = np.nanmean([np.array(line)[late] for line in lines[1:]])
+                assert f"{floor:.2f} with {'10' if clients == '100' else '100'}" in page
+            assert f"| {name.replace('_', ' ')}, {label} | {' | '.join(cells)} |" in page
+
+    keys = ("heterogeneity", "run", "seed")
+    errors = curves("results/fedclup-figure6", "train/personalized/total_error", *keys)
+    for radius, best in (("0.1", 2), ("0.5", 0), ("2", 0)):
+        lines = np.array(
+            [
+                [errors[radius, f"FedCLUP λ={k}", seed] for seed in "01234"]
+                for k in (0.02, 0.25, 0.5)
+            ]
+        )
+        first = lines.argmin(0)
+        assert first.shape == (5, 20) and (first[:, -1] == best).all()
+        assert np.bincount(first.flat, minlength=3)[best] == (84 if radius == "0.1" else 100)
+        mean, spread = lines[..., -1].mean(1), lines[..., -1].std(1, ddof=1)
+        cells = [f"{m:.3f} ± {s:.3f}" for m, s in zip(mean, spread, strict=True)]
+        cells[best] = f"**{cells[best]}**"
+        assert f"| R = {radius} | {' | '.join(cells)} |" in page

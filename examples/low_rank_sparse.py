@@ -13,7 +13,7 @@ from torch import Tensor
 
 from datamodules import TheoryProblem
 from datamodules.randomness import generator
-from pfl.algorithms import FederatedAlgorithm
+from pfl.algorithms import FedSLR
 from pfl.callbacks.optimality import full_gradients
 
 
@@ -85,7 +85,7 @@ class LowRankOptimality(Callback):
       are not 0; the mean over clients.
     """
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: FederatedAlgorithm) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: FedSLR) -> None:
         data = trainer.datamodule.datamodule  # type: ignore[attr-defined]
         d, w = data.size, pl_module.global_model
         gradient, shares = torch.zeros_like(w), []

@@ -60,6 +60,7 @@ class CFL(FederatedAlgorithm):
         torch.Size([2440])
     """
 
+    needs_all_clients = True  # else no cluster would be complete
     has_global = False
     has_personalized = True
     tables = ("clusters",)
@@ -87,10 +88,6 @@ class CFL(FederatedAlgorithm):
         self.most_clusters = most_clusters
         self.add_server_state("models", self.global_model.repeat(most_clusters))
         self.add_server_state("cluster", lambda: torch.zeros(self.num_clients))
-
-    def check_setup(self) -> None:
-        """Refuses rounds of some clients, in which no cluster would be complete."""
-        self.require_all_clients()
 
     def download(self) -> dict[str, Message]:
         return {}

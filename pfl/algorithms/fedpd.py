@@ -69,6 +69,7 @@ class FedPD(FederatedAlgorithm):
         [False, True, False, True]
     """
 
+    needs_all_clients = True
     keeps_model = True
     common: Tensor
     refreshed: Tensor
@@ -117,8 +118,7 @@ class FedPD(FederatedAlgorithm):
             self.add_server_state("refreshed", torch.tensor(0))  # rounds since then; 0: refresh now
 
     def check_setup(self) -> None:
-        """Refuses client sampling, rounded g_i, and statistics that travel in skipped rounds."""
-        self.require_all_clients()
+        """Refuses rounded g_i, and statistics that travel in skipped rounds."""
         if self.variance_reduction:  # g_i is the gradient at x_i only while neither is rounded
             self.require_exact_states("variance_reduction: true")
         if self.skips and self.oracle.buffers.size and self.buffer_policy == "average":

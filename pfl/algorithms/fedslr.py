@@ -179,6 +179,6 @@ class FedSLR(FederatedAlgorithm):
     def parameters_personalized(self, clients: Clients, w: Tensor) -> Tensor:
         p = clients.state["p"]
         if self.personal_component == "sparse":
-            return self.parameters_global() + p.count_nonzero(-1)
+            return self.global_size() + p.count_nonzero(-1)
         own = low_rank_size(self.space, nuclear_norm_prox(self.space, p, 0.0)[1])
-        return self.parameters_global() + own
+        return self.global_size() + own

@@ -57,6 +57,7 @@ class L2GD(FederatedAlgorithm):
         0.2
     """
 
+    needs_all_clients = True  # a coin decides for all clients
     has_personalized = True
     keeps_model = True
     pull: Tensor
@@ -87,10 +88,6 @@ class L2GD(FederatedAlgorithm):
     @property
     def personalization_penalty(self) -> float:
         return self.penalty
-
-    def check_setup(self) -> None:
-        """Refuses client sampling: a coin decides for all clients."""
-        self.require_all_clients()
 
     def cost(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the sample gradients of a local step; all clients take the same number."""

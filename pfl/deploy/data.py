@@ -103,9 +103,12 @@ class RemoteData(FederatedDataModule):
 
     def __init__(self, num_clients: int, seed: int | None = None) -> None:
         super().__init__(num_clients=num_clients, seed=seed)
-        # Of the parties that are there, by client; `setup` calls it.
-        self.meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
+        self._meet: Callable[[], Mapping[int, Mapping[str, Any]]] | None = None
         self.classes: int | None = None
+
+    def connect(self, meet: Callable[[], Mapping[int, Mapping[str, Any]]]) -> None:
+        """Has `setup` call a function for the facts of the parties that are there, by client."""
+        self._meet = meet
 
     def load(self) -> Loaded:
         raise ConfigError("data: RemoteData has no samples; `flwr run` starts a run with parties")
@@ -113,10 +116,10 @@ class RemoteData(FederatedDataModule):
     def setup(self, stage: str | None = None) -> None:
         if self._partition is not None:
             return
-        if self.meet is None:
+        if self._meet is None:
             self.load()
-        assert self.meet is not None
-        facts = self.meet()
+        assert self._meet is not None
+        facts = self._meet()
         first = next(iter(facts.values()))
         known = [one["classes"] for one in facts.values() if one["classes"] is not None]
         self.classes = max(known, default=None)

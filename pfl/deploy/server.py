@@ -1,9 +1,8 @@
 """The server's half of a run whose clients are parties behind a `Channel`.
 
 Everything else is what `pfl fit` runs: the loop with its cohorts, the method, the ledger, the
-callbacks and the checkpoints. `Server.join` replaces a method's rounds and evaluations.
+callbacks and the checkpoints. `Server.join` hands the method a transport to the parties.
 """
-# mypy: disable-error-code="method-assign, assignment"
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning.pytorch as pl
 import numpy as np
@@ -22,20 +21,22 @@ from torch import Tensor
 
 from pfl.callbacks import EmbeddingFigure, LocalBaseline, Optimality
 from pfl.clients import Clients
-from pfl.communication import Message
+from pfl.communication import Message, by_name
 from pfl.deploy.channel import Channel
 from pfl.deploy.data import RemoteData
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.deploy.worker import difference, digest
 from pfl.errors import ConfigError
-from pfl.method import FederatedAlgorithm
-from pfl.method.client_side import first_messages, train_clients
-from pfl.method.round import Round
+from pfl.method import FederatedAlgorithm, exchange
+from pfl.method.hooks import Method
+from pfl.method.log import Log, logging_to
 from pfl.method.scoring import Evaluation
-from pfl.method.sides import Log, current_log, logging_to
-from pfl.method.states import GRADIENTS, KEPT
+from pfl.method.states import KEPT
+from pfl.method.transport import Group, Read, Transport
+from pfl.rounds.context import Cohort
 from pfl.rounds.loop import FederatedLoop
-from pfl.rounds.participation import Affected
+from pfl.stages.private import GRADIENTS
+from pfl.stages.stage import Messages
 
 ROOM = 1 << 26  # bytes of an answer beside twice its messages: losses and tables
 HELLO = 60.0  # seconds that a new party has to say who it is
@@ -187,14 +188,20 @@ class Parties:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a run that continues or is exported needs, as plain values."""
-        names = ("run", "counted", "saves", "wire", "facts")
-        return {name: getattr(self, name) for name in names}
+        return {
+            "run": self.run,
+            "counted": self.counted,
+            "saves": self.saves,
+            "wire": self.wire,
+            "facts": self.facts,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` has returned, but for the parties of that time."""
-        for name, value in state.items():
-            if name != "facts":
-                setattr(self, name, value)
+        self.run = state["run"]
+        self.counted = dict(state["counted"])
+        self.saves = list(state["saves"])
+        self.wire = list(state["wire"])
 
 
 def _answer(answer: bytes | str, limit: int = LIMIT) -> dict[str, Any]:
@@ -221,7 +228,7 @@ def _part(answer: Any, kind: type, *path: Any) -> Any:
     return answer
 
 
-def _read_messages(answer: dict[str, Any], like: Mapping[str, Message]) -> dict[str, Message]:
+def _read_messages(answer: dict[str, Any], like: Messages) -> Messages:
     """Returns the messages in a party's answer; `like` has all of them but values and bytes."""
     messages = {}
     for name, message in like.items():
@@ -258,88 +265,199 @@ def _read_log(answer: dict[str, Any]) -> Log:
     return log
 
 
-class RemoteRound(Round):
-    """A round whose clients are parties: all of the cohort are asked at its beginning.
+class Remote(Transport):
+    """A transport to parties: all of a cohort are asked at the beginning of a round.
 
-    A party that does not answer, or answers what it must not, is a client that has dropped out.
+    A party that does not answer, or answers what it must not, is a client whose message is lost.
+
+    Args:
+        parties: The parties.
+
+    Attributes:
+        cohorts: The clients of the last rounds that were there when the round began, by round.
     """
 
-    def __init__(self, method: FederatedAlgorithm, index: int, server: Server) -> None:
-        super().__init__(method, index)
-        self.parties, self.server = server.parties, server
-        self.train_clients = self._sent_by
-        self._given: dict[int, tuple[Clients, int | Tensor, Log]] = {}  # what went down
-        self._sent: dict[int, tuple[dict[str, Message], Log, float | None]] = {}
+    def __init__(self, parties: Parties) -> None:
+        self.parties = parties
+        self.cohorts: dict[int, np.ndarray] = {}
+        self._firsts: dict[int, Messages] = {}  # what clients of the coming round have sent first
+        self._method: Method
 
-    def begin(self) -> None:
-        method, parties = self.method, self.parties
-        if method.sends_first:
-            here = self.server.ask_first(method.cohort(self.index))
-            self.server.cohorts[self.index] = np.array(sorted(here), np.int64)
-        super().begin()
-        self.server.firsts = {}
-        loop = method.run.loop
-        ids, data = method.cohort(self.index), loop.client_data(method.device)
+    def join(self, method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+        """Connects a method and its loop with the parties, before the run begins."""
+        assert isinstance(loop.datamodule, RemoteData)
+        self._method = method
+        self.loop = loop
+        method.connect(self)
+        loop.connect(self._present)
+        loop.datamodule.connect(self._meet)
+
+    def _meet(self) -> dict[int, dict[str, Any]]:
+        """Returns the facts of the parties that are there at first."""
+        self.parties.wait(self.parties.enough)
+        if self._method.weighting == "samples":
+            for client, facts in self.parties.facts.items():
+                if facts["hides"]:
+                    raise ConfigError(
+                        f"model.weighting: samples; party {client} does not tell its number of "
+                        f"samples, use uniform"
+                    )
+        return self.parties.facts
+
+    def _present(self, index: int, drawn: np.ndarray) -> np.ndarray:
+        """Returns the clients of a round's cohort that are there when the round begins."""
+        if index in self.cohorts:
+            return self.cohorts[index]
+        parties = self.parties
+        data = self.loop.datamodule
+        assert isinstance(data, RemoteData)
+        parties.meet()
+        parties.wait(1)
+        for client, facts in parties.facts.items():
+            data.add(client, facts)
+        here = drawn[np.isin(drawn, list(parties.peers))]
+        self._require(drawn, here, index)
+        self.cohorts = {key: ids for key, ids in self.cohorts.items() if key == index - 1}
+        self.cohorts[index] = here
+        if self._method.sends_first:
+            self._firsts = self._ask_first(self._method, here)
+            self.cohorts[index] = np.array(sorted(self._firsts), np.int64)
+        return self.cohorts[index]
+
+    def _require(self, cohort: np.ndarray, here: Iterable[int], index: int) -> None:
+        """Raises a ConfigError if a client of a cohort is away, and the method needs them all."""
+        away = sorted(set(cohort.tolist()) - {*here})
+        if self._method.needs_all_clients and away:
+            raise ConfigError(
+                f"party {away[0]} is away in round {index + 1}, and {type(self._method).__name__} "
+                f"needs all clients in every round; start it again, and continue with ckpt_path: "
+                f"auto"
+            )
+
+    # ---- what clients send first --------------------------------------------------------------
+
+    def _one(self, client: int, round_index: int, work: float = 1.0) -> Clients:
+        """Returns one client, of whose samples the server has none."""
+        data = self.loop.client_data(self._method.device)
+        return Clients(np.array([client], np.int64), round_index, data, work=work)
+
+    def _nobody(self, round_index: int) -> Clients:
+        """Returns no client: what is made of it has the names and widths of all messages."""
+        data = self.loop.client_data(self._method.device)
+        return Clients(np.empty(0, np.int64), round_index, data)
+
+    def _ask_first(self, method: Method, ids: np.ndarray) -> dict[int, Messages]:
+        """Asks clients for what they send first, and returns the messages of those who answer."""
+        nobody = self._nobody(method.rounds)
+        with method.in_full_precision(), logging_to(Log()):
+            exchange.begin(method, self.stages, nobody)
+            like = exchange.send_first(method, self.stages, nobody)
+        ones = [self._one(client, method.rounds) for client in ids.tolist()]
+        requests = {int(one.ids[0]): self.parties.task(one) for one in ones}
+        firsts: dict[int, Messages] = {}
+        for client, answer in self.parties.ask("first", requests).items():
+            with self.parties.naming(client, "first message"):
+                firsts[client] = _read_messages(answer, like)
+        return firsts
+
+    def first_messages(self, method: Method, ids: np.ndarray) -> Iterator[tuple[Clients, Messages]]:
+        """Yields clients and what they send first; those that are away have sent the last one."""
+        firsts = self._firsts or self._ask_first(method, ids)
+        self._firsts = {}
+        for client in ids.tolist():
+            one = self._one(client, method.rounds)
+            if client in firsts:
+                yield one, firsts[client]
+                continue
+            kept = {}
+            for name in method.states.messages:
+                kept[name] = Message(method.store.read(KEPT + name, one.ids), 0)
+            yield one, kept
+
+    # ---- a round ------------------------------------------------------------------------------
+
+    def train(
+        self, method: Method, cohort: Cohort, download: Messages, read: Read
+    ) -> Iterator[Group]:
+        sent: dict[int, _Sent] = {}
         requests = {}
-        for client, work in zip(ids, loop.participation.work(self.index, ids), strict=True):
-            one, log = Clients(np.array([client]), self.index, data, work=float(work)), Log()
+        works = self.loop.participation.work(cohort.round, cohort.ids)
+        for client, work in zip(cohort.ids.tolist(), works.tolist(), strict=True):
+            one = self._one(client, cohort.round, work)
+            log = Log()
             with logging_to(log):
-                down = super().receive(one)
-            self._given[int(client)] = one, down, log
-            requests[int(client)] = parties.task(one)
-        nobody = Clients(ids[:0], self.index, data)
+                own = by_name(method.download_for(one.ids))
+            sent[client] = _Sent(one, exchange.receive(one, download, own), log)
+            requests[client] = self.parties.task(one)
+        like = self._empty_messages(method, cohort, download)
+        room = sum(m.values.shape[1:].numel() * m.values.element_size() for m in like.values())
+        arrived = {}
+        for client, answer in self.parties.ask("train", requests, 2 * room + ROOM).items():
+            with self.parties.naming(client, f"round {cohort.round + 1}"):
+                arrived[client] = _Answer(
+                    _read_messages(answer, like), _read_log(answer), answer.get("gradients")
+                )
+        self._require(cohort.ids, arrived, cohort.round)
+        nobody = self._nobody(cohort.round)
+        yield Group(nobody, 0, 0, Log(), read(nobody, like))
+        for client in np.concatenate(cohort.chunks).tolist():
+            clients, down, log = sent[client]
+            if client not in arrived:
+                yield Group(clients, down, 0, Log(), None)
+                continue
+            yield self._group(clients, down, log, arrived[client], read)
+
+    def _group(
+        self, clients: Clients, down: int | Tensor, log: Log, answer: _Answer, read: Read
+    ) -> Group:
+        """Returns a party that has answered, whose message may be lost all the same."""
+        method = self._method
+        log.extend(answer.log)
+        if answer.gradients is not None and GRADIENTS in method.states.declared:
+            spent = torch.full((1, 1), float(answer.gradients))
+            method.store.write(GRADIENTS, clients.ids, spent)
+        ((_, arrives),) = [part for part in self.loop.participation.parts(clients) if len(part[0])]
+        if not arrives:
+            return Group(clients, down, 0, log, None)
+        up = exchange.number_of_bytes(answer.messages)
+        return Group(clients, down, up, log, read(clients, answer.messages))
+
+    def _empty_messages(self, method: Method, cohort: Cohort, download: Messages) -> Messages:
+        """Returns what no client sends: messages [0, K] with the names and widths of all others."""
+        nobody = self._nobody(cohort.round)
         with logging_to(Log()), method.in_full_precision():
-            method.states.load(nobody)
-            super().receive(nobody)
-            like = train_clients(method, nobody)
-        sizes = [m.values.shape[1:].numel() * m.values.element_size() for m in like.values()]
-        for client, answer in parties.ask("train", requests, 2 * sum(sizes) + ROOM).items():
-            with parties.naming(client, f"round {self.index + 1}"):
-                gradients = answer.get("gradients")
-                self._sent[client] = _read_messages(answer, like), _read_log(answer), gradients
-        self.server.require(ids, self._sent, self.index)
+            exchange.receive(nobody, download, by_name(method.download_for(nobody.ids)))
+            exchange.begin(method, self.stages, nobody)
+            return exchange.train(method, self.stages, nobody)
 
-    def train(self, clients: Clients) -> None:
-        lost = [row for row, client in enumerate(clients.ids.tolist()) if client not in self._sent]
-        for row in lost:
-            _, down, _ = self._given[int(clients.ids[row])]
-            down, _ = self.method.ledger.add(clients.ids[row : row + 1], down, 0)
-            self.totals.add_lost(1, down, 0, Log())
-        super().train(clients.rows(np.delete(np.arange(len(clients)), lost)))
+    def settle(self, method: Method, group: Group) -> None:
+        """Notes whose messages were counted; the clients keep their states themselves."""
+        if group.parcel is not None:
+            for client in group.clients.ids.tolist():
+                self.parties.counted[client] = group.clients.round
 
-    def receive(self, clients: Clients) -> int | Tensor:
-        if not len(clients):
-            return super().receive(clients)
-        one, down, log = self._given[int(clients.ids[0])]
-        clients.received, clients.personal_messages = one.received, one.personal_messages
-        self._extend_log(log)
-        return down
-
-    def _sent_by(self, method: FederatedAlgorithm, clients: Clients) -> dict[str, Message]:
-        if not len(clients):
-            return train_clients(method, clients)
-        messages, log, gradients = self._sent[int(clients.ids[0])]
-        self._extend_log(log)
-        if gradients is not None and GRADIENTS in clients.state:
-            method.store.write(GRADIENTS, clients.ids, torch.full((1, 1), float(gradients)))
-        clients.state = {}  # the client's are elsewhere
-        return messages
-
-    def _extend_log(self, log: Log) -> None:
-        mine = current_log()
-        assert mine is not None
-        mine.extend(log)
-
-    def train_part(self, clients: Clients, arrives: bool) -> None:
-        super().train_part(clients, arrives)
-        if arrives:
-            self.parties.counted.update(dict.fromkeys(clients.ids.tolist(), self.index))
-
-    def finish(self) -> dict[str, float]:
-        row = super().finish()
+    def numbers(self, lost: int) -> dict[str, float]:
         down, up = self.parties.wire
-        wire = {"comm/uplink_wire_bytes": up, "comm/downlink_wire_bytes": down}
-        return {**row, "dropped": int(self.totals.counts[4]), **wire}
+        return {"dropped": lost, "comm/uplink_wire_bytes": up, "comm/downlink_wire_bytes": down}
+
+    def evaluation(self, method: Method) -> RemoteEvaluation:
+        return RemoteEvaluation(method, self)
+
+
+class _Sent(NamedTuple):
+    """A party, the bytes of what it was sent, and what was logged for it."""
+
+    clients: Clients
+    down: int | Tensor
+    log: Log
+
+
+class _Answer(NamedTuple):
+    """What a party has answered: messages, what it has logged, and its private gradients so far."""
+
+    messages: Messages
+    log: Log
+    gradients: float | None
 
 
 class _Told:
@@ -354,60 +472,79 @@ class _Told:
 
 
 class RemoteEvaluation(Evaluation):
-    """An evaluation that the parties compute; the server asks all for their scores at its end."""
+    """An evaluation that the parties compute; the server asks all for their scores at its end.
 
-    def __init__(self, method: FederatedAlgorithm, server: Server) -> None:
+    Args:
+        method: The method.
+        remote: The transport to the parties.
+    """
+
+    def __init__(self, method: Method, remote: Remote) -> None:
         self._splits: list[str] = []
-        super().__init__(method.run.loop, method.device)
-        self.method, self.parties = method, server.parties
+        self._method = method
+        self._parties = remote.parties
+        self._data = remote.loop.client_data(method.device)
+        super().__init__(remote.loop, method.device)
 
     def begin(self, receive: Callable[[Clients], None]) -> None:
         super().begin(receive)
-        self._used, self._splits = {}, []
+        self._used = {}
+        self._splits = []
 
-    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+    def update(self, algorithm: Method, clients: Clients) -> None:
+        self._method = algorithm
         if clients.split not in self._splits:
             self._splits.append(clients.split)
 
     def finish(self) -> dict[str, float]:
-        method, w = self.method, self.method.global_model
+        method = self._method
         if method.has_global:
-            self._global_numbers = method.parameters_global()
-        data, requests = method.run.loop.client_data(method.device), {}
-        for client in self.parties.peers:
-            one, model = Clients(np.array([client]), method.rounds, data), None
-            self._receive(one)
-            if method.has_global:
-                same = one.received.get("w", w[:0]).equal(w)
-                model = "w" if same else w.cpu().numpy()
-            requests[client] = {
-                **self.parties.task(one),
-                "splits": self._splits,
-                "model": model,
-                "parameters": self._global_numbers or 0,
-            }
-        kinds = {"global": method.has_global, "personalized": method.has_personalized}
-        kinds |= {f"finetuned/{k}": True for k in self.finetuning.steps}
+            self._global_numbers = method.global_size()
+        requests = {client: self._request(client) for client in self._parties.peers}
+        kinds = []
+        if method.has_global:
+            kinds.append("global")
+        if method.has_personalized:
+            kinds.append("personalized")
+        kinds += [f"finetuned/{k}" for k in self.finetuning.steps]
         names = ["accuracy", "loss", "count", *self.loop.metrics.names]
-        keys = [(split, kind) for split in self._splits for kind, has in kinds.items() if has]
-        told = {key: _Told(self.loop.num_clients, names) for key in keys}
+        told = {}
+        for split in self._splits:
+            for kind in kinds:
+                told[split, kind] = _Told(self.loop.num_clients, names)
         self._metrics = dict(told)  # type: ignore[arg-type]
-        for client, answer in self.parties.ask("evaluate", requests).items():
-            with self.parties.naming(client, "evaluation"):
+        for client, answer in self._parties.ask("evaluate", requests).items():
+            with self._parties.naming(client, "evaluation"):
                 self._add(client, answer, told)
         return super().finish()
 
+    def _request(self, client: int) -> dict[str, Any]:
+        """Returns what a party is asked."""
+        method = self._method
+        one = Clients(np.array([client]), method.rounds, self._data)
+        self._receive(one)
+        model: Any = None
+        if method.has_global:
+            w = method.global_model
+            model = "w"
+            if not one.received.get("w", w[:0]).equal(w):
+                model = w.cpu().numpy()
+        return {
+            **self._parties.task(one),
+            "splits": self._splits,
+            "model": model,
+            "parameters": self._global_numbers or 0,
+        }
+
     def _add(self, client: int, answer: dict[str, Any], told: dict[Any, _Told]) -> None:
         """Adds what one party has told; a WireError if it is not what was asked."""
-        scores = {
-            (_part(entry, str, 0), _part(entry, str, 1)): _part(entry, dict, 2)
-            for entry in _part(answer, list, "scores")
-        }
-        found = {
-            (key, name): _part(scores, float, key, name)
-            for key, table in told.items()
-            for name in table.values
-        }
+        scores = {}
+        for entry in _part(answer, list, "scores"):
+            scores[_part(entry, str, 0), _part(entry, str, 1)] = _part(entry, dict, 2)
+        found = {}
+        for key, table in told.items():
+            for name in table.values:
+                found[key, name] = _part(scores, float, key, name)
         numbers = [_part(answer, float, "numbers", place) for place in (0, 1)]
         for (key, name), value in found.items():
             told[key].values[name][client] = value
@@ -419,28 +556,23 @@ class Server(pl.Callback):
 
     Args:
         parties: The parties.
-
-    Attributes:
-        cohorts: The clients of the last rounds that were there when the round began, by round.
-        firsts: What clients of the coming round have sent first, by client.
     """
 
     def __init__(self, parties: Parties) -> None:
         self.parties = parties
-        self.cohorts: dict[int, np.ndarray] = {}
-        self.firsts: dict[int, dict[str, Message]] = {}
-        self._drawn: Callable[[int], np.ndarray]
-        self._needs_all = False
+        self.remote = Remote(parties)
 
     def join(self, trainer: pl.Trainer, method: FederatedAlgorithm, loop: FederatedLoop) -> None:
-        """Connects a method and its loop with the parties, before the run begins.
+        """Hands a method and its loop the transport to the parties, before the run begins.
 
         Raises:
             ConfigError: The run has something that needs the samples of all clients.
         """
-        who, name = loop.participation, type(method).__name__
+        who = loop.participation
         if method.pooled:
-            raise ConfigError(f"model: {name} trains on the samples of all clients together")
+            raise ConfigError(
+                f"model: {type(method).__name__} trains on the samples of all clients together"
+            )
         for key in ("unseen", "attackers", "clock"):
             if getattr(who, key) is not None:
                 raise ConfigError(f"loop.{key}: it is for simulations; parties take null")
@@ -452,99 +584,16 @@ class Server(pl.Callback):
                 )
         if trainer.world_size > 1:
             raise ConfigError(f"trainer.devices: {trainer.world_size}; a server has one process")
-        assert isinstance(loop.datamodule, RemoteData)
-        self.method, self.loop, self._drawn = method, loop, who.cohort
-        loop.datamodule.meet, loop.clients_at_once = self._meet, 1
-        who.cohort = self._cohort
-        method.new_round = lambda index: RemoteRound(method, index, self)
-        method.new_evaluation = lambda: RemoteEvaluation(method, self)
-        method.first_uploads = self._first_uploads
-        method.states.commit = lambda *_: None  # clients keep their states
-        method.rounds_compared = True
+        self.method = method
+        self.loop = loop
+        self.remote.join(method, loop)
         self.parties.saving = bool(trainer.checkpoint_callbacks)
         trainer.callbacks.append(self)  # type: ignore[attr-defined]
 
-    def _meet(self) -> dict[int, dict[str, Any]]:
-        self.parties.wait(self.parties.enough)
-        if self.method.weighting == "samples":
-            for client, facts in self.parties.facts.items():
-                if facts["hides"]:
-                    raise ConfigError(
-                        f"model.weighting: samples; party {client} does not tell its number of "
-                        f"samples, use uniform"
-                    )
-        return self.parties.facts
-
-    def _cohort(self, index: int) -> np.ndarray:
-        """Returns the clients of a round's cohort that are there when the round begins."""
-        if index in self.cohorts:
-            return self.cohorts[index]
-        parties, data = self.parties, self.loop.datamodule
-        assert isinstance(data, RemoteData)
-        parties.meet()
-        parties.wait(1)
-        for client, facts in parties.facts.items():
-            data.add(client, facts)
-        drawn = self._drawn(index)
-        here = np.isin(drawn, list(parties.peers))
-        self.require(drawn, drawn[here], index)
-        self.cohorts = {key: ids for key, ids in self.cohorts.items() if key == index - 1}
-        self.cohorts[index] = drawn[here]
-        return self.cohorts[index]
-
-    def require(self, cohort: np.ndarray, here: Iterable[int], index: int) -> None:
-        """Raises a ConfigError if a client of a cohort is away, and the method needs them all."""
-        away = sorted(set(cohort.tolist()) - {*here})
-        if self._needs_all and away:
-            raise ConfigError(
-                f"party {away[0]} is away in round {index + 1}, and {type(self.method).__name__} "
-                f"needs all clients in every round; start it again, and continue with ckpt_path: "
-                f"auto"
-            )
-
-    # ---- what clients send first --------------------------------------------------------------
-
-    def ask_first(self, ids: np.ndarray) -> dict[int, dict[str, Message]]:
-        """Asks clients for what they send first, and returns the messages of those who answer."""
-        method, data = self.method, self.loop.client_data(self.method.device)
-        with method.in_full_precision(), logging_to(Log()):
-            nobody = Clients(ids[:0], method.rounds, data)
-            method.states.load(nobody)
-            like = first_messages(method, nobody)
-        ones = (Clients(ids[i : i + 1], method.rounds, data) for i in range(len(ids)))
-        requests = {int(one.ids[0]): self.parties.task(one) for one in ones}
-        self.firsts = {}
-        for client, answer in self.parties.ask("first", requests).items():
-            with self.parties.naming(client, "first message"):
-                self.firsts[client] = _read_messages(answer, like)
-        return self.firsts
-
-    def _first_uploads(self, ids: np.ndarray) -> Iterator[tuple[Clients, Mapping[str, Message]]]:
-        """Yields clients and what they send first; those that are away have sent the last one."""
-        method, firsts = self.method, self.firsts or self.ask_first(ids)
-        self.firsts = {}
-        for client in ids.tolist():
-            one = Clients(np.array([client]), method.rounds, self.loop.client_data(method.device))
-            if client in firsts:
-                yield one, firsts[client]
-            else:
-                kept = {n: method.store.read(KEPT + n, one.ids) for n in method.states.messages}
-                yield one, {name: Message(rows, 0) for name, rows in kept.items()}
-
-    # ---- callbacks ----------------------------------------------------------------------------
-
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Finds out whether the method needs all clients in every round."""
+        """Tells the parties the number of classes from now on."""
         assert isinstance(self.loop.datamodule, RemoteData)
         self.parties.classes = self.loop.datamodule.num_classes
-        who, before = self.loop.participation, self.loop.participation.dropout
-        who.dropout = Affected("dropout", [[0]])
-        try:
-            self.method.check_setup()
-        except ConfigError:
-            self._needs_all = True
-        finally:
-            who.dropout = before
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -561,10 +610,10 @@ class Server(pl.Callback):
         rank_zero_info(f"The rounds' messages had {down} bytes to the parties, and {up} back.")
 
     def state_dict(self) -> dict[str, Any]:
-        cohorts = {index: ids.tolist() for index, ids in self.cohorts.items()}
+        cohorts = {index: ids.tolist() for index, ids in self.remote.cohorts.items()}
         return {"parties": self.parties.state_dict(), "cohorts": cohorts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.parties.load_state_dict(state_dict["parties"])
         cohorts = state_dict["cohorts"].items()
-        self.cohorts = {index: np.array(ids, np.int64) for index, ids in cohorts}
+        self.remote.cohorts = {index: np.array(ids, np.int64) for index, ids in cohorts}

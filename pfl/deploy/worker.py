@@ -20,7 +20,7 @@ from pfl.communication import Message
 from pfl.deploy.wire import LIMIT, WireError, pack, unpack
 from pfl.errors import ConfigError
 from pfl.method.party import Party, Task
-from pfl.method.states import GRADIENTS
+from pfl.stages.private import GRADIENTS
 
 
 class StateFiles:
@@ -182,8 +182,7 @@ class Worker:
             model = torch.from_numpy(model)
         elif model is not None:
             model = task.received["w"]
-        party.method.parameters_global = lambda: request["parameters"]  # type: ignore[method-assign]
-        evaluation = party.evaluate(task, request["splits"], model)
+        evaluation = party.evaluate(task, request["splits"], model, request["parameters"])
         scores: list[Any] = [
             [split, kind, {name: float(values[self.client]) for name, values in numbers.items()}]
             for (split, kind), numbers in evaluation.scores.items()

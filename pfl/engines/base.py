@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -147,8 +148,14 @@ class Engine(ABC):
         Raises:
             ConfigError: The code wrote into one of them.
         """
+        ids = clients.ids.copy()
         before = {name: (tensor, version_of(tensor)) for name, tensor in shared().items()}
         yield
+        if not np.array_equal(ids, clients.ids):
+            raise ConfigError(
+                f"model: its code changed `clients.ids` in place, from {ids.tolist()} to "
+                f"{clients.ids.tolist()}; work on a copy"
+            )
         changed = [f"`{name}`" for name, (t, version) in before.items() if version_of(t) != version]
         if changed:
             raise ConfigError(

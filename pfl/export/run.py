@@ -67,7 +67,7 @@ class RestoredRun(FederatedCLI):
         content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
         if isinstance(loop.datamodule, RemoteData):
             self.parties = content["callbacks"]["Server"]["parties"]
-            loop.datamodule.meet = lambda: self.parties["facts"]
+            loop.datamodule.connect(lambda: self.parties["facts"])
         loop.prepare_data()
         loop.setup("predict")
         algorithm.setup("predict")

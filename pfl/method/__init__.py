@@ -11,7 +11,6 @@ from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.buffered import Buffered
 from pfl.method.checks import refuse_factors
 from pfl.method.exact_mean import FactorMethod, MovedWeights
-from pfl.method.factors import ClientRanks, factor_mask
 from pfl.method.features import (
     class_sums,
     distance_to_means,
@@ -28,6 +27,7 @@ from pfl.models.classifier import head_name
 from pfl.parameters import redrawn, replace_values_in, values_in
 from pfl.proximal import nuclear_norm_prox, soft_threshold
 from pfl.randomness import generator
+from pfl.stages.factors import ClientRanks, factor_mask
 
 __all__ = [
     "Batch",

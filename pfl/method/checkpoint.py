@@ -6,7 +6,7 @@ import copy
 import re
 import zlib
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,13 +16,11 @@ from pfl.clients.store import ClientStore
 from pfl.communication import Ledger
 from pfl.distributed.collectives import gather_parts
 from pfl.errors import ConfigError
+from pfl.method.hooks import Method
 from pfl.rounds.checkpoint_io import Malformed, check_parts
 
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
 
-
-def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
+def save(module: Method, ledger: Ledger) -> dict[str, Any]:
     """Returns tensors and plain values only, which `torch.load(weights_only=True)` reads.
 
     Rows of client states live on the process that owns the client. The checkpoint has the rows of
@@ -34,17 +32,15 @@ def save(module: FederatedAlgorithm, ledger: Ledger) -> dict[str, Any]:
         ledger: Every client's bytes, over all processes.
     """
     private = module.run.private
-    return {
-        **_identity(module),
-        **_fixed_settings(module),
-        **({} if private is None else {"clip": private.clip}),
-        **({} if module.body_digest is None else {"body": module.body_digest}),
-        "rounds": module.rounds,
-        "samples_seen": module.samples_seen,
-        "bytes": [module.bytes_down, module.bytes_up],
-        "clients": client_states(module.store),
-        "ledger": ledger.state_dict(),
-    }
+    saved = {**_identity(module), **_fixed_settings(module)}
+    if private is not None:
+        saved["clip"] = private.clip
+    if module.body_digest is not None:
+        saved["body"] = module.body_digest
+    saved |= module.progress.state_dict()
+    saved["clients"] = client_states(module.store)
+    saved["ledger"] = ledger.state_dict()
+    return saved
 
 
 def client_states(store: ClientStore) -> dict[str, Any]:
@@ -52,7 +48,7 @@ def client_states(store: ClientStore) -> dict[str, Any]:
     return store.state_dict(partial(gather_parts, empty=_empty))
 
 
-def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
+def check(module: Method, checkpoint: dict[str, Any]) -> None:
     """Refuses a checkpoint that does not fit the run, or has parts missing or of another kind.
 
     Raises:
@@ -69,7 +65,9 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
     if module.run.private is not None:
         counts["clip"] = 0.0
     fits = module.trainer.state.fn == "fit"
-    own_run = {**_identity(module), **(_fixed_settings(module) if fits else {})}
+    own_run = _identity(module)
+    if fits:
+        own_run |= _fixed_settings(module)
     check_parts(saved, {**own_run, **counts}, "federated")
     actual = {**saved, "client states": sorted(saved["clients"])}
     expected = {**own_run, "client states": sorted(module.states.all_names)}
@@ -91,21 +89,24 @@ def check(module: FederatedAlgorithm, checkpoint: dict[str, Any]) -> None:
         _try_step(module, checkpoint["optimizer_states"][0])
 
 
-def check_body(module: FederatedAlgorithm, saved: dict[str, Any] | None) -> None:
+def check_body(module: Method, saved: dict[str, Any] | None) -> None:
     """Refuses a checkpoint whose models belong to other frozen parameters than the network has.
 
     Raises:
         ConfigError: The frozen parameters are others.
     """
-    theirs, own = (saved or {}).get("body"), module.body_digest
-    if saved is not None and theirs != own:
+    if saved is None:
+        return
+    theirs = saved.get("body")
+    own = module.body_digest
+    if theirs != own:
         raise ConfigError(
             f"ckpt_path: the checkpoint belongs to a network whose frozen parameters have the "
             f"checksum {theirs}, this run's have {own}; give the network that it was made with"
         )
 
 
-def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:
+def _try_step(module: Method, saved: dict[str, Any]) -> None:
     """Refuses a saved state with which a copy of the server's optimizer takes no step."""
     optimizer = copy.deepcopy(module.configure_optimizers())
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -122,15 +123,15 @@ def _try_step(module: FederatedAlgorithm, saved: dict[str, Any]) -> None:
         ) from error
 
 
-def restore(module: FederatedAlgorithm, saved: dict[str, Any], rank: int, world: int) -> None:
+def restore(module: Method, saved: dict[str, Any], rank: int, world: int) -> None:
     """Takes all counts over, and the rows of the clients that process `rank` of `world` owns.
 
     Raises:
         Malformed: The states are not those that the method has declared.
     """
-    module.rounds, module.samples_seen = saved["rounds"], saved["samples_seen"]
-    module.bytes_down, module.bytes_up = saved["bytes"]
-    if (private := module.run.private) is not None:
+    module.progress.load_state_dict(saved)
+    private = module.run.private
+    if private is not None:
         private.clip = saved["clip"]
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
@@ -163,7 +164,7 @@ def _check_ids(ids: Tensor, count: int, where: str) -> None:
         raise Malformed(f"{where} has ids that no client has")
 
 
-def _identity(module: FederatedAlgorithm) -> dict[str, Any]:
+def _identity(module: Method) -> dict[str, Any]:
     """Returns by what the checkpoint of a run is recognised, whatever is done with it."""
     return {
         "algorithm": type(module).__name__,
@@ -172,7 +173,7 @@ def _identity(module: FederatedAlgorithm) -> dict[str, Any]:
     }
 
 
-def _fixed_settings(module: FederatedAlgorithm) -> dict[str, Any]:
+def _fixed_settings(module: Method) -> dict[str, Any]:
     """Returns what must stay the same where training continues.
 
     The network's layers enter as a checksum of their description, without addresses in memory.

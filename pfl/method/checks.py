@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
-import torch
+import numpy as np
 from torch import Tensor, nn
 
 from pfl.clients import Clients
 from pfl.communication import Message, by_name
 from pfl.errors import ConfigError
+from pfl.method.hooks import Method
 from pfl.method.states import KEPT
 from pfl.models.adapters import LoRALayer
-
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
 
 
 def refuse_factors(network: nn.Module, method: str) -> None:
@@ -34,7 +32,7 @@ def refuse_factors(network: nn.Module, method: str) -> None:
         )
 
 
-def check_complete(method: FederatedAlgorithm, base: type) -> None:
+def check_complete(method: Method, base: type) -> None:
     """Refuses a method that lacks a function which the framework calls.
 
     Args:
@@ -54,10 +52,8 @@ def check_complete(method: FederatedAlgorithm, base: type) -> None:
             )
 
 
-def messages(
-    method: FederatedAlgorithm, sent: Any, clients: Clients, hook: str = "client_update"
-) -> dict[str, Message]:
-    """Returns what clients send as messages by name.
+def check_messages(method: Method, sent: Any, clients: Clients, hook: str) -> None:
+    """Refuses what is not messages of C clients.
 
     Args:
         method: The method.
@@ -68,10 +64,14 @@ def messages(
     Raises:
         ConfigError: It is something else than models [C, P], a message [C, K], or messages by name.
     """
-    where, count = f"{type(method).__name__}.{hook}", len(clients)
+    where = f"{type(method).__name__}.{hook}"
+    count = len(clients)
     result = _by_name(where, sent, f"the clients' models [{count}, {method.space.size}]")
     for name, message in result.items():
-        values, what = message.values, "returned" if name == "w" else f"returned as {name!r}"
+        values = message.values
+        what = "returned"
+        if name != "w":
+            what = f"returned as {name!r}"
         if name == "w" and isinstance(sent, Tensor):
             check_models(where, values, clients, method)
         elif values.dim() != 2 or len(values) != count:
@@ -91,38 +91,41 @@ def messages(
                 f"model: {where} {what} a message that the server would forget; declare it with "
                 f"keep_messages({name!r}, ...)"
             )
-    return result
 
 
-def downloads(
-    method: FederatedAlgorithm, sent: Any, clients: Clients | None = None
-) -> dict[str, Message]:
-    """Returns what the server sends, by name: messages [K] to all, or [C, K] to each of C clients.
+def check_downloads(method: Method, sent: Any, clients: np.ndarray | None = None) -> None:
+    """Refuses what is not messages [K] of the server to all, or [C, K] to each of C clients.
 
     Raises:
         ConfigError: It is something else.
     """
-    name, size = type(method).__name__, method.space.size
-    if clients is None:
-        where = f"{name}.download"
-        model, shape = f"a message [{size}] of the global model", "a message to all clients is [K]"
-    else:
-        where, count = f"{name}.download_for", len(clients)
-        model, shape = f"models [{count}, {size}]", f"each of the {count} clients must have a row"
+    name = type(method).__name__
+    size = method.space.size
+    where = f"{name}.download"
+    model = f"a message [{size}] of the global model"
+    shape = "a message to all clients is [K]"
+    axes = 1
+    if clients is not None:
+        where = f"{name}.download_for"
+        model = f"models [{len(clients)}, {size}]"
+        shape = f"each of the {len(clients)} clients must have a row"
+        axes = 2
     result = _by_name(where, sent, model)
     for name, message in result.items():
         values = message.values
         rows_fit = clients is None or len(values) == len(clients)
-        if values.dim() != (1 if clients is None else 2) or not rows_fit:
+        if values.dim() != axes or not rows_fit:
             raise ConfigError(f"model: {where} returned {kind_text(values)} as {name!r}; {shape}")
-    return result
 
 
 def _by_name(where: str, sent: Any, model: str) -> dict[str, Message]:
     """Returns messages by name, and refuses anything that is not a tensor or a message."""
-    for name, message in sent.items() if isinstance(sent, dict) else [("w", sent)]:
+    named = sent if isinstance(sent, dict) else {"w": sent}
+    for name, message in named.items():
         if not isinstance(message, Tensor | Message):
-            what = f"returned as {name!r}" if isinstance(sent, dict) else "returned"
+            what = "returned"
+            if isinstance(sent, dict):
+                what = f"returned as {name!r}"
             raise ConfigError(
                 f"model: {where} {what} {kind_text(message)}; it must return {model}, a Message, "
                 f"or a dict of them by name"
@@ -135,13 +138,14 @@ def _by_name(where: str, sent: Any, model: str) -> dict[str, Message]:
     return by_name(sent)
 
 
-def check_models(where: str, models: Any, clients: Clients, method: FederatedAlgorithm) -> None:
+def check_models(where: str, models: Any, clients: Clients, method: Method) -> None:
     """Refuses models of clients that are not a tensor [C, P] of the method's dtype.
 
     Raises:
         ConfigError: They are something else.
     """
-    shape, dtype = (len(clients), method.space.size), method.space.vector.dtype
+    shape = (len(clients), method.space.size)
+    dtype = method.space.vector.dtype
     if not isinstance(models, Tensor) or tuple(models.shape) != shape or models.dtype != dtype:
         raise ConfigError(
             f"model: {where} returned {kind_text(models)}; it must return the clients' models, a "
@@ -149,7 +153,7 @@ def check_models(where: str, models: Any, clients: Clients, method: FederatedAlg
         )
 
 
-def check_nothing(method: FederatedAlgorithm, name: str, returned: Any) -> None:
+def check_nothing(method: Method, name: str, returned: Any) -> None:
     """Refuses what a function returns that has to change the method itself.
 
     Raises:
@@ -162,13 +166,13 @@ def check_nothing(method: FederatedAlgorithm, name: str, returned: Any) -> None:
         )
 
 
-def check_declared(method: FederatedAlgorithm, state: Iterable[str]) -> None:
+def check_declared(method: Method, state: Iterable[str]) -> None:
     """Refuses client states that were written without being declared.
 
     Raises:
         ConfigError: There are some; they would be forgotten after the round.
     """
-    names = method.store.names
+    names = method.states.names
     if unknown := sorted(set(state) - {*names, "buffers"}):
         declared = ", ".join(names) or "none"
         raise ConfigError(
@@ -181,56 +185,9 @@ def kind_text(value: Any) -> str:
     """Returns a value's kind in words: "a tensor [3, 4] of torch.float64", "None"."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)} of {value.dtype}"
-    return "None" if value is None else f"an object of the class {type(value).__name__}"
-
-
-def check_aggregation(method: FederatedAlgorithm) -> None:
-    """Refuses privacy, rules and attackers that do not fit the method.
-
-    Raises:
-        ConfigError: The method pools samples; or the run is private, and the method keeps messages
-            or averages running statistics.
-    """
-    who, name, reason = method.run.loop.participation, type(method).__name__, ""
-    given = {key: getattr(who, key) for key in ("privacy", "aggregation", "attackers")}
-    if method.pooled and (keys := [key for key, value in given.items() if value is not None]):
-        raise ConfigError(
-            f"loop.{keys[0]}: {name} trains on the samples of all clients in one place, which send "
-            f"no messages; take another method"
-        )
-    if who.aggregation is not None and who.aggregation.limit is None:
-        # The rule says how many clients it needs.
-        who.aggregation(torch.zeros(who.cohort_size, 1))
-    if who.privacy is None:
-        return
-    if method.states.messages:
-        reason = f"the server of {name} reads the messages of single clients; take another method"
-    elif method.buffer_policy == "average" and method.oracle.buffers.size:
-        reason = (
-            "model.buffers: average; running statistics with noise can be impossible ones; give "
-            "local"
-        )
-    if reason:
-        raise ConfigError(f"loop.privacy: {reason}")
-
-
-def refuse_rows(method: FederatedAlgorithm, names: Iterable[str]) -> None:
-    """Refuses messages that the server of a private run would get one by one."""
-    if name := next(iter(names), None):
-        raise ConfigError(
-            f"loop.privacy: the server of {type(method).__name__} gets the message {name!r} of "
-            f"every client by itself, which noise on a sum does not hide; take another method"
-        )
-
-
-def require_means(method: FederatedAlgorithm, means: Sized, messages: Sized) -> None:
-    """Refuses a rule for means, or attackers that collude, where messages are sent and none is."""
-    if (len(messages) or method.sends_first) and not len(means):
-        raise ConfigError(
-            f"loop.aggregation: the server of {type(method).__name__} gets every client's messages "
-            f"by themselves, and no mean that a rule or colluding attackers could change; take "
-            f"another method"
-        )
+    if value is None:
+        return "None"
+    return f"an object of the class {type(value).__name__}"
 
 
 class ByName(dict[str, Tensor]):

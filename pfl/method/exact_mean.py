@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from pfl.communication import Message, low_rank_size
-from pfl.errors import ConfigError
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.factors import (
+from pfl.method.local_training import Network
+from pfl.models.adapters import Trainable
+from pfl.stages.factors import (
     PRODUCTS,
     Factors,
     factor_mask,
@@ -18,8 +19,6 @@ from pfl.method.factors import (
     split_products,
     with_residual,
 )
-from pfl.method.local_training import Network
-from pfl.models.adapters import Trainable
 
 
 class FactorMethod(FederatedAlgorithm):
@@ -32,9 +31,6 @@ class FactorMethod(FederatedAlgorithm):
         factors: The layers, a list of `Factors`.
     """
 
-    reads_products = False
-    """Whether the server reads `products`."""
-
     def __init__(
         self, network: Network, *, trainable: Trainable | str | None = "lora", **kwargs: Any
     ) -> None:
@@ -42,17 +38,12 @@ class FactorMethod(FederatedAlgorithm):
 
     def check_setup(self) -> None:
         require_factors(self.factors, type(self).__name__)
-        who = self.run.loop.participation
-        for key in ("privacy", "aggregation") if self.reads_products else ():
-            if getattr(who, key) is not None:
-                raise ConfigError(
-                    f"loop.{key}: {type(self).__name__} needs the mean of the products B A of the "
-                    f"clients' factors, which this option does not protect or combine; take FedAvg"
-                )
 
     def products(self, mean: dict[str, Tensor]) -> list[Tensor]:
         """Returns sum_S p_i s B_i A_i of each layer, [out, in], from what `server_update` gets."""
-        return split_products(self.factors, mean[PRODUCTS]) if self.factors else []
+        if not self.factors:
+            return []
+        return split_products(self.factors, mean[PRODUCTS])
 
 
 class MovedWeights(FactorMethod):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pfl.aggregation.privacy import PrivateMean
 from pfl.errors import ConfigError
+from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
 
 
@@ -26,8 +27,23 @@ class RunFacts:
     def __init__(
         self, loop: FederatedLoop, trainer: Trainer | None = None, max_rounds: int | None = None
     ) -> None:
-        self.loop, self.trainer = loop, trainer
+        self.loop = loop
+        self.trainer = trainer
         self._max_rounds = max_rounds
+
+    def context(self, device: torch.device) -> RunContext:
+        """Returns the facts that every round and every stage may read."""
+        loop = self.loop
+        rank, processes = loop.place()
+        return RunContext(
+            seed=loop.seed,
+            population=loop.population,
+            sizes=loop.datamodule.client_sizes,
+            rounds=self.max_rounds,
+            device=device,
+            rank=rank,
+            processes=processes,
+        )
 
     @cached_property
     def private(self) -> PrivateMean | None:
@@ -37,8 +53,12 @@ class RunFacts:
     @property
     def max_rounds(self) -> int | None:
         """The number of rounds after which the run ends; None if that is not known beforehand."""
-        rounds = self.trainer.max_epochs if self.trainer is not None else self._max_rounds
-        return None if rounds is None or rounds < 0 else rounds
+        rounds = self._max_rounds
+        if self.trainer is not None:
+            rounds = self.trainer.max_epochs
+        if rounds is not None and rounds < 0:
+            return None
+        return rounds
 
     @cached_property
     def sample_sums(self) -> Tensor:
@@ -48,7 +68,8 @@ class RunFacts:
         have weights from 1 to 2, so that their order counts.
         """
         samples = self.loop.datamodule.samples
-        total, sums = len(samples), [torch.tensor([len(samples)], dtype=torch.float64)]
+        total = len(samples)
+        sums = [torch.tensor([total], dtype=torch.float64)]
         for index in torch.arange(0, total, -(-total // 200)).split(20):
             pair = [part.reshape(len(index), -1).double() for part in samples.gather(index)]
             values = torch.cat(pair, 1)
@@ -57,7 +78,8 @@ class RunFacts:
 
     def require_validation(self, reason: str) -> None:
         """Refuses a run that does not measure a validation loss, or in which it is not private."""
-        loop, trainer = self.loop, self.trainer
+        loop = self.loop
+        trainer = self.trainer
         if self.private is not None:
             raise ConfigError(
                 f"loop.privacy: model.{reason} uses the clients' validation losses, which are not "

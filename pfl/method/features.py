@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,7 @@ from pfl.engines.batch import Batch, Buffers
 from pfl.engines.objective import watched_head
 from pfl.engines.oracle import Oracle
 from pfl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
+from pfl.method.hooks import Method
 
 
 @torch.no_grad()
@@ -107,7 +105,7 @@ def distance_to_means(means: Tensor, features: Tensor, classes: Tensor | None) -
     return means[:, 0] * (features - means[:, 1:]).square().mean(1)
 
 
-def linear_head(method: FederatedAlgorithm) -> nn.Linear:
+def linear_head(method: Method) -> nn.Linear:
     """Returns the head of a method's network.
 
     Raises:
@@ -138,7 +136,7 @@ def label_counts(clients: Clients, classes: int, like: Tensor) -> Tensor:
     return counts
 
 
-def number_of_classes(method: FederatedAlgorithm) -> int | None:
+def number_of_classes(method: Method) -> int | None:
     """Returns the number of classes, or None for regression; for `check_setup`.
 
     Raises:

@@ -30,9 +30,18 @@ class ClientGroups:
     """
 
     def __init__(self, oracle: Oracle) -> None:
-        self.oracle, self.threads = oracle, ONE_THREAD
+        self.oracle = oracle
+        self.threads = ONE_THREAD
         self.free_memory: Callable[[], None] = lambda: None
         self._limits = {"training": sys.maxsize, "evaluation": sys.maxsize}
+
+    def use(self, threads: ClientThreads) -> None:
+        """Trains groups in these threads from now on."""
+        self.threads = threads
+
+    def free_with(self, free_memory: Callable[[], None]) -> None:
+        """Calls a function where the device's memory is short, to free what else is held there."""
+        self.free_memory = free_memory
 
     def run(
         self,

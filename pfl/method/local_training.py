@@ -23,13 +23,14 @@ from pfl.engines.objective import Objective, ObjectiveLoss
 from pfl.engines.oracle import Oracle
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
-from pfl.method.factors import trained_factors
 from pfl.method.groups import ClientGroups
-from pfl.method.sides import current_log
+from pfl.method.log import current_log
+from pfl.method.progress import Progress
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace, digest, frozen_parameters
 from pfl.proximal import soft_threshold
+from pfl.stages.factors import trained_factors
 
 Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
@@ -67,6 +68,7 @@ class LocalTraining(MovableModule):
         space: The `ParameterSpace`, which maps parameters by name to the P floats of a model.
         oracle: Gives losses and gradients of many clients' models.
         factors: The layers with two factors of LoRA that are trained.
+        progress: What the run has done so far.
     """
 
     def __init__(
@@ -106,9 +108,13 @@ class LocalTraining(MovableModule):
         self.factors = trained_factors(network, self.space)
         self.oracle = Oracle(network, self.space, loss or default_loss, engine)
         self.groups = ClientGroups(self.oracle)
-        self.batch_size, self.buffer_policy = batch_size, buffers
-        self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
-        self.local_epochs, self.local_steps = local_epochs, local_steps
+        self.batch_size = batch_size
+        self.buffer_policy = buffers
+        self.lr = lr
+        self.lr_decay = lr_decay
+        self.weight_decay = weight_decay
+        self.local_epochs = local_epochs
+        self.local_steps = local_steps
         self.optimizer_factory = optimizer
         if optimizer is not None:
             try:
@@ -120,7 +126,7 @@ class LocalTraining(MovableModule):
             rate = probe.param_groups[0].get("lr", lr)
             if own is not None and rate not in (own.default, lr):
                 raise ConfigError(f"model.optimizer.lr: {rate}; the local rate is model.lr, {lr}")
-        self._rounds = 0  # finished rounds; `adapt` may read it in a client's code
+        self.progress = Progress()
 
     @property
     def threads(self) -> ClientThreads:
@@ -370,7 +376,8 @@ class LocalTraining(MovableModule):
                 "are not counted; take another method"
             )
         learners, rows = replace(clients, round=0).training()
-        lr = self.learning_rate(self._rounds) if lr is None else lr
+        if lr is None:
+            lr = self.learning_rate(self.progress.rounds)
         amount: Any = {"epochs": epochs, "steps": steps}
         v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name=ADAPT)
         back = rows.argsort()

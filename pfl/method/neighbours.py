@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,14 +12,12 @@ from torch import Tensor
 from pfl.clients import Clients
 from pfl.errors import ConfigError
 from pfl.method.features import features, number_of_classes
+from pfl.method.hooks import Method
 from pfl.scores.evaluation import Scores
 from pfl.scores.neighbours import best_weight
 
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
 
-
-def check_neighbours(method: FederatedAlgorithm) -> None:
+def check_neighbours(method: Method) -> None:
     """Refuses `loop.neighbours` where samples have no class, or the network no features.
 
     Raises:
@@ -40,9 +37,7 @@ def check_neighbours(method: FederatedAlgorithm) -> None:
         )
 
 
-def neighbour_scores(
-    method: FederatedAlgorithm, clients: Clients, w: Tensor, keep: bool
-) -> Iterator[Scores]:
+def neighbour_scores(method: Method, clients: Clients, w: Tensor, keep: bool) -> Iterator[Scores]:
     """Yields the scores of C clients' models w [C, P] that are mixed with votes of neighbours.
 
     The loss is the cross entropy; the logarithm of a probability counts as -100 at least.

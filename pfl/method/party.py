@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -11,15 +10,14 @@ import torch
 from torch import Tensor
 
 from pfl.clients import Clients
-from pfl.communication import Message
 from pfl.errors import ConfigError
+from pfl.method import exchange
 from pfl.method.algorithm import FederatedAlgorithm
-from pfl.method.client_side import first_messages, train_clients
 from pfl.method.facts import RunFacts
+from pfl.method.log import Log, logging_to
 from pfl.method.scoring import Evaluation
-from pfl.method.set_up import allocate, inspect_network, make_private
-from pfl.method.sides import Log, logging_to
 from pfl.rounds.loop import FederatedLoop
+from pfl.stages.stage import Messages, Place
 
 
 class Task(NamedTuple):
@@ -72,29 +70,29 @@ class Party:
                 f"it cannot run where each client has its own"
             )
         loop.setup()
-        self.method, self.loop, self.client = method.to(dtype), loop, client
-        method.run = RunFacts(loop, max_rounds=max_rounds)
+        self.method = method.to(dtype)
+        self.loop = loop
+        self.client = client
         single = dtype == torch.float32  # as the simulation, which stores nothing in 64-true
-        inspect_network(method, loop, method.device, nullcontext, client, store=single)
-        method.check_setup()
-        make_private(method, loop)
-        allocate(method, loop)
+        method.begin_apart(RunFacts(loop, max_rounds=max_rounds), client, store=single)
+        self._stages = [stage for stage in method.stages if stage.place <= Place.CLIENT]
         self._pending: Clients | None = None
 
-    def train(self, task: Task) -> tuple[dict[str, Message], Log]:
+    def train(self, task: Task) -> tuple[Messages, Log]:
         """Returns the client's messages [1, K] of a round, and what it has logged."""
-        clients, log = self._clients(task), Log()
+        clients = self._clients(task)
+        log = Log()
         with logging_to(log), self.method.in_full_precision():
-            messages = train_clients(self.method, clients)
-        if self.method.personal_buffers == "received" and "personal_buffers" in clients.state:
-            clients.state["personal_buffers"][clients.empty] = torch.nan  # nothing was trained
+            messages = exchange.train(self.method, self._stages, clients)
+            for stage in self._stages:
+                stage.keep(clients)
         self._pending = clients
         return messages, log
 
-    def first_upload(self, task: Task) -> dict[str, Message]:
+    def first_upload(self, task: Task) -> Messages:
         """Returns what the client sends before it receives anything, [1, K] by name."""
         with self.method.in_full_precision():
-            return first_messages(self.method, self._clients(task))
+            return exchange.send_first(self.method, self._stages, self._clients(task))
 
     def settle(self, counted: int | None) -> None:
         """Keeps the pending states if the server has counted their round, and else forgets them."""
@@ -104,17 +102,26 @@ class Party:
 
     def pending(self) -> dict[str, Tensor]:
         """Returns the client's states after its last training, [1, width] by name."""
-        return {} if self._pending is None else dict(self._pending.state)
+        if self._pending is None:
+            return {}
+        return dict(self._pending.state)
 
     def restore(self, states: Mapping[str, Tensor]) -> None:
         """Takes states [1, width] by name as the client's; a state that is missing begins anew."""
-        self._pending, store = None, self.method.store
+        self._pending = None
+        store = self.method.store
         for name in store.names:
-            rows = states[name] if name in states else store.initial(name)[None]
+            rows = states.get(name)
+            if rows is None:
+                rows = store.initial(name)[None]
             store.write(name, np.array([self.client]), rows)
 
     def evaluate(
-        self, task: Task, splits: Sequence[str], model: Tensor | None = None
+        self,
+        task: Task,
+        splits: Sequence[str],
+        model: Tensor | None = None,
+        global_size: int | None = None,
     ) -> Evaluation:
         """Returns a finished pass, in which this client alone has scores.
 
@@ -122,15 +129,18 @@ class Party:
             task: What the server sends for the evaluation.
             splits: "val", "test" or both.
             model: The global model [P], where there is one to be scored.
+            global_size: How many numbers describe the global model, by the server's count.
         """
         method = self.method
         self.settle(task.counted)
-        method.rounds = task.round
+        method.progress.go_on_from(task.round)
+        if global_size is not None:
+            method.tell_global_size(global_size)
         if model is not None:
             method.global_model.copy_(model)
             if "buffers" in task.received:
                 method.oracle.buffers.write(method.network, task.received["buffers"])
-        evaluation = Evaluation(self.loop, method.device)
+        evaluation = Evaluation(self.loop, method.device, self._stages)
         with method.in_full_precision():
             for split in splits:
                 evaluation.update(method, self._clients(task, split))
@@ -143,6 +153,7 @@ class Party:
         self.settle(task.counted)
         data = self.loop.client_data(method.device)
         clients = Clients(np.array([self.client]), task.round, data, split, work=task.work)
-        clients.received, clients.personal_messages = dict(task.received), task.personal
-        method.states.load(clients)
+        clients.received = dict(task.received)
+        clients.personal_messages = task.personal
+        exchange.begin(method, self._stages, clients)
         return clients

@@ -2,219 +2,222 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pfl.aggregation.joined import NOT_FINITE, clipped_sums
-from pfl.aggregation.privacy import PrivateMean
-from pfl.aggregation.robust import RobustMean
-from pfl.communication import Message
+from pfl.clients import Clients
 from pfl.distributed.collectives import gather, gather_rows, sum_over_processes
-from pfl.method.factors import PRODUCTS, Factors, sum_of_products
-from pfl.method.sides import Log
+from pfl.method.log import Log
+from pfl.stages.mean import Arrived, Mean
+from pfl.stages.stage import Messages
+
+
+class Parcel(NamedTuple):
+    """What the server makes of the messages of a group of C clients as they arrive.
+
+    Attributes:
+        sums: The sums [K] of the messages that the server gets as means, by name.
+        rows: The messages [C, K] that the server gets one by one, by name.
+        singles: The messages [C, K] that the mean needs one by one, by name.
+        kept: The messages that the server keeps for each client, by name.
+        ranges: The least and the greatest value of each client state, [2] by name.
+    """
+
+    sums: Mapping[str, Tensor]
+    rows: Mapping[str, Tensor]
+    singles: Mapping[str, Tensor]
+    kept: Messages
+    ranges: Mapping[str, Tensor]
+
+
+@dataclass
+class Counts:
+    """Numbers that are added up over the clients of a round.
+
+    Attributes:
+        samples: The samples of the clients whose messages arrived.
+        clients: The number of these clients.
+        down: Bytes that the server has sent.
+        up: Bytes that the server has received.
+        lost: The number of clients whose messages were lost.
+        lost_gradients: The sample gradients that these have taken.
+    """
+
+    samples: float = 0.0
+    clients: float = 0.0
+    down: float = 0.0
+    up: float = 0.0
+    lost: float = 0.0
+    lost_gradients: float = 0.0
+
+    def add(self, other: Counts) -> None:
+        """Adds other counts."""
+        self.samples += other.samples
+        self.clients += other.clients
+        self.down += other.down
+        self.up += other.up
+        self.lost += other.lost
+        self.lost_gradients += other.lost_gradients
+
+
+@dataclass
+class _Shared:
+    """What the processes of a round tell each other, as plain values."""
+
+    counts: Counts
+    losses: dict[str, np.ndarray]
+    ids: np.ndarray
+    not_finite: set[str] = field(default_factory=set)
 
 
 class RoundTotals:
     """What one process has added up over the clients of a round.
 
     Args:
-        weighting: The clients' weights in the mean of a message that does not name its own:
-            "samples" or "uniform".
-        private: What makes the means private; None: nothing does.
-        robust: What replaces the means; None: nothing does.
-        factors: The pairs of LoRA's factors in a model, whose products are added up, too.
+        mean: Makes the means of messages.
+        kept: The names of the messages that the server keeps for each client.
+        like: A tensor with the dtype and the device of the sums.
 
     Attributes:
-        sums: The weighted sum of each message over clients, by name.
-        counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
-            messages were lost, their number and their sample gradients; float64 [6].
-        metrics: Numbers for the round's row of metrics, by name.
-        references: The public values near which the messages of all clients lie, by name, where
-            they are not zero; None before they are known.
+        counts: Numbers over the clients; after `reduce` over those of all processes.
         log: The losses and tables of the clients whose messages arrived.
         ids: The ids of these clients, ascending int64; after `reduce`.
         not_finite: Names of client states with a value that is not finite; after `reduce`.
-
-    Example:
-        >>> totals = RoundTotals("samples")
-        >>> message = Message(torch.tensor([[1.0], [4.0]]), nbytes=4)
-        >>> sums = totals.weigh({"w": message}, np.array([2, 1]), like=torch.zeros(1))
-        >>> totals.add(sums, [3, 2, 8, 8])  # 3 samples of 2 clients; 8 bytes down, 8 bytes up
-        >>> totals.reduce()
-        >>> totals.means(0, np.array([2, 1]), np.array([False, False]))["w"]  # (2 * 1 + 1 * 4) / 3
-        tensor([2.])
     """
 
-    def __init__(
-        self,
-        weighting: str,
-        private: PrivateMean | None = None,
-        robust: RobustMean | None = None,
-        factors: Sequence[Factors] = (),
-    ) -> None:
-        self.weighting, self.private, self.robust = weighting, private, robust
-        self.factors = factors
-        self.references: dict[str, Tensor] | None = None
-        self.sums: dict[str, Tensor] = {}
-        self.counts = np.zeros(6)
-        self.metrics: dict[str, float] = {}
+    def __init__(self, mean: Mean, kept: Iterable[str], like: Tensor) -> None:
+        self.counts = Counts()
         self.log = Log()
         self.ids = np.empty(0, np.int64)
         self.not_finite: set[str] = set()
+        self._mean = mean
+        self._kept = frozenset(kept)
+        self._like = like
+        self._sums: dict[str, Tensor] = {}
         self._rows: dict[str, list[Tensor]] = {}
+        self._singles: dict[str, list[Tensor]] = {}
         self._row_ids: list[np.ndarray] = []
         self._ranges: dict[str, list[Tensor]] = {}
-        self._weightings: dict[str, str] = {}
-        self._loss_sums: dict[str, np.ndarray] = {}
+        self._losses: dict[str, np.ndarray] = {}
 
-    def weigh(
-        self, messages: Mapping[str, Message], sizes: np.ndarray, like: Tensor
-    ) -> dict[str, Tensor]:
-        """Returns the weighted sum of each message over C clients; adds nothing to the totals.
+    def read(self, clients: Clients, messages: Messages) -> Parcel:
+        """Returns what the server makes of the messages of C clients; adds nothing to the totals.
 
-        Args:
-            messages: The clients' messages by name, values [C, K].
-            sizes: Number of samples of each client, int64 [C].
-            like: A tensor with the dtype and the device of the sums.
+        It runs in the thread that trained the clients.
         """
-        values = {name: message.values.to(like) for name, message in messages.items()}
-        if self.private is not None:
-            return self.private.sums(values, self.references or {})
-        if self.robust is not None and self.robust.limit is not None:
-            return clipped_sums(values, self.references or {}, self.robust.limit)[0]
-        sums = {}
+        kept = {}
+        rows = {}
+        singles = {}
+        means = {}
         for name, message in messages.items():
-            self._weightings[name] = message.weighting or self.weighting
-            if self.robust is not None:
-                continue  # it takes the messages one by one
-            uniform = self._weightings[name] == "uniform"
-            weights = torch.from_numpy(np.ones(len(sizes)) if uniform else sizes).to(like)
-            sums[name] = weights @ values[name]
-            if name == "w" and self.factors and values[name].shape[1] == like.numel():
-                sums[PRODUCTS] = sum_of_products(self.factors, values[name], weights)
-                self._weightings[PRODUCTS] = self._weightings[name]
-        return sums
-
-    def add(
-        self,
-        sums: Mapping[str, Tensor],
-        counts: Sequence[float],
-        ids: np.ndarray | None = None,
-        rows: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Adds a group of clients to the totals.
-
-        Args:
-            sums: The group's weighted sums by name.
-            counts: The first four of the `counts`.
-            ids: The clients, int64 [C].
-            rows: The messages that the server gets one by one, [C, K] by name.
-        """
-        for name, total in sums.items():
-            if name in self.sums:
-                self.sums[name] += total  # in place: new memory costs more than the sum
+            if name in self._kept:
+                kept[name] = message
+            elif message.reduce == "rows":
+                rows[name] = message.values
             else:
-                self.sums[name] = total
-        for name, values in (rows or {}).items():
+                means[name] = message
+                if self._mean.one_by_one:
+                    singles[name] = message.values
+        sums = self._mean.sums(means, clients.sizes, self._like)
+        ranges = {name: value_range(values) for name, values in clients.state.items()}
+        return Parcel(sums, rows, singles, kept, ranges)
+
+    def add(self, clients: Clients, parcel: Parcel, down: int, up: int, log: Log) -> None:
+        """Adds clients whose messages arrived, with their bytes together."""
+        for name, total in parcel.sums.items():
+            if name in self._sums:
+                self._sums[name] += total  # in place: new memory costs more than the sum
+            else:
+                self._sums[name] = total
+        for name, values in parcel.rows.items():
             self._rows.setdefault(name, []).append(values)
-        self._row_ids.append(np.empty(0, np.int64) if ids is None else ids)
-        self.counts[:4] += counts
-
-    def add_lost(self, count: int, down: int, up: int, log: Log) -> None:
-        """Adds clients whose messages were lost: their number, bytes and sample gradients."""
-        self.counts += [0, 0, down, up, count, log.gradients]
-
-    def note_ranges(self, ranges: Mapping[str, Tensor]) -> None:
-        """Notes the range of each client state's rows, which `reduce` requires to be finite."""
-        for name, ends in ranges.items():
+        for name, values in parcel.singles.items():
+            self._singles.setdefault(name, []).append(values)
+        for name, ends in parcel.ranges.items():
             self._ranges.setdefault(name, []).append(ends)
+        self._row_ids.append(clients.ids)
+        self.log.extend(log)
+        self.counts.add(Counts(float(clients.sizes.sum()), len(clients), down, up))
+
+    def add_lost(self, clients: Clients, down: int, log: Log) -> None:
+        """Adds clients whose messages were lost."""
+        self.counts.add(Counts(down=down, lost=len(clients), lost_gradients=log.gradients))
 
     def reduce(self) -> None:
         """Adds counts and losses up over all processes. Every process must call it.
 
         It also finds the client states that are not finite.
         """
-        sums: dict[str, np.ndarray] = {}
+        losses = {}
         for name, logged in self.log.losses.items():
-            counts = np.concatenate([counts for _, counts in logged])
-            losses = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
+            counts = np.concatenate([numbers for _, numbers in logged])
+            values = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
             # Sorted, because threads log in any order.
-            sums[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
-        own, self.counts = self.counts, np.zeros_like(self.counts)
-        self._local_ids = np.concatenate([self.ids, *self._row_ids])
-        own_not_finite = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
-        of_all = gather((own, sums, own_not_finite, self._local_ids))
-        self.ids = np.sort(np.concatenate([ids for *_, ids in of_all]))
-        for counts, losses, names, _ in of_all:
-            self.counts += counts
-            self.not_finite |= names
-            for name, entry in losses.items():  # a process without clients has logged nothing
-                self._loss_sums[name] = self._loss_sums.get(name, 0) + entry
+            losses[name] = np.array([np.sort(values * counts).sum(), counts.sum()])
+        ids = np.concatenate([self.ids, *self._row_ids])
+        bad = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
+        of_all = gather(_Shared(self.counts, losses, ids, bad))
+        self._local_ids = ids
+        self.ids = np.sort(np.concatenate([one.ids for one in of_all]))
+        self.counts = Counts()
+        for one in of_all:
+            self.counts.add(one.counts)
+            self.not_finite |= one.not_finite
+            for name, entry in one.losses.items():  # a process without clients has logged nothing
+                self._losses[name] = self._losses.get(name, 0) + entry
 
     @property
     def samples(self) -> float:
         """Number of sample gradients that the clients of all processes took; after `reduce`."""
-        return float(self.counts[5]) + sum(float(count) for _, count in self._loss_sums.values())
+        taken = sum(float(count) for _, count in self._losses.values())
+        return self.counts.lost_gradients + taken
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`.
 
         The order of names does not depend on which client a process had first.
         """
-        names = sorted(self._loss_sums, key=lambda name: (name != "train", name))
-        sums = {name: self._loss_sums[name] for name in names}
-        return {name: float(total / count) for name, (total, count) in sums.items() if count}
+        means = {}
+        for name in sorted(self._losses, key=lambda name: (name != "train", name)):
+            total, count = self._losses[name]
+            if count:
+                means[f"{name}/loss"] = float(total / count)
+        return means
 
-    def means(
-        self, round_index: int, client_sizes: np.ndarray, attacking: np.ndarray
-    ) -> dict[str, Tensor] | None:
-        """Returns each message's weighted mean over the clients of all processes; after `reduce`.
+    def means(self, sizes: np.ndarray, metrics: dict[str, float]) -> dict[str, Tensor] | None:
+        """Returns what the server reads: means [K] and rows [n, K] by name; after `reduce`.
 
         None if there is no client to average over. Every process must call it, once.
 
         Args:
-            round_index: The round, from 0, to which the noise of a private mean belongs.
-            client_sizes: Number of samples of each client of `ids`, int64 [n].
-            attacking: Which of them attack, bool [n].
+            sizes: Number of samples of every client by id, int64.
+            metrics: Numbers of the round's row, to which some may be added.
         """
-        sums = {name: sum_over_processes(total) for name, total in self.sums.items()}
-        references = self.references or {}
-        if NOT_FINITE in sums:
-            self.metrics["not_finite"] = float(sums.pop(NOT_FINITE))
-        if self.private is not None:
-            return self.private.release(sums, references, round_index)
-        samples, clients, *_ = self.counts.tolist()
-        weight = {"samples": samples, "uniform": clients}
-        if weight[self.weighting] == 0:
+        arrived = Arrived(self.ids, sizes[self.ids], self.counts.samples)
+        for name, total in self._sums.items():
+            arrived.sums[name] = sum_over_processes(total)
+        for name, parts in self._singles.items():
+            arrived.rows[name] = self._gather(parts)
+        means = self._mean.means(arrived, metrics)
+        if means is None:
             return None
-        if self.robust is not None and self.robust.limit is not None:
-            return {n: total / clients + references.get(n, 0) for n, total in sums.items()}
-        means = {n: total.div_(weight[self._weightings[n]]) for n, total in sums.items()}
-        rows, self._rows = self._rows, {}  # all rows are in memory once, not twice
-        gathered = {name: self._gather_rows(rows.pop(name)) for name in list(rows)}
-        if self.robust is not None and self._weightings:
-            of_means = {name: gathered.pop(name) for name in self._weightings}
-            each = {"samples": client_sizes, "uniform": np.ones(len(client_sizes))}
-            shares = {
-                name: torch.from_numpy(each[weighting] / each[weighting].sum())
-                for name, weighting in self._weightings.items()
-            }
-            attackers = torch.from_numpy(attacking)
-            means |= self.robust.combine(of_means, references, shares, attackers)
-            self.metrics["not_finite"] = self.robust.not_finite
-        return means | gathered
+        for name in list(self._rows):  # all rows are in memory once, not twice
+            means[name] = self._gather(self._rows.pop(name))
+        return means
 
-    def _gather_rows(self, parts: list[Tensor]) -> Tensor:
+    def _gather(self, parts: list[Tensor]) -> Tensor:
         """Returns the rows of all processes, [n, K], in the order of `ids`."""
         rows = parts[0].new_zeros(len(self.ids), parts[0].shape[1])
         places = np.searchsorted(self.ids, self._local_ids)
         rows[torch.from_numpy(places)] = torch.cat(parts)
         return sum_over_processes(rows)
 
-    def gathered_tables(self, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    def tables(self, names: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
         """Returns the rows of all processes by table. Every process must call it."""
         return {name: gather_rows(self.log.tables.get(name, [])) for name in names}
 
@@ -229,4 +232,6 @@ def value_range(values: Tensor) -> Tensor:
 
     One pass over the values, ten times as fast as `isfinite`, which does not wait for a device.
     """
-    return torch.stack(values.aminmax()) if values.numel() else values.new_zeros(2)
+    if not values.numel():
+        return values.new_zeros(2)
+    return torch.stack(values.aminmax())

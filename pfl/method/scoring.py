@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,16 +15,13 @@ from pfl.clients import Clients
 from pfl.clients.view import OrderedSamples
 from pfl.distributed.collectives import gather
 from pfl.engines.threads import GROUP_FLOATS
-from pfl.method import checks, statistics
-from pfl.method.client_side import guard
+from pfl.method import exchange, statistics
+from pfl.method.hooks import Method
 from pfl.method.neighbours import neighbour_scores
-from pfl.method.sides import Side, on_side
 from pfl.rounds.loop import FederatedLoop
 from pfl.scores.evaluation import ClientScores, Scores, client_mean, in_order, row_scores, summarize
 from pfl.scores.names import ScoreName
-
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
+from pfl.stages.stage import Stage
 
 BACKDOOR = "backdoor"  # the number of a score: how often a backdoor reaches its target class
 POOL = 8192  # samples in one forward pass of one model
@@ -42,6 +38,7 @@ class Evaluation:
     Args:
         loop: The loop, which says who never trains and how models are fine-tuned.
         device: The device of the sums.
+        stages: What acts on the messages that clients receive for the evaluation.
 
     Attributes:
         scores: What `ClientScores.compute` returned at the end of the last complete pass, by
@@ -49,12 +46,18 @@ class Evaluation:
         numbers: The sum of the sizes of this pass's personalized models, and their number.
     """
 
-    def __init__(self, loop: FederatedLoop, device: torch.device) -> None:
-        self.loop, self.device = loop, device
-        self.finetuning, self.unseen = loop.finetuning, loop.unseen_clients
+    def __init__(
+        self, loop: FederatedLoop, device: torch.device, stages: Sequence[Stage] = ()
+    ) -> None:
+        self.loop = loop
+        self.device = device
+        self.finetuning = loop.finetuning
+        self.unseen = loop.unseen_clients
+        self.backdoor: Backdoor | None = None
         attackers = loop.participation.attackers
-        attack = None if attackers is None else attackers.attack
-        self.backdoor = attack if isinstance(attack, Backdoor) else None
+        if attackers is not None and isinstance(attackers.attack, Backdoor):
+            self.backdoor = attackers.attack
+        self._stages = stages
         self.scores: dict[tuple[str, str], dict[str, np.ndarray]] = {}
         self._metrics: dict[tuple[str, str], ClientScores] = {}
         self._used: dict[tuple[str, str], ClientScores] = {}
@@ -76,7 +79,7 @@ class Evaluation:
         self._shared: dict[str, int] = {}  # the client whose score is everyone's, by split
         self._receive = receive
 
-    def update(self, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+    def update(self, algorithm: Method, clients: Clients) -> None:
         """Scores a chunk of clients with the kinds of model that the algorithm has."""
         if len(attackers := self.loop.participation.attacker_ids):
             clients = clients.rows(np.flatnonzero(~np.isin(clients.ids, attackers)))
@@ -86,7 +89,7 @@ class Evaluation:
             new = np.isin(clients.ids, self.unseen)
             newcomers, clients = (clients.rows(np.flatnonzero(rows)) for rows in (new, ~new))
         if algorithm.has_global:
-            self._global_numbers = algorithm.parameters_global()
+            self._global_numbers = algorithm.global_size()
         self._score_models(clients.split, algorithm, clients)
         if self.backdoor is not None and clients.split == "test":
             self._score_models(BACKDOOR, algorithm, _with_backdoor(self.backdoor, clients))
@@ -127,7 +130,7 @@ class Evaluation:
             self._metrics[split, kind] = metric
         return self._metrics[split, kind]
 
-    def _score_models(self, name: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+    def _score_models(self, name: str, algorithm: Method, clients: Clients) -> None:
         """Scores the global and the personalized models, under the name of a split."""
         if algorithm.has_global:
             if algorithm.oracle.buffers.size and algorithm.buffer_policy == "local":
@@ -137,25 +140,20 @@ class Evaluation:
         if algorithm.has_personalized:
             self._score_own(name, "personalized", algorithm, clients)
 
-    def _score_own(
-        self, name: str, kind: str, algorithm: FederatedAlgorithm, clients: Clients
-    ) -> None:
+    def _score_own(self, name: str, kind: str, algorithm: Method, clients: Clients) -> None:
         """Scores every client's own model, or the global model with the client's own buffers."""
         metric, keep = self._metric(name, kind), bool(self.loop.metrics)
 
         def score(group: Clients) -> tuple[list[float], list[Scores]]:
             with algorithm.in_full_precision():
-                if not group.state:  # else the states of the whole chunk were read ahead
-                    algorithm.states.load(group)
+                exchange.begin(algorithm, self._stages, group)
+                numbers = [0.0, 0.0]
                 if kind == "global":
-                    w, numbers = algorithm.global_model.expand(len(group), -1), [0.0, 0]
+                    w = algorithm.global_model.expand(len(group), -1)
                 else:
-                    with on_side("client", "personalized"), guard(algorithm, group):
-                        w = algorithm.personalized(group)
-                    name = f"{type(algorithm).__name__}.personalized"
-                    checks.check_models(name, w, group, algorithm)
+                    w = algorithm.personalized(group)
                     total = algorithm.parameters_personalized(group, w).sum()
-                    numbers = [float(total), len(group)]
+                    numbers = [float(total), float(len(group))]
                 scored = statistics.of_model(kind, algorithm, group)
                 return numbers, list(row_scores(algorithm.oracle, scored, w, keep))
 
@@ -167,7 +165,7 @@ class Evaluation:
             metric.finish()
 
     def _score_adapted(
-        self, kind: str, steps: Sequence[int], algorithm: FederatedAlgorithm, clients: Clients
+        self, kind: str, steps: Sequence[int], algorithm: Method, clients: Clients
     ) -> None:
         """Scores models after several numbers of local steps, and with `loop.neighbours`."""
         names = {f"{kind}/{k}": k for k in steps}
@@ -176,22 +174,20 @@ class Evaluation:
         if not len(clients):  # every process has the same kinds of scores
             return
         keep = bool(self.loop.metrics)
-        begin = algorithm.newcomer if kind == "unseen" else algorithm.adaptation_start
-        # A newcomer's first model may need what the server has.
-        side: Side = "server" if kind == "unseen" else "client"
+        begin = algorithm.adaptation_start
+        if kind == "unseen":
+            begin = algorithm.newcomer
         # These begin with the personalized models only where there is nothing else.
         is_global = algorithm.has_global and (kind == "unseen" or not algorithm.has_personalized)
-        first = "global" if is_global else "personalized"
+        first = "personalized"
+        if is_global:
+            first = "global"
         rate = self.finetuning.lr or algorithm.learning_rate(algorithm.rounds)
 
         def score(group: Clients) -> dict[str, list[Scores]]:
             with algorithm.in_full_precision():
-                if not group.state:
-                    algorithm.states.load(group)
-                with on_side(side, begin.__name__), guard(algorithm, group):
-                    start = begin(group)
-                name = f"{type(algorithm).__name__}.{begin.__name__}"
-                checks.check_models(name, start, group, algorithm)
+                exchange.begin(algorithm, self._stages, group)
+                start = begin(group)
                 group = statistics.of_model(first, algorithm, group)
                 scores = {}
                 if remembers:
@@ -209,7 +205,7 @@ class Evaluation:
                     metrics[model].add(part)
                 metrics[model].finish()
 
-    def _score_global(self, name: str, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+    def _score_global(self, name: str, algorithm: Method, clients: Clients) -> None:
         metric = self._metric(name, "global")
         if not len(clients):
             return
@@ -232,7 +228,7 @@ def _with_backdoor(attack: Backdoor, clients: Clients) -> Clients:
     return replace(clients.rows(order), data=data)
 
 
-def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: Clients) -> None:
+def _score_pooled(metric: ClientScores, algorithm: Method, clients: Clients) -> None:
     """Scores the global model on the pooled samples of all these clients, piece by piece."""
     oracle, w = algorithm.oracle, algorithm.global_model
     clients = replace(in_order(oracle, clients), ids=np.sort(clients.ids))
@@ -263,7 +259,7 @@ def _score_pooled(metric: ClientScores, algorithm: FederatedAlgorithm, clients: 
     metric.finish()
 
 
-def clients_in_group(algorithm: FederatedAlgorithm, clients: Clients) -> int:
+def clients_in_group(algorithm: Method, clients: Clients) -> int:
     """Returns how many clients a group has.
 
     On a CPU a group is a thread's share, or less if models and samples would exceed 32 MiB.
@@ -275,7 +271,7 @@ def clients_in_group(algorithm: FederatedAlgorithm, clients: Clients) -> int:
     return max(1, min(share, int(8 * GROUP_FLOATS / (algorithm.space.size + inputs))))
 
 
-def _samples_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
+def _samples_at_once(algorithm: Method, clients: Clients) -> int:
     """Returns how many samples one forward pass has; on a CPU as many as the cache holds.
 
     Samples in order, of which none is copied, have a thread's share in a pass through linear
@@ -292,7 +288,7 @@ def _samples_at_once(algorithm: FederatedAlgorithm, clients: Clients) -> int:
     return max(1, min(POOL, share, fit))
 
 
-def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np.ndarray]:
+def predictions(algorithm: Method, clients: Clients) -> dict[str, np.ndarray]:
     """Returns the predicted class (labels, value) of every sample of some clients, a row a sample.
 
     Returns:
@@ -307,8 +303,6 @@ def predictions(algorithm: FederatedAlgorithm, clients: Clients) -> dict[str, np
     if algorithm.has_personalized:
         adapted = replace(clients)  # `personalized` may replace running statistics
         w["personalized"] = algorithm.personalized(adapted)
-        name = f"{type(algorithm).__name__}.personalized"
-        checks.check_models(name, w["personalized"], clients, algorithm)
         own["personalized"] = statistics.of_model("personalized", algorithm, adapted)
     for owners, index in clients.pooled(POOL):
         inputs, targets = clients.data.gather(index, clients.dtype, clients.ids[owners])

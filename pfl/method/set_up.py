@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
+from pfl.aggregation.privacy import PrivateMean
 from pfl.clients import Clients, LocalSchedule
 from pfl.clients.memory_tiers import DEVICE_SHARE
-from pfl.communication import Ledger
 from pfl.distributed.collectives import gather
 from pfl.engines.memory import clients_that_fit
 from pfl.engines.runner import Precision
@@ -19,11 +20,16 @@ from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError
 from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
-from pfl.method.states import GRADIENTS
+from pfl.method.hooks import Method
+from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
-
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
+from pfl.rounds.participation import Participation
+from pfl.stages.attackers import ChangedMessages
+from pfl.stages.private import ClippedSum, CountedGradients
+from pfl.stages.products import MeanWithProducts
+from pfl.stages.robust import BoundedMean, RuledMean
+from pfl.stages.stage import Served, Stage, in_order
+from pfl.stages.statistics import RunningStatistics
 
 CHUNK_FLOATS = 1 << 26  # of one [C, P] matrix if `clients_at_once` is left open: 256 MiB
 MEMORY_SHARE = 0.8  # of a GPU's free memory; the rest is for what libraries take as they go
@@ -58,7 +64,7 @@ def refused_precision(precision: Any) -> ConfigError:
 
 
 def inspect_network(
-    method: FederatedAlgorithm,
+    method: Method,
     loop: FederatedLoop,
     device: torch.device,
     precision: Precision,
@@ -78,19 +84,26 @@ def inspect_network(
     Returns:
         The client whose samples were used.
     """
-    data, space, oracle = loop.client_data(device), method.space, method.oracle
+    data = loop.client_data(device)
+    space = method.space
+    oracle = method.oracle
     data.poisson = False
     data.show(data.whole_samples)
-    if loop.sample_privacy is not None:
-        method.states.declare(GRADIENTS, lambda: torch.zeros(1), False)
-    sizes, size = loop.datamodule.client_sizes, method.batch_size
-    client = int(sizes.argmax()) if client is None else client
+    sizes = loop.datamodule.client_sizes
+    size = method.batch_size
+    if client is None:
+        client = int(sizes.argmax())
     probe = Clients(np.array([client]), 0, data, dtype=space.vector.dtype)
     # Two samples, or one if some client has a batch of one, which BatchNorm refuses.
-    left = sizes if size is None else sizes % size
-    count = 1 if size == 1 or (left[sizes > 0] == 1).any() else 2
+    left = sizes
+    if size is not None:
+        left = sizes % size
+    count = 2
+    if size == 1 or (left[sizes > 0] == 1).any():
+        count = 1
     batch = next(probe.batches(LocalSchedule(count)))
-    inputs, targets = batch.inputs[0], batch.targets[0]
+    inputs = batch.inputs[0]
+    targets = batch.targets[0]
     oracle.inspect(inputs, targets, loop.datamodule.num_classes, precision)
     if store and (rest := store_frozen_part(oracle, data, batch)) is not None:
         inputs = next(probe.batches(LocalSchedule(count))).inputs[0]
@@ -101,7 +114,7 @@ def inspect_network(
     return probe
 
 
-def make_private(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
+def make_private(method: Method, loop: FederatedLoop) -> None:
     """Gives the gradients of a method sample-level privacy, if the loop asks for it.
 
     Raises:
@@ -128,40 +141,128 @@ def make_private(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
     method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, loop.seed)
 
 
-def end_within_budget(method: FederatedAlgorithm) -> None:
-    """Ends a private run before it passes `loop.privacy.epsilon`.
+def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:
+    """Returns the number of rounds after which a private run must end; None: where it would anyway.
 
     Raises:
-        ConfigError: The first round passes it.
+        ConfigError: The first round passes `loop.privacy.epsilon`.
     """
-    private, rounds = method.run.private, method.max_rounds
-    if private is None or rounds is None or (budget := private.privacy.epsilon) is None:
-        return
+    if private is None or rounds is None or private.privacy.epsilon is None:
+        return None
+    budget = private.privacy.epsilon
     allowed = private.accountant.rounds_within(budget, rounds)
     if allowed == 0:
         raise ConfigError(
             f"loop.privacy.epsilon: {budget}; the first round alone takes "
             f"{private.accountant.epsilon(1):.4g}; give more noise or a larger budget"
         )
-    if allowed < rounds:
-        rank_zero_info(
-            f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
-            f"would pass epsilon {budget:g}"
+    if allowed == rounds:
+        return None
+    rank_zero_info(
+        f"loop.privacy: the run ends after {allowed} of {rounds} rounds, as the next one "
+        f"would pass epsilon {budget:g}"
+    )
+    return allowed
+
+
+def stages_of(method: Method, loop: FederatedLoop, private: PrivateMean | None) -> list[Stage]:
+    """Returns what stands between "sent" and "read" in a run; nothing in a plain one.
+
+    Raises:
+        ConfigError: A stage takes what the method or another stage needs.
+    """
+    who = loop.participation
+    oracle = method.oracle
+    stages: list[Stage] = []
+    if oracle.buffers.size:
+        stages.append(
+            RunningStatistics(
+                method.network,
+                method.space,
+                oracle,
+                travel=method.sends_statistics,
+                kept=method.keeps_model or method.buffer_policy == "local",
+                personal=method.personal_buffers,
+            )
         )
-        method.trainer.fit_loop.max_epochs = allowed
+    if loop.sample_privacy is not None:
+        stages.append(CountedGradients(oracle))
+    stages += loop.stages
+    if who.attackers is not None:
+        stages.append(ChangedMessages(who.attackers.attack, who.attacking))
+    stages += _mean_of(method, who, private)
+    stages = in_order(stages)
+    for stage in stages:
+        if method.reads_products and "products" in stage.takes:
+            raise ConfigError(
+                f"{stage.key}: {type(method).__name__} needs the mean of the products B A of the "
+                f"clients' factors, which this option does not protect or combine; take FedAvg"
+            )
+    return stages
 
 
-def plan_chunks(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> None:
+def set_up_stages(method: Method, stages: Sequence[Stage], context: RunContext) -> None:
+    """Has stages check, before the first round, that they fit the method and the run.
+
+    Raises:
+        ConfigError: One does not.
+    """
+    served = Served(
+        method=type(method).__name__,
+        context=context,
+        size=method.space.size,
+        cohort_size=method.cohort_size,
+        kept=list(method.states.messages),
+        pooled=method.pooled,
+        sends_first=method.sends_first,
+        statistics=method.sends_statistics,
+    )
+    for stage in stages:
+        stage.set_up(served)
+
+
+def _mean_of(method: Method, who: Participation, private: PrivateMean | None) -> list[Stage]:
+    """Returns the stages that make the means in place of the weighted mean."""
+    made: list[Stage] = []
+    attack = None
+    if who.attackers is not None and who.attackers.attack.replaces("collude"):
+        attack = who.attackers.attack
+    rule = who.aggregation
+    if private is not None:
+        made.append(ClippedSum(private))
+    if rule is not None and rule.limit is not None and attack is None:
+        made.append(BoundedMean(method.weighting, rule.limit))
+    elif rule is not None or attack is not None:
+        made.append(RuledMean(method.weighting, rule, attack, who.attacking))
+    if method.factors and not made:
+        made.append(MeanWithProducts(method.weighting, method.factors))
+    return made
+
+
+def declare_states(method: Method, stages: Sequence[Stage]) -> None:
+    """Declares the client states of the stages, and the statistics of kept models."""
+    for stage in stages:
+        for name, initial in stage.states().items():
+            rounded = not isinstance(stage, RunningStatistics)
+            always = name in stage.always_kept
+            method.states.declare(name, initial, rounded=rounded, always=always)
+    if "w" in method.states.messages and method.sends_statistics:
+        method.states.keep("buffers", method.global_buffers)
+
+
+def plan_chunks(method: Method, loop: FederatedLoop, probe: Clients) -> None:
     """Tells the loop how many clients train together, and which process has a client.
 
     The number is the same for all processes, or they would not agree on who trains whom.
     """
     size = min(gather(loop.clients_at_once or _clients_that_fit(method, loop, probe)))
     stateful = bool(method.states.all_names)
-    loop.plan(size, stateful=stateful, cost=method.cost, buffer=method.buffer_size)
+    loop.plan(
+        size, stateful=stateful, cost=method.cost, buffer=method.buffer_size, pooled=method.pooled
+    )
 
 
-def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Clients) -> int:
+def _clients_that_fit(method: Method, loop: FederatedLoop, probe: Clients) -> int:
     """Returns how many clients to train together, judged by one client with many samples."""
     if method.device.type != "cuda":
         return max(1, CHUNK_FLOATS // method.space.size)
@@ -174,17 +275,26 @@ def _clients_that_fit(method: FederatedAlgorithm, loop: FederatedLoop, probe: Cl
     return clients_that_fit(method.oracle, batch, vectors, share)
 
 
-def allocate(method: FederatedAlgorithm, loop: FederatedLoop) -> None:
-    """Allocates threads and, for a new population, the rows of states and kept messages."""
+def allocate(
+    method: Method, loop: FederatedLoop, context: RunContext, process_threads: int
+) -> None:
+    """Allocates threads and, for a new population, the rows of states and kept messages.
+
+    Args:
+        method: The method.
+        loop: The loop of the run.
+        context: The facts of the run.
+        process_threads: The number of threads that the process may use.
+    """
     method.oracle.runner.to(method.device, method.space.vector.dtype)
     on_cpu = method.device.type == "cpu"
     if method.threads is ONE_THREAD and on_cpu:
-        count = method.oracle.allocate_replicas(method.process_threads)
-        method.groups.threads = ClientThreads(count)
+        count = method.oracle.allocate_replicas(process_threads)
+        method.groups.use(ClientThreads(count))
     if on_cpu and method.space.size < ONE_THREAD_PARAMETERS:
         torch.set_num_threads(1)
-    if not hasattr(method.states, "store") or method.store.num_clients != loop.num_clients:
-        method.ledger = Ledger(loop.num_clients)
-        method.bytes_down = method.bytes_up = 0
-        method.states.allocate(loop.client_store(method.device), loop.state_dtype)
-        method.groups.free_memory = method.states.store.disable_prefetch
+    if not method.states.belongs_to(loop.num_clients):
+        store = loop.client_store(method.device)
+        method.progress.begin(loop.num_clients)
+        method.states.allocate(store, loop.state_dtype, method.global_model, context)
+        method.groups.free_with(store.disable_prefetch)

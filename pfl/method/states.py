@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -11,108 +12,123 @@ from torch import Tensor
 
 from pfl.clients import Clients
 from pfl.clients.store import ClientStore
+from pfl.communication import Message
 from pfl.distributed.collectives import sum_over_processes
 from pfl.errors import ConfigError
-from pfl.method import statistics
+from pfl.rounds.context import RunContext
 
-if TYPE_CHECKING:
-    from pfl.method.algorithm import FederatedAlgorithm
-
-Initial = Callable[[], Tensor]
+Initial: TypeAlias = Callable[[], Tensor] | Tensor | float
+"""The first row of a state: the row, a function that returns it, or a number for P copies of it."""
 KEPT = "message "  # before the name of a kept message, beside the client states in the store
-GRADIENTS = "private gradients"  # a client state: how many gradients have been taken
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a method or a stage has declared to be kept for each client.
+
+    Attributes:
+        initial: The first row.
+        sparse: Whether only the values that are not zero are stored.
+        rounded: Whether `loop.state_dtype` may round the rows.
+        always: Whether the state is kept even if the client's message is lost.
+    """
+
+    initial: Initial
+    sparse: bool = False
+    rounded: bool = True
+    always: bool = False
 
 
 class States:
-    """The declarations of a method, and the store with the rows of all clients.
+    """The declarations of a method and its stages, and the store with the rows of all clients.
 
     Client states and kept messages lie in one store, which plans their memory together. A client
     writes its states, and they are kept when the server has counted the client's message.
 
     Args:
-        method: The method that declares them.
+        owner: The name of the method, for error messages.
 
     Attributes:
+        declared: The client states by name.
+        messages: The kept messages by name.
         store: The rows; it exists once a run has begun.
+        context: The facts of the run; they are there with the store.
     """
 
     store: ClientStore
+    context: RunContext
 
-    def __init__(self, method: FederatedAlgorithm) -> None:
-        self.method = method
-        self.declared: dict[str, tuple[Initial, bool]] = {}
-        self._messages: dict[str, Initial] = {}
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.declared: dict[str, Declared] = {}
+        self.messages: dict[str, Declared] = {}
 
-    def declare(self, name: str, initial: Initial | float, sparse: bool) -> None:
-        """Declares a client state; see `FederatedAlgorithm.add_client_state`."""
-        self.declared[name] = self._function(initial), sparse
+    def declare(
+        self,
+        name: str,
+        initial: Initial,
+        *,
+        sparse: bool = False,
+        rounded: bool = True,
+        always: bool = False,
+    ) -> None:
+        """Declares a client state; see `FederatedAlgorithm.add_client_state` and `Declared`."""
+        self._check(initial)
+        self.declared[name] = Declared(initial, sparse, rounded, always)
 
-    def keep(self, name: str, initial: Initial | float) -> None:
+    def keep(self, name: str, initial: Initial) -> None:
         """Declares a kept message; see `FederatedAlgorithm.keep_messages`."""
-        self._messages[name] = self._function(initial)
+        self._check(initial)
+        self.messages[name] = Declared(initial)
 
-    def _function(self, initial: Initial | float) -> Initial:
-        if callable(initial):
-            return initial
-        if not isinstance(initial, int | float):
+    def _check(self, initial: Initial) -> None:
+        if not (callable(initial) or isinstance(initial, int | float | Tensor)):
             raise ConfigError(
-                f"model: {type(self.method).__name__} declares a state or kept message with "
-                f"initial={initial!r}; it must be a number, or a function that returns the first "
-                f"row, such as lambda: self.global_model"
+                f"model: {self.owner} declares a state or kept message with initial={initial!r}; "
+                f"it must be a number, or a function that returns the first row, such as lambda: "
+                f"self.global_model"
             )
-        return lambda: torch.full_like(self.method.global_model, initial)
 
     @property
     def names(self) -> list[str]:
         """Names of the client states; complete once the network has been inspected."""
-        method = self.method
-        kept = {
-            "buffers": method.keeps_model or method.buffer_policy == "local",
-            "personal_buffers": method.personal_buffers is not None,
-        }
-        has_buffers = method.oracle.buffers.size > 0
-        return [*self.declared, *(name for name, own in kept.items() if own and has_buffers)]
-
-    @property
-    def messages(self) -> dict[str, Initial]:
-        """The first rows of the kept messages by name: "buffers" is kept with a model "w"."""
-        if "w" in self._messages and statistics.travel(self.method):
-            return {**self._messages, "buffers": lambda: self.method.global_buffers}
-        return self._messages
+        return list(self.declared)
 
     @property
     def all_names(self) -> list[str]:
         """Names of everything in the store: client states, then kept messages."""
-        return [*self.names, *(KEPT + name for name in self.messages)]
+        return [*self.declared, *(KEPT + name for name in self.messages)]
 
-    def allocate(self, store: ClientStore, dtype: torch.dtype | None) -> None:
+    def allocate(
+        self, store: ClientStore, dtype: torch.dtype | None, model: Tensor, context: RunContext
+    ) -> None:
         """Declares everything in a new store.
 
         Args:
             store: The store.
-            dtype: The dtype of the rows of declared states and messages; None: the models'.
+            dtype: The dtype of the rows of states and messages that may be rounded; None: the
+                models'.
+            model: The global model, [P].
+            context: The facts of the run.
         """
-        method, self.store = self.method, store
-        for name, (initial, sparse) in self.declared.items():
-            store.declare(name, initial(), dtype=dtype, sparse=sparse)
-        buffers = method.oracle.buffers.read(method.network, method.global_model)
-        names, untrained = self.names, method.personal_buffers == "received"
-        if "buffers" in names:
-            store.declare("buffers", buffers)
-        if "personal_buffers" in names:  # NaN: until training, the received model's
-            first = torch.full_like(buffers, torch.nan) if untrained else buffers
-            store.declare("personal_buffers", first)
-        for name, initial in self.messages.items():
-            store.declare(KEPT + name, initial(), dtype=dtype, of_server=True)
+        self.store = store
+        self.context = context
+        for name, state in self.declared.items():
+            own = dtype if state.rounded else None
+            store.declare(name, _row(state.initial, model), dtype=own, sparse=state.sparse)
+        for name, state in self.messages.items():
+            store.declare(KEPT + name, _row(state.initial, model), dtype=dtype, of_server=True)
 
-    # ---- of a chunk of clients ----------------------------------------------------------------
+    def belongs_to(self, num_clients: int) -> bool:
+        """Returns whether the rows of a population of M clients have been allocated."""
+        return hasattr(self, "store") and self.store.num_clients == num_clients
 
-    def load(self, clients: Clients) -> None:
-        """Reads the states and running statistics of a chunk of clients into `clients`."""
-        method, store = self.method, self.store
-        clients.dtype = method.space.vector.dtype
-        clients.state = {name: store.read(name, clients.ids, method.device) for name in store.names}
-        statistics.receive(method, clients)
+    # ---- of some clients ----------------------------------------------------------------------
+
+    def read(self, clients: Clients) -> None:
+        """Reads the states of clients into `clients.state`."""
+        store, device = self.store, self.context.device
+        clients.state = {name: store.read(name, clients.ids, device) for name in store.names}
 
     def commit(self, clients: Clients, counted: bool = True) -> None:
         """Keeps the states of clients, if the server has counted their messages.
@@ -120,24 +136,14 @@ class States:
         The number of private gradients is kept in any case: a client cannot know who has seen a
         message that was lost.
         """
-        for name in self.store.names:
-            if counted or name == GRADIENTS:
+        for name, state in self.declared.items():
+            if counted or state.always:
                 self.store.write(name, clients.ids, clients.state[name])
 
-    def chunks(
-        self,
-        ids: np.ndarray,
-        split: Literal["train", "val", "test"],
-        receive: Callable[[Clients], None] = lambda clients: None,
-    ) -> Iterator[Clients]:
-        """Yields this process's share of some clients in chunks, with states and messages."""
-        method, loop = self.method, self.method.run.loop
-        count = max(1, -(-len(ids) // loop.chunk_size))
-        for part in loop.chunks(ids, split, count, owned=True):
-            clients = Clients(part, method.rounds, loop.client_data(method.device), split)
-            receive(clients)
-            self.load(clients)
-            yield clients
+    def keep_messages(self, ids: np.ndarray, messages: Mapping[str, Message]) -> None:
+        """Keeps messages [C, K] of clients, by name."""
+        for name, message in messages.items():
+            self.store.write(KEPT + name, ids, message.values)
 
     # ---- of all processes ---------------------------------------------------------------------
 
@@ -147,31 +153,43 @@ class States:
         A client that never took part has the initial value.
         """
         mine = self._own(ids)
-        own = self.store.read(name, ids[mine], self.method.device)
+        own = self.store.read(name, ids[mine], self.context.device)
         rows = own.new_zeros(len(ids), own.shape[1])
         rows[torch.from_numpy(mine)] = own
         return sum_over_processes(rows)
 
     def seen(self, name: str) -> np.ndarray:
         """Returns the ids of the clients with a row of their own, ascending; a collective call."""
-        seen = torch.zeros(self.store.num_clients, device=self.method.device)
+        seen = torch.zeros(self.store.num_clients, device=self.context.device)
         seen[torch.from_numpy(self.store.seen(name))] = 1
         return np.flatnonzero(sum_over_processes(seen).cpu().numpy())
 
-    def mean(self, name: str) -> Tensor:
+    def mean(self, name: str, at_once: int) -> Tensor:
         """Returns the mean row [width] over the M clients that train; a collective call.
 
         A client that never took part counts with the initial value.
+
+        Args:
+            name: The name in the store.
+            at_once: How many rows are read at a time.
         """
-        seen, method = self.store.seen(name), self.method
-        owned = int(self._own(method.population).sum())
-        total = (owned - len(seen)) * self.store.initial(name).to(method.device)
-        size = method.run.loop.chunk_size
-        for ids in np.split(seen, range(size, len(seen), size)):
-            total += self.store.read(name, ids, method.device).sum(0)
-        return sum_over_processes(total) / method.num_clients
+        seen = self.store.seen(name)
+        device = self.context.device
+        owned = int(self._own(self.context.population).sum())
+        total = (owned - len(seen)) * self.store.initial(name).to(device)
+        for ids in np.split(seen, range(at_once, len(seen), at_once)):
+            total += self.store.read(name, ids, device).sum(0)
+        return sum_over_processes(total) / len(self.context.population)
 
     def _own(self, ids: np.ndarray) -> np.ndarray:
         """Returns which of the clients lie on this process, bool [n]."""
-        trainer = self.method.trainer
-        return ids % trainer.world_size == trainer.global_rank
+        return ids % self.context.processes == self.context.rank
+
+
+def _row(initial: Initial, model: Tensor) -> Tensor:
+    """Returns the first row of a state."""
+    if callable(initial) and not isinstance(initial, Tensor):
+        return initial()
+    if isinstance(initial, Tensor):
+        return initial
+    return torch.full_like(model, initial)

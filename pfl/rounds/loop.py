@@ -1,7 +1,8 @@
-"""The federated loop: who trains in which round, in which chunk, on which process.
+"""The federated loop: a LightningDataModule, because Lightning asks one for its batches: cohorts.
 
-One Lightning epoch is one round, and one Lightning batch is a chunk of the round's cohort, so that
-the stock Trainer runs the whole federation.
+One Lightning epoch is one round, and its one Lightning batch is the round's cohort, so that the
+stock Trainer runs the whole federation. The loop says who trains in which round, in which chunk and
+on which process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
 from pfl.rounds.clock import Clock
-from pfl.rounds.participation import Cost, Participation, Sampling
+from pfl.rounds.context import Cohort
+from pfl.rounds.participation import Cost, Participation, Present, Sampling
 from pfl.scores.evaluation import Finetuning
 from pfl.scores.metrics import ClientMetrics
 from pfl.scores.neighbours import Neighbours
@@ -63,6 +65,8 @@ class FederatedLoop(LightningDataModule):
         aggregation: What replaces the mean of the clients' messages, such as `Median`, against
             attackers; None: the mean (docs/robustness.md).
         attackers: Clients that send, or train on, something else than they should; None: nobody.
+        stages: What acts on the clients' messages before the server reads them, such as `TopK`: a
+            list of `pfl.stages.stage.Stage` (docs/stages.md).
         clients_at_once: How many clients are trained together as the rows of one matrix; None: as
             many as fit comfortably. It changes speed and memory, never results.
         state_memory: GiB of this machine's memory, a GPU's included, that client states may take
@@ -114,6 +118,7 @@ class FederatedLoop(LightningDataModule):
         sample_privacy: SamplePrivacy | None = None,
         aggregation: Rule | None = None,
         attackers: Attackers | None = None,
+        stages: Sequence[Any] = (),
         clients_at_once: int | None = None,
         state_memory: float | None = None,
         state_dtype: Literal["float32", "float16", "bfloat16"] | None = None,
@@ -135,10 +140,22 @@ class FederatedLoop(LightningDataModule):
         if seed is not None:
             check_whole("loop.seed", seed, 0)
         seed = datamodule.seed if seed is None else seed
-        who = clients_per_round, sampling, trace, unseen, dropout, stragglers, straggler_work
         self.participation = Participation(
-            datamodule, seed, *who, privacy, aggregation, attackers, clock
+            datamodule,
+            seed,
+            clients_per_round=clients_per_round,
+            sampling=sampling,
+            trace=trace,
+            unseen=unseen,
+            dropout=dropout,
+            stragglers=stragglers,
+            straggler_work=straggler_work,
+            privacy=privacy,
+            aggregation=aggregation,
+            attackers=attackers,
+            clock=clock,
         )
+        self.stages = list(stages)
         self.sample_privacy = sample_privacy
         for key, value in {"finetune": finetune, "neighbours": neighbours}.items():
             if sample_privacy is not None and value:
@@ -157,8 +174,7 @@ class FederatedLoop(LightningDataModule):
         self.select_by = select_by
         self.plan(clients_at_once or sys.maxsize, stateful=True, cost=np.asarray)
         self._data: ClientData | None = None
-        # Of the run, once it has begun: the rows of the next chunk are read while a chunk trains.
-        self.store: ClientStore | None = None
+        self._store: ClientStore | None = None  # of the run, once it has begun
         if clients_at_once is not None:
             check_whole("loop.clients_at_once", clients_at_once)
         possible = state_memory is None or 0 <= state_memory < 2**63
@@ -181,7 +197,13 @@ class FederatedLoop(LightningDataModule):
         self.participation.check(rounds)
 
     def plan(
-        self, chunk_size: int, *, stateful: bool, cost: Cost, buffer: int | None = None
+        self,
+        chunk_size: int,
+        *,
+        stateful: bool,
+        cost: Cost,
+        buffer: int | None = None,
+        pooled: bool = False,
     ) -> None:
         """Sets how cohorts are cut into chunks.
 
@@ -190,8 +212,13 @@ class FederatedLoop(LightningDataModule):
             stateful: Whether a client stays on the process that has its rows.
             cost: Gives the relative costs of a round for clients of some sizes.
             buffer: How many messages end a round of a server that waits for no cohort.
+            pooled: Whether the samples of all clients are in one place, so that no virtual time is
+                counted.
         """
-        self.chunk_size, self.stateful, self.cost = chunk_size, stateful, cost
+        self.chunk_size = chunk_size
+        self.stateful = stateful
+        self.cost = cost
+        self._pooled = pooled
         self.participation.pace(cost, buffer)
 
     def on_exception(self, exception: BaseException) -> None:
@@ -225,6 +252,20 @@ class FederatedLoop(LightningDataModule):
             poison = self.participation if self.participation.poisons else None
             self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
+
+    def connect(self, present: Present) -> None:
+        """Has every round's cohort made of those of the drawn clients that are there.
+
+        Args:
+            present: Returns these of (round, drawn ids). The clients are parties, and train one by
+                one.
+        """
+        self.participation.limit_to(present)
+        self.clients_at_once = 1
+
+    def read_ahead_from(self, store: ClientStore) -> None:
+        """Has the rows of the next chunk read while a chunk is evaluated."""
+        self._store = store
 
     def client_store(self, device: torch.device) -> ClientStore:
         """Returns a new store for client states, with this loop's share of the memory."""
@@ -271,7 +312,7 @@ class FederatedLoop(LightningDataModule):
                 states. False: clients are assigned by cost, so that processes finish together.
             work: A factor on the cost of each client, [C] or a number for all.
         """
-        rank, world = self._rank()
+        rank, world = self.place()
         sizes = self._split_sizes(split)[ids]
         order = np.argsort(-sizes, kind="stable")
         mine = ids[order]
@@ -287,13 +328,33 @@ class FederatedLoop(LightningDataModule):
     def _split_sizes(self, split: str) -> np.ndarray:
         return getattr(self.datamodule.partition, split).sizes
 
-    def _rank(self) -> tuple[int, int]:
-        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def place(self) -> tuple[int, int]:
+        """Returns the number of this process, and how many processes there are."""
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size
+
+    def round(self, round_index: int, device: torch.device) -> Cohort:
+        """Returns the clients of a round (from 0), as this process trains them."""
+        who = self.participation
+        ids = self.cohort(round_index)
+        work = who.work(round_index, ids)
+        _, world = self.place()
+        share = -(-len(ids) // world)
+        if self.stateful:  # one process may own all clients of the cohort
+            share = len(ids)
+        count = max(1, -(-share // self.chunk_size))
+        chunks = self.chunks(ids, "train", count, owned=self.stateful, work=work)
+        seconds = None
+        if who.clock is not None and not self._pooled:
+            seconds = who.end(round_index)
+        data = self.client_data(device)
+        return Cohort(round_index, ids, chunks, data, seconds, bool(who.dropout))
 
     # ---- loaders ------------------------------------------------------------------------------
 
-    def train_dataloader(self) -> ChunkLoader:
-        return ChunkLoader(self, ["train"])
+    def train_dataloader(self) -> CohortLoader:
+        return CohortLoader(self)
 
     def val_dataloader(self) -> ChunkLoader | list[Any]:
         """Returns chunks of all clients, for every evaluated split that has samples."""
@@ -311,40 +372,49 @@ class FederatedLoop(LightningDataModule):
         return batch  # it reads its samples on the device
 
 
+class CohortLoader:
+    """An iterable over one batch, which is the cohort of the Trainer's current round."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.loop = loop
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Cohort]:
+        # A generator, since after a resume Lightning calls iter() before it has set the round.
+        trainer = self.loop.trainer
+        assert trainer is not None
+        yield self.loop.round(trainer.current_epoch, trainer.strategy.root_device)
+
+
 class ChunkLoader:
-    """An iterable over chunks of clients, with the same length in every round and process."""
+    """An iterable over all clients in chunks, for an evaluation, as long in every process."""
 
     def __init__(self, loop: FederatedLoop, splits: Sequence[str]) -> None:
-        self.loop, self.splits = loop, splits
+        self.loop = loop
+        self.splits = splits
 
     def __len__(self) -> int:
         return len(self.splits) * self._chunks_per_split()
 
     def _chunks_per_split(self) -> int:
-        loop, (_, world) = self.loop, self.loop._rank()
-        clients = loop.participation.cohort_size if "train" in self.splits else loop.num_clients
-        share = -(-clients // world)
-        if loop.stateful:  # one process may own all clients of the cohort
-            share = min(clients, -(-loop.num_clients // world))
-        return max(1, -(-share // loop.chunk_size))
+        _, world = self.loop.place()
+        share = -(-self.loop.num_clients // world)
+        return max(1, -(-share // self.loop.chunk_size))
 
     def __iter__(self) -> Iterator[Clients]:
-        # A generator, since after a resume Lightning calls iter() before it has set the round.
-        loop, count = self.loop, self._chunks_per_split()
+        loop = self.loop
+        count = self._chunks_per_split()
         trainer = loop.trainer
         assert trainer is not None
+        data = loop.client_data(trainer.strategy.root_device)
         for split in self.splits:
-            round_index = trainer.current_epoch
-            ids = loop.cohort(round_index) if split == "train" else np.arange(loop.num_clients)
-            data = loop.client_data(trainer.strategy.root_device)
-            owned = loop.stateful or split != "train"
-            work = loop.participation.work(round_index, ids) if split == "train" else 1.0
-            chunks = loop.chunks(ids, split, count, owned=owned, work=work)
-            for number, chunk in enumerate(chunks):
-                first, last = number == 0, number == count - 1
-                if loop.store is not None and not last:
-                    loop.store.prefetch(chunks[number + 1])
-                yield Clients(chunk, round_index, data, split, first, last)
+            chunks = loop.chunks(np.arange(loop.num_clients), split, count, owned=True)
+            for number, ids in enumerate(chunks):
+                if loop._store is not None and number + 1 < count:
+                    loop._store.prefetch(chunks[number + 1])
+                yield Clients(ids, trainer.current_epoch, data, split)
 
 
 def assign_clients(costs: np.ndarray, world: int, limit: int) -> np.ndarray:

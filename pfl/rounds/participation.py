@@ -31,6 +31,8 @@ Rounds: TypeAlias = Sequence[Sequence[int]]
 """A list of client ids for each round."""
 Cost: TypeAlias = Callable[[np.ndarray], np.ndarray]
 """The sample gradients of clients with numbers of samples, both [n]."""
+Present: TypeAlias = Callable[[int, np.ndarray], np.ndarray]
+"""Which of the clients that are drawn for a round are there, by (round, ids)."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Participation:
         clock: Clock | None = None,
     ) -> None:
         self.clock = clock
+        self._present: Present | None = None
         self.cost: Cost = np.asarray
         self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
@@ -135,11 +138,6 @@ class Participation:
         self.stragglers = Affected.read("stragglers", stragglers)
         self.straggler_work = straggler_work
         require("loop.straggler_work", straggler_work, 0 < straggler_work < 1, "between 0 and 1")
-        if privacy is not None and (aggregation is not None or self.collude):
-            raise ConfigError(
-                "loop.privacy: it hides single messages from the server, and loop.aggregation and "
-                "attackers that collude need them; leave one of them out"
-            )
 
     # ---- the population -----------------------------------------------------------------------
 
@@ -180,8 +178,19 @@ class Participation:
         """The number of groups that take turns with cyclic sampling."""
         return -(-len(self.population) // self.cohort_size)
 
+    def limit_to(self, present: Present) -> None:
+        """Has every cohort made of those of the drawn clients that are there."""
+        self._present = present
+
     def cohort(self, round_index: int) -> np.ndarray:
         """Returns the ids of the clients that train in a round, ascending int64."""
+        drawn = self._drawn(round_index)
+        if self._present is None:
+            return drawn
+        return self._present(round_index, drawn)
+
+    def _drawn(self, round_index: int) -> np.ndarray:
+        """Returns the ids of the clients that are drawn for a round, ascending int64."""
         if self.trace is not None:
             return np.sort(np.asarray(self.trace[round_index], np.int64))
         if self.timetable is not None:
@@ -284,11 +293,6 @@ class Participation:
         return self._ends[round_index]
 
     # ---- attackers ----------------------------------------------------------------------------
-
-    @property
-    def collude(self) -> bool:
-        """Whether there are attackers whose messages depend on those of honest clients."""
-        return self.attackers is not None and self.attackers.attack.replaces("collude")
 
     @property
     def poisons(self) -> bool:

@@ -14,7 +14,7 @@ import pfl.algorithms
 from models import Delta, HalfSquaredError, LoRA
 from pfl.algorithms import GPGD, LPGD, FederatedAlgorithm, FedPer, FedSLR, LocalTrain
 from pfl.communication import Message
-from pfl.method.sides import refuse_all_reads
+from pfl.method.transport import Compared, Pooled
 from tests.algorithms import closed_forms as forms
 from tests.algorithms.methods import (
     BATCHES,
@@ -56,7 +56,7 @@ def train(fit):
 
     def train(method, rounds=3, *, settings=BATCHES, data=None, network=None, **loop):
         algorithm = method.make(network or small_network(), loss=HalfSquaredError(), **settings)
-        refuse_all_reads(algorithm)  # in every engine
+        algorithm.refuse_all_reads()  # in every engine
         if not method.everyone and "trace" not in loop:
             loop = {"clients_per_round": 2, **loop}
         return fit(algorithm, data or small_world(), rounds, **{"evaluate": (), **loop})
@@ -193,7 +193,8 @@ def test_clients_of_a_group_do_not_depend_on_each_other(train, method):
     """The engine debug compares clients that train together and alone; so do their bytes agree."""
     everyone = {} if method.everyone else {"clients_per_round": 3}
     algorithm = train(method, 2, settings=BATCHES | dict(engine="debug"), **everyone)
-    assert algorithm.rounds_compared != method.pooled
+    assert isinstance(algorithm.transport, Pooled if method.pooled else Compared)
+    assert method.pooled or algorithm.transport.compared
 
 
 @EVERY_METHOD

@@ -1,5 +1,6 @@
 """A model or state that is not finite ends the run, in its own round, with its name."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -8,9 +9,12 @@ import torch
 
 from models import HalfSquaredError
 from pfl.algorithms import FedAvg, LocalTrain
+from pfl.clients import ClientData, Clients
 from pfl.errors import Diverged
 from pfl.method import round_totals
+from pfl.method.log import Log
 from pfl.method.round_totals import RoundTotals, not_finite
+from pfl.stages.mean import WeightedMean
 from tests.algorithms.methods import EVERY_METHOD, small_network, small_world
 from tests.problems import scalar_problem
 
@@ -105,10 +109,15 @@ def test_a_client_state_is_checked_as_it_is_stored(fit, dtype, overflows):
 
 
 def test_the_states_of_another_process_end_the_run_in_this_one(monkeypatch):
-    totals = RoundTotals("uniform")
-    totals.note_ranges({"own": torch.tensor([1.0, torch.inf]), "p": torch.zeros(2)})
-    other = (np.zeros_like(totals.counts), {}, {"others"}, totals.ids)
-    monkeypatch.setattr(round_totals, "gather", lambda own: [own, other])
+    totals = RoundTotals(WeightedMean("uniform"), (), torch.zeros(1))
+    data = small_world()
+    data.setup()
+    clients = Clients(np.array([0]), 0, ClientData(data))
+    clients.state = {"own": torch.tensor([[1.0, torch.inf]]), "p": torch.zeros(1, 2)}
+    totals.add(clients, totals.read(clients, {}), 0, 0, Log())
+    monkeypatch.setattr(
+        round_totals, "gather", lambda own: [own, replace(own, not_finite={"others"})]
+    )
     totals.reduce()
     assert totals.not_finite == {"own", "others"}
 

@@ -6,7 +6,6 @@ import torch
 from pfl.algorithms import FedAvg
 from pfl.engines.debug import DebugError
 from pfl.errors import ConfigError
-from pfl.method.sides import refuse_all_reads
 from tests.problems import least_squares, run
 from tests.refusal import refused
 
@@ -39,7 +38,7 @@ def train(root, engine="auto", strict=False, **reads):
     for name, read in reads.items():
         setattr(method, name, read)
     if strict:
-        refuse_all_reads(method)
+        method.refuse_all_reads()
     return run(method, problem, 2, root=root)
 
 

@@ -125,7 +125,7 @@ class CopiedHeadFedRoD(FedRoD):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.states.declare("head", lambda: self.global_model[self.personal_part], False)
+        self.states.declare("head", lambda: self.global_model[self.personal_part])
 
 
 class EveryoneMixes(FedALA):

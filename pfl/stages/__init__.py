@@ -1,0 +1,1 @@
+"""What may stand between "sent" and "read": a plain run has none of it."""

@@ -1,0 +1,122 @@
+"""How the server makes one message of the messages of a round's clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.stages.stage import Messages, Place, Stage
+
+NOT_FINITE = "not finite"
+"""The name among the sums of how many clients' messages counted as zero."""
+
+
+@dataclass
+class Arrived:
+    """What has arrived at the server in a round, over all processes.
+
+    Attributes:
+        ids: The clients whose messages arrived, ascending int64 [n].
+        sizes: Their numbers of samples, int64 [n].
+        samples: The number of their samples together.
+        sums: The sums [K] of messages by name.
+        rows: The messages [n, K] that are needed one by one, by name, in the order of `ids`.
+    """
+
+    ids: np.ndarray
+    sizes: np.ndarray
+    samples: float
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    rows: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Mean(Stage):
+    """A stage that makes the means of messages itself.
+
+    The messages of a group of clients are added up by `sums`, in the thread that trained them;
+    `means` makes the means of the sums over all groups and processes.
+    """
+
+    place: ClassVar[Place] = Place.SERVER
+    one_by_one: ClassVar[bool] = False
+    """Whether `means` needs the messages of all clients at the same time, in `Arrived.rows`."""
+
+    def sums(self, messages: Messages, sizes: np.ndarray, like: Tensor) -> dict[str, Tensor]:
+        """Returns sums [K] by name over C clients' messages [C, K].
+
+        Args:
+            messages: The messages that the server reads as means, by name.
+            sizes: Number of samples of each client, int64 [C].
+            like: A tensor with the dtype and the device of the sums.
+        """
+        raise NotImplementedError
+
+    def means(self, arrived: Arrived, metrics: dict[str, float]) -> dict[str, Tensor] | None:
+        """Returns the means [K] by name; None if there is no client to average over.
+
+        Args:
+            arrived: What has arrived. Its sums and rows may be changed.
+            metrics: Numbers of the round's row, to which the stage may add some.
+        """
+        raise NotImplementedError
+
+    def participants(self, arrived: int) -> int:
+        """Returns the number of clients in a round, as the server may know it."""
+        return arrived
+
+
+class WeightedMean(Mean):
+    """The mean with the clients' weights: sum_i p_i x_i / sum_i p_i, for each message.
+
+    Args:
+        weighting: The weights p_i for messages that do not name their own: "samples" or "uniform".
+
+    Example:
+        >>> mean = WeightedMean("samples")
+        >>> from pfl.communication import Message
+        >>> sent = {"w": Message(torch.tensor([[1.0], [4.0]]), nbytes=4)}
+        >>> sums = mean.sums(sent, np.array([2, 1]), like=torch.zeros(1))
+        >>> mean.means(Arrived(np.array([5, 8]), np.array([2, 1]), 3, sums), {})
+        {'w': tensor([2.])}
+    """
+
+    def __init__(self, weighting: str) -> None:
+        self.weighting = weighting
+        self._weightings: dict[str, str] = {}
+
+    def sums(self, messages: Messages, sizes: np.ndarray, like: Tensor) -> dict[str, Tensor]:
+        sums = {}
+        for name, message in messages.items():
+            weighting = message.weighting or self.weighting
+            weights = client_weights(weighting, sizes).to(like)
+            sums[name] = weights @ message.values.to(like)
+            self._weightings[name] = weighting
+        return sums
+
+    def means(self, arrived: Arrived, metrics: dict[str, float]) -> dict[str, Tensor] | None:
+        total = {"samples": arrived.samples, "uniform": float(len(arrived.ids))}
+        if total[self.weighting] == 0:
+            return None
+        for name, values in arrived.sums.items():
+            values.div_(total[self._weightings[name]])
+        return arrived.sums
+
+
+def client_weights(weighting: str, sizes: np.ndarray) -> Tensor:
+    """Returns the weight of each client with a number of samples, [C]."""
+    if weighting == "uniform":
+        return torch.ones(len(sizes), dtype=torch.float64)
+    return torch.from_numpy(sizes)
+
+
+def mean_among(stages: Sequence[Stage]) -> Mean | None:
+    """Returns the stage that makes the means; None if no stage does."""
+    for stage in stages:
+        if isinstance(stage, Mean):
+            return stage
+    return None

@@ -1,0 +1,122 @@
+"""Differential privacy in a round: of the sum over clients, and of the samples of each client."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pfl.aggregation.joined import NOT_FINITE
+from pfl.aggregation.privacy import PrivateMean
+from pfl.clients import Clients
+from pfl.engines.oracle import Oracle
+from pfl.engines.private import PrivateEngine
+from pfl.errors import ConfigError
+from pfl.stages.mean import Arrived, Mean
+from pfl.stages.robust import pooled_samples
+from pfl.stages.stage import Messages, Place, References, Served, Stage
+
+GRADIENTS = "private gradients"
+"""The client state that counts how many gradients a client has taken."""
+
+
+class ClippedSum(Mean):
+    """The sum of clipped messages with noise, over the expected number of clients.
+
+    Args:
+        private: Clips, adds noise, and counts what was revealed.
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"true messages"})
+    takes: ClassVar[frozenset[str]] = frozenset({"single messages", "products"})
+
+    def __init__(self, private: PrivateMean) -> None:
+        self.private = private
+        self._references = References()
+        self._found: dict[str, Tensor] = {}
+        self._round = 0
+        self._served: Served
+
+    @property
+    def key(self) -> str:
+        return "loop.privacy"
+
+    def set_up(self, served: Served) -> None:
+        self._served = served
+        if served.pooled:
+            raise pooled_samples(self.key, served)
+        reason = ""
+        if served.kept:
+            reason = (
+                f"the server of {served.method} reads the messages of single clients; take "
+                f"another method"
+            )
+        elif served.statistics:
+            reason = (
+                "model.buffers: average; running statistics with noise can be impossible ones; "
+                "give local"
+            )
+        if reason:
+            raise ConfigError(f"loop.privacy: {reason}")
+
+    def begin(self, round_index: int) -> None:
+        self._round = round_index
+        self._references.begin()
+        self._found = {}
+
+    def down(self, messages: Messages) -> Messages:
+        self._references.note(messages)
+        return messages
+
+    def sent(self, clients: Clients, messages: Messages) -> Messages:
+        """Refuses messages that the server would get one by one."""
+        for name, message in messages.items():
+            if message.reduce == "rows":
+                raise ConfigError(
+                    f"loop.privacy: the server of {self._served.method} gets the message {name!r} "
+                    f"of every client by itself, which noise on a sum does not hide; take another "
+                    f"method"
+                )
+        return messages
+
+    def sums(self, messages: Messages, sizes: np.ndarray, like: Tensor) -> dict[str, Tensor]:
+        values = {name: message.values.to(like) for name, message in messages.items()}
+        references = self._references.of(messages)
+        self._found |= references
+        return self.private.sums(values, references)
+
+    def means(self, arrived: Arrived, metrics: dict[str, float]) -> dict[str, Tensor]:
+        metrics |= self.private.facts(self._round + 1)
+        if NOT_FINITE in arrived.sums:
+            metrics["not_finite"] = float(arrived.sums.pop(NOT_FINITE))
+        return self.private.release(arrived.sums, self._found, self._round)
+
+    def participants(self, arrived: int) -> int:
+        """Returns the expected number: how many clients came is not public."""
+        return self.private.cohort
+
+
+class CountedGradients(Stage):
+    """Counts how many private gradients each client has taken (`loop.sample_privacy`).
+
+    Args:
+        oracle: Its engine makes gradients private.
+    """
+
+    place: ClassVar[Place] = Place.MODEL
+    always_kept: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
+
+    def __init__(self, oracle: Oracle) -> None:
+        self._oracle = oracle
+
+    def states(self) -> dict[str, Tensor | float]:
+        return {GRADIENTS: torch.zeros(1)}
+
+    def sent(self, clients: Clients, messages: Messages) -> Messages:
+        engine = self._oracle.engine
+        if isinstance(engine, PrivateEngine):
+            taken = engine.take_counts(clients.ids)
+            clients.state[GRADIENTS] = clients.state[GRADIENTS] + taken.to(clients.state[GRADIENTS])
+        return messages

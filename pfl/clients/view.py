@@ -260,8 +260,6 @@ class Clients:
         round: The round, from 0.
         data: The samples of all clients.
         split: "train", "val" or "test".
-        first, last: Whether the round (or the evaluation of the split) begins or ends with this
-            chunk.
         state: The declared client states of these clients by name, [C, width]. What
             `client_update` leaves here is kept for the client's next round.
         received: What these clients have received, by the names of the server's messages: [K], the
@@ -290,8 +288,6 @@ class Clients:
     round: int
     data: ClientData
     split: str = "train"
-    first: bool = True
-    last: bool = True
     state: dict[str, Tensor] = field(default_factory=dict)
     received: dict[str, Tensor] = field(default_factory=dict)
     personal_messages: frozenset[str] = frozenset()

@@ -100,7 +100,8 @@ class FederatedAlgorithm(Method):
         self._given: Transport | None = None  # what `connect` was given
         self._strict = False  # whether all hooks are checked in all rounds
         self._checked_once: set[str] = set()  # of "round" and "evaluation", what was checked
-        self._checks_pass = True  # whether the hooks of this evaluation are checked
+        # Of the evaluation that runs. In a list, since a module in an attribute becomes a part.
+        self._passing: list[Method] = []
         self._pass: Evaluation | None = None
         self._rounds_apart = 1  # rounds between two scheduled evaluations
         self._loaded: dict[str, Any] | None = None
@@ -128,20 +129,15 @@ class FederatedAlgorithm(Method):
         """Has all hooks of all rounds checked strictly, as in the engine "debug"."""
         self._strict = True
 
-    def _is_checked(self, what: str) -> bool:
-        """Returns whether the hooks of the next "round" or "evaluation" are checked.
+    def _acting(self, what: str) -> Method:
+        """Returns the method, or a view of it that checks hooks, for a round or an evaluation.
 
         The first of each is checked, and all of a private run.
         """
-        first = what not in self._checked_once
+        if what in self._checked_once and not self._strict and self.run.private is None:
+            return self
         self._checked_once.add(what)
-        return first or self._strict or self.run.private is not None
-
-    def _acting(self, is_checked: bool) -> Method:
-        """Returns the method, or a view of it that checks its hooks."""
-        if is_checked:
-            return checked(self, strict=self._strict)
-        return self
+        return checked(self, strict=self._strict)
 
     # ---- what Lightning calls: set-up ---------------------------------------------------------
 
@@ -243,7 +239,7 @@ class FederatedAlgorithm(Method):
 
     def training_step(self, cohort: Cohort, batch_idx: int = 0) -> None:
         """Runs a round."""
-        method = self._acting(self._is_checked("round"))
+        method = self._acting("round")
         with self.in_full_precision():
             done = run_round(method, cohort, self.transport, self.stages, self.context)
         self.row = done.row
@@ -258,8 +254,8 @@ class FederatedAlgorithm(Method):
 
     def on_validation_epoch_start(self) -> None:
         """Starts an evaluation pass; `evaluation` keeps the previous scores until it finishes."""
-        self._checks_pass = self._is_checked("evaluation")
-        method = self._acting(self._checks_pass)
+        self._passing = [self._acting("evaluation")]
+        method = self._passing[0]
         loop = self.run.loop
         if self._pass is None or self._pass.loop is not loop or self._pass.device != self.device:
             self._pass = self.transport.evaluation(method)
@@ -272,11 +268,12 @@ class FederatedAlgorithm(Method):
         with self.in_full_precision():
             if self.store.slow and self.device.type == "cpu":  # the whole chunk was read ahead
                 self.states.read(clients)
-            self._pass.update(self._acting(self._checks_pass), clients)
+            self._pass.update(self._passing[0], clients)
 
     def on_validation_epoch_end(self) -> None:
         """Logs the scores, once all clients have theirs."""
         assert self._pass is not None
+        method = self._passing.pop()
         row = {"round": self.rounds, **self._pass.finish()}
         self.evaluation = self._pass
         self.row = {**self.row, **row}
@@ -290,16 +287,17 @@ class FederatedAlgorithm(Method):
         # from a run that did not end.
         scheduled = not getattr(self.trainer, "finishing", False)
         if scheduled and (self.trainer.current_epoch + 1) % self._rounds_apart == 0:
-            self._acting(self._checks_pass).after_evaluation(row)
+            method.after_evaluation(row)
 
     on_test_epoch_start = on_validation_epoch_start
     test_step = validation_step
     on_test_epoch_end = on_validation_epoch_end
 
     def predict_step(self, clients: Clients, batch_idx: int = 0) -> dict[str, np.ndarray]:
+        method = self._acting("prediction")
         with self.in_full_precision():
             self.load_state(clients)
-            return predictions(self, clients)
+            return predictions(method, clients)
 
     # ---- what callbacks, tests and notebooks use ----------------------------------------------
 

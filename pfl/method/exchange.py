@@ -38,15 +38,10 @@ def begin(method: Method, stages: Sequence[Stage], clients: Clients) -> None:
     A stage may add what belongs to the model that a client has received or kept.
     """
     clients.dtype = method.space.vector.dtype
-    if not clients.state:
+    if method.states.declared and not clients.state:
         method.states.read(clients)
     for stage in stages:
         stage.received(clients)
-
-
-def received_model(clients: Clients) -> Tensor:
-    """Returns the message "w", [P] or [C, P]; an empty tensor if the server sends none."""
-    return clients.received.get("w", torch.empty(0))
 
 
 def train(method: Method, stages: Sequence[Stage], clients: Clients) -> Messages:
@@ -57,7 +52,10 @@ def train(method: Method, stages: Sequence[Stage], clients: Clients) -> Messages
         stages: What acts on the messages.
         clients: C clients with their states, running statistics and received messages.
     """
-    sent: Messages = by_name(method.client_update(clients, received_model(clients)))
+    w = clients.received.get("w")
+    if w is None:
+        w = torch.empty(0)
+    sent: Messages = by_name(method.client_update(clients, w))
     for stage in stages:
         sent = stage.sent(clients, sent)
     store = method.states.store

@@ -305,21 +305,29 @@ class LocalTraining(MovableModule):
             name: The losses are logged as `<name>/loss`.
             objective: A loss that replaces the method's; see `local_sgd`.
         """
-        data = clients.data
-        free = data.in_memory and objective is None and self.oracle.engine.releases_gil()
-        parts = self.threads.workers(len(clients)) if free else 1
+        oracle = self.oracle
+        threads = self.groups.threads
+        parts = 1
+        if threads.count > 1 and objective is None and clients.data.in_memory:
+            if oracle.engine.releases_gil():
+                parts = threads.workers(len(clients))
+        if parts == 1:
+            blocks = clients.step_blocks(schedule)
+            losses, counts = oracle.descend(v, blocks, step, clients.buffers, objective)
+            self.log_loss(name, losses, counts)
+            return
 
         def train_part(part: int) -> tuple[Tensor, list[int]]:
             # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
             own = clients.rows(rows)
             with torch.no_grad():
-                return self.oracle.descend(
-                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers, objective
+                return oracle.descend(
+                    v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
                 )
 
-        for losses in self.threads.map(train_part, range(parts)):
-            self.log_loss(name, *losses)
+        for losses, counts in threads.map(train_part, range(parts)):
+            self.log_loss(name, losses, counts)
 
     def take_steps(
         self, v: Tensor, batch: Batch, step: Step, buffers: Tensor | None, name: str, count: int = 1

@@ -77,7 +77,8 @@ def run_round(
         if group.parcel is None:
             totals.add_lost(group.clients, down, group.log)
         else:
-            method.states.keep_messages(group.clients.ids, group.parcel.kept)
+            if group.parcel.kept:
+                method.states.keep_messages(group.clients.ids, group.parcel.kept)
             totals.add(group.clients, group.parcel, down, up, group.log)
 
     # The server reads the means over all processes, and moves the model.
@@ -85,9 +86,12 @@ def run_round(
     participants = mean.participants(len(totals.ids))
     progress.note_participants(participants, totals.ids)
     received = totals.means(context.sizes, metrics)
-    _require_finite(method, "the client state", totals.not_finite)
+    if totals.not_finite:
+        raise diverged(method, "the client state", totals.not_finite)
     if received is not None:
-        _require_finite(method, "the clients' message", not_finite(received))
+        bad = not_finite(received)
+        if bad:
+            raise diverged(method, "the clients' message", bad)
         for stage in stages:
             stage.read(received, metrics)
         method.server_update(received)
@@ -130,15 +134,13 @@ def _step(method: Method) -> None:
             f"model: server_update of {type(method).__name__} gave values that are not finite "
             f"in round {method.rounds + 1}: {', '.join(sorted(own))}"
         )
-    _require_finite(method, "the server's", names)
+    raise diverged(method, "the server's", names)
 
 
-def _require_finite(method: Method, whose: str, names: set[str]) -> None:
-    """Raises Diverged if there are names of values that are not finite."""
-    if not names:
-        return
+def diverged(method: Method, whose: str, names: set[str]) -> Diverged:
+    """Returns the error about values that are not finite, with their names."""
     listed = ", ".join(sorted(name.removeprefix("self.") for name in names))
-    raise Diverged(
+    return Diverged(
         f"model.lr: {method.lr}; {whose} {listed} is no longer finite in round "
         f"{method.rounds + 1}, a smaller rate may help"
     )

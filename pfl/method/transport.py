@@ -135,7 +135,8 @@ class Simulation(Transport):
             for coming in cohort.chunks[number + 1 : number + 2]:
                 method.states.store.prefetch(coming)
             clients = Clients(ids, cohort.round, cohort.data)
-            if method.device.type == "cpu":  # a GPU may not hold the states of the whole chunk
+            # A GPU may not hold the states of the whole chunk.
+            if method.states.declared and method.device.type == "cpu":
                 method.states.read(clients)
             for part, arrives in self.loop.participation.parts(clients):
                 # A first chunk without clients runs as well: it gives the widths of the sums.

@@ -118,6 +118,12 @@ class RuledMean(_OverMeans):
         self._weightings: dict[str, str] = {}
         self._round = 0
 
+    @property
+    def key(self) -> str:
+        if self._robust.rule is None:
+            return "loop.attackers"
+        return super().key
+
     def set_up(self, served: Served) -> None:
         super().set_up(served)
         rule = self._robust.rule

@@ -24,7 +24,7 @@ def test_sizes_and_shapes_travel_and_label_counts_do_not():
         )
         facts[client] = own.facts(sizes=client > 0)
     remote = RemoteData(3)
-    remote.meet = lambda: facts
+    remote.connect(lambda: facts)
     remote.setup()
     assert remote.client_sizes.tolist() == [1, *data.client_sizes[1:]]
     assert (remote.num_classes, remote.has_labels, remote.input_shape) == (10, True, (1, 8, 8))

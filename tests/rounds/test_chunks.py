@@ -23,7 +23,7 @@ def loop(sizes=SIZES, protocol=None, world=(0, 1), **kwargs):
     data = owned(owners, x, y, x[:5], y[:5], protocol=protocol)
     federation = FederatedLoop(data, **kwargs)
     federation.setup()
-    federation._rank = lambda: world
+    federation.place = lambda: world
     return federation
 
 

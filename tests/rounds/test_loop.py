@@ -32,7 +32,7 @@ def datamodule(sizes=SIZES, protocol=None, seed=0, partition=None):
 def loop(*args, sizes=SIZES, protocol=None, seed=0, world=(0, 1), **kwargs):
     federation = FederatedLoop(datamodule(sizes, protocol), *args, seed=seed, **kwargs)
     federation.setup()
-    federation._rank = lambda: world
+    federation.place = lambda: world
     return federation
 
 
@@ -282,7 +282,7 @@ def attach(federation, round_index, world=(0, 1)):
     federation.trainer = SimpleNamespace(
         current_epoch=round_index, strategy=strategy, global_rank=world[0], world_size=world[1]
     )
-    vars(federation).pop("_rank", None)  # the stand-in of `loop`
+    vars(federation).pop("place", None)  # the stand-in of `loop`
     return federation
 
 
@@ -290,25 +290,23 @@ def attach(federation, round_index, world=(0, 1)):
 @pytest.mark.parametrize("world", [1, 2, 3])
 @pytest.mark.parametrize("at_once", [None, 1, 2, 4])
 @pytest.mark.parametrize("kwargs", KINDS, ids=str)
-def test_the_loader_yields_its_length_in_every_round(kwargs, at_once, world, stateful):
+def test_a_round_is_one_batch_with_the_cohort_in_chunks(kwargs, at_once, world, stateful):
     for round_index in range(4):
-        lengths, seen = set(), []
+        seen = []
         for rank in range(world):
             federation = attach(loop(clients_at_once=at_once, **kwargs), round_index, (rank, world))
             federation.stateful = stateful
             loader = federation.train_dataloader()
-            chunks = list(loader)
-            assert len(chunks) == len(loader)
-            if at_once and kwargs.get("sampling") != "bernoulli":  # whose cohorts vary
-                assert max(len(c) for c in chunks) <= at_once
-            lengths.add(len(loader))
-            assert [c.first for c in chunks] == [True] + [False] * (len(chunks) - 1)
-            assert [c.last for c in chunks] == [False] * (len(chunks) - 1) + [True]
-            assert {(c.round, c.split) for c in chunks} == {(round_index, "train")}
-            mine = [i for c in chunks for i in c.ids.tolist()]
+            assert len(loader) == 1  # processes have equally many batches
+            (cohort,) = loader
+            assert cohort.round == round_index
+            assert cohort.ids.tolist() == federation.cohort(round_index).tolist()
+            assert cohort.chunks  # one that may be empty, where this process has no client
+            if at_once:
+                assert max(len(chunk) for chunk in cohort.chunks) <= at_once
+            mine = np.concatenate(cohort.chunks).tolist()
             assert not stateful or all(i % world == rank for i in mine)
             seen += mine
-        assert len(lengths) == 1  # processes have equally many batches
         assert sorted(seen) == federation.cohort(round_index).tolist()
 
 
@@ -318,34 +316,27 @@ def test_who_owns_state_trains_and_evaluates_it(stateful):
     for rank in range(2):
         federation = attach(loop(), 0, (rank, 2))
         federation.stateful = stateful
-        (train,), (test,) = list(federation.train_dataloader()), list(federation.test_dataloader())
+        (cohort,) = federation.train_dataloader()
+        (train,) = cohort.chunks
+        (test,) = federation.test_dataloader()
         owned = list(range(rank, 10, 2))
         dealt = [[2, 8, 6, 3, 1], [5, 9, 0, 4, 7]][rank]  # 9 5 3 2 1 and 7 6 4 2 1, 20 each
         assert sorted(test.ids.tolist()) == owned
-        assert sorted(train.ids.tolist()) == (owned if stateful else sorted(dealt))
-
-
-def test_the_length_is_the_same_in_every_round():
-    federation = loop(trace=TRACE, clients_at_once=2)
-    lengths = set()
-    for round_index in range(4):
-        lengths.add(len(list(attach(federation, round_index).train_dataloader())))
-    assert lengths == {2}  # ceil(3 / 2)
+        assert sorted(train.tolist()) == (owned if stateful else sorted(dealt))
 
 
 def test_a_trace_without_clients_has_one_empty_chunk():
     federation = attach(loop(trace=[[], []]), 0)
-    (only,) = list(federation.train_dataloader())
-    assert len(only) == 0
-    assert only.first
-    assert only.last
+    (cohort,) = federation.train_dataloader()
+    assert [len(chunk) for chunk in cohort.chunks] == [0]
 
 
 @pytest.mark.parametrize("sampling", ["uniform", "weighted"])
 @pytest.mark.parametrize("at_once", [1, 3, 4])
 def test_no_chunk_has_more_clients_than_asked_for(at_once, sampling):
     federation = attach(loop(7, sampling=sampling, clients_at_once=at_once), 0)
-    assert max(len(c) for c in federation.train_dataloader()) <= at_once
+    (cohort,) = federation.train_dataloader()
+    assert max(len(chunk) for chunk in cohort.chunks) <= at_once
 
 
 def test_nothing_is_built_before_it_is_iterated():
@@ -365,8 +356,6 @@ def test_evaluation_visits_every_client_for_every_split():
     for split in ("val", "test"):
         part = [c for c in chunks if c.split == split]
         assert sorted(i for c in part for i in c.ids.tolist()) == list(range(10))
-        assert [c.first for c in part] == [True, False, False]
-        assert [c.last for c in part] == [False, False, True]
     assert {c.split for c in federation.test_dataloader()} == {"test"}
 
 

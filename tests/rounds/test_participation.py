@@ -294,8 +294,9 @@ def test_processes_share_clients_by_what_they_will_do(stragglers, expected):
     for rank in range(2):
         federation = loop(sizes=[8, 4, 4, 2], stragglers=stragglers)
         attach(federation, 0, (rank, 2)).stateful = False
-        (clients,) = federation.train_dataloader()
-        shares.append(sorted(clients.ids.tolist()))
+        (cohort,) = federation.train_dataloader()
+        (chunk,) = cohort.chunks
+        shares.append(sorted(chunk.tolist()))
     assert shares == expected
 
 

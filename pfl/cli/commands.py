@@ -201,21 +201,19 @@ def export(given: argparse.Namespace) -> None:
     The files are safetensors, or ONNX, and a card about the origin of the model.
     """
     if not (given.client or given.with_global):
-        raise ConfigError("export: give --client with ids or all, --global, or both")
-    everyone = given.client == ["all"]
-    for text in [] if everyone else given.client:
-        if not text.isdecimal():
-            raise ConfigError(
-                f"export: --client: {text}; it must be a client's number in clients.csv, or all"
-            )
+        raise ConfigError("export: give --client with names, numbers or all, --global, or both")
     from pfl.export import export as write
 
-    ids = None if everyone else [int(text) for text in given.client]
+    clients = given.client
+    if clients == ["all"]:
+        clients = None
     options = {"form": given.format, "factored": given.factored, "states": given.states}
     try:
-        write(given.ckpt_path, given.out, ids, with_global=given.with_global, **options)
+        write(given.ckpt_path, given.out, clients, with_global=given.with_global, **options)
     except ImportError as error:
-        needed = "onnx onnxruntime onnxscript" if given.format == "onnx" else "safetensors"
+        needed = "safetensors"
+        if given.format == "onnx":
+            needed = "onnx onnxruntime onnxscript"
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
@@ -297,7 +295,7 @@ def add_parsers(commands: Any) -> None:
 
     one = command(export, "write models of a checkpoint for other programs")
     one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    one.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    one.add_argument("--client", nargs="+", default=[], help="names or numbers, or all")
     one.add_argument("--global", action="store_true", dest="with_global", help="the global model")
     one.add_argument("--out", type=Path, required=True, help="the folder of the models")
     one.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")

@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
     ProgressBar,
+    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import Strategy
@@ -122,6 +123,7 @@ class Trainer(RunTrainer):
         require(
             "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
         )
+        _check_steps(kwargs)
         if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
             raise refused_precision(kwargs["precision"])
         self.name = name
@@ -198,6 +200,11 @@ class Trainer(RunTrainer):
             raise ConfigError(
                 f"trainer.overfit_batches: {same}; a batch is some clients of a round, and rounds "
                 f"are trained whole; to train on few clients, set loop.trace"
+            )
+        if self.limit_train_batches == 0:
+            raise ConfigError(
+                "trainer.limit_train_batches: 0; no client would train; to evaluate only, use "
+                "validate or test, and to stop early, a small trainer.max_epochs"
             )
         for name in (f"limit_{stage}_batches" for stage in STAGES):
             limit = getattr(self, name)
@@ -381,6 +388,21 @@ def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
         callbacks.append(kind())
 
 
+def _check_steps(arguments: dict[str, Any]) -> None:
+    """Refuses what Lightning does around the Trainer's own steps, which clients take here."""
+    if clip := arguments.get("gradient_clip_val"):
+        raise ConfigError(
+            f"trainer.gradient_clip_val: {clip}; the steps are the clients' own, and are not clipped; "
+            f"omit the option, and set a smaller model.lr"
+        )
+    batches = arguments.get("accumulate_grad_batches", 1)
+    if batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches: {batches}; the steps are the clients' own; omit the "
+            f"option, and set a larger model.batch_size"
+        )
+
+
 def _check_callbacks(callbacks: list[Callback]) -> None:
     """Refuses callbacks that save within a round or work on batches of samples."""
     for callback in callbacks:
@@ -394,6 +416,11 @@ def _check_callbacks(callbacks: list[Callback]) -> None:
             wrong = (
                 "saves after an error, which is within a round; RoundCheckpoint has already saved "
                 "the last whole round"
+            )
+        elif isinstance(callback, StochasticWeightAveraging):
+            wrong = (
+                "averages the steps of the Trainer's own optimizer, which a federated method does "
+                "not have; EMAWeightAveraging averages the global model over rounds"
             )
         elif isinstance(callback, SAMPLE_BATCH_CALLBACKS):
             wrong = (

@@ -273,8 +273,8 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
 @pytest.mark.cli
 @pytest.mark.parametrize(
     ("number", "environment", "status"),
-    [(signal.SIGTERM, {}, 143), (signal.SIGINT, {"GROUP": ""}, 130)],
-    ids=["SIGTERM", "Ctrl-C"],
+    [(signal.SIGTERM, {}, 143), (signal.SIGUSR1, {}, 138), (signal.SIGINT, {"GROUP": ""}, 130)],
+    ids=["SIGTERM", "SIGUSR1", "Ctrl-C"],
 )
 def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
     folder, number, environment, status
@@ -300,7 +300,7 @@ def command(folder, environment):
 
 @pytest.mark.slow
 @pytest.mark.cli
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 @pytest.mark.parametrize(
     ("moment", "says"),
     [

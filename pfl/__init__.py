@@ -1,5 +1,17 @@
 """Personalized federated learning on PyTorch Lightning."""
 
+import os
+import sys
+
+# `python -m pfl` and the processes that it starts: Python has put the current folder first, where a
+# file `random.py` of the user would stand for Python's own. It comes last, as in the command `pfl`.
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv)] in ("pfl", "-mpfl", "pfl.__main__")
+    and sys.path[:1] == [os.getcwd()]
+):
+    sys.path.append(sys.path.pop(0))
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

@@ -392,7 +392,7 @@ def _check_steps(arguments: dict[str, Any]) -> None:
     """Refuses what Lightning does around the Trainer's own steps, which clients take here."""
     if clip := arguments.get("gradient_clip_val"):
         raise ConfigError(
-            f"trainer.gradient_clip_val: {clip}; the steps are the clients' own, and are not clipped; "
+            f"trainer.gradient_clip_val: {clip}; the steps are the clients' own, without clipping; "
             f"omit the option, and set a smaller model.lr"
         )
     batches = arguments.get("accumulate_grad_batches", 1)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import pfl
 from pfl import files
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
@@ -32,7 +33,7 @@ from pfl.scores.names import (
     signed_score,
 )
 
-PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
+PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 Scores = Mapping[ScoreName, np.ndarray]
 
 
@@ -166,4 +167,5 @@ def peak_memory() -> int | None:
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **packages}
+    # From the package: a checkout that is not installed has no metadata.
+    return {"python": platform.python_version(), "lightning-pfl": pfl.__version__, **packages}

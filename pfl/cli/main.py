@@ -53,7 +53,7 @@ def main(args: list[str] | None = None) -> int:
     """
     if args is None:
         args = sys.argv[1:]
-        # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
+        # For classes of the user; the command `pfl` starts without this folder.
         sys.path.append(os.getcwd())
     everything = bool(os.environ.get(TRACEBACK)) or "--traceback" in args
     args = [arg for arg in args if arg != "--traceback"]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import pfl
 from pfl import files
 from pfl.communication import Ledger
 from pfl.datamodules import FederatedDataModule
@@ -32,6 +31,7 @@ from pfl.scores.names import (
     parts_of,
     signed_score,
 )
+from pfl.version import __version__
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 Scores = Mapping[ScoreName, np.ndarray]
@@ -168,4 +168,4 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
     # From the package: a checkout that is not installed has no metadata.
-    return {"python": platform.python_version(), "lightning-pfl": pfl.__version__, **packages}
+    return {"python": platform.python_version(), "lightning-pfl": __version__, **packages}

@@ -76,6 +76,10 @@ def compare(given: argparse.Namespace) -> None:
     settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth", "budget")}
     settings = {key: value for key, value in settings.items() if value is not None}
     folders = [Path(word) for word in given.what]
+    if any(folder.is_dir() for folder in folders):
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
         for option in ("jobs", "share", "change", "keep"):
             if getattr(given, option):
@@ -90,8 +94,9 @@ def compare(given: argparse.Namespace) -> None:
             )
         file = comparison_of(given.what[0], parse_changes("compare", given.change))
         try:
-            budget = {"budget": dict([given.budget])} if given.budget else {}
-            file = replace(file, **settings | budget)
+            if given.budget:
+                settings["budget"] = dict([given.budget])
+            file = replace(file, **settings)
         except ConfigError as error:
             raise ConfigError(f"compare: --{error}") from error
         out = file.folder("compare", given.out)
@@ -188,11 +193,18 @@ def report(given: argparse.Namespace) -> None:
     from pfl.scores.runs import find_runs, read_runs
 
     runs = read_runs(find_runs(given.folder, "report"), unfinished=True)
-    out = given.out or (given.folder[0] if len(given.folder) == 1 else Path()) / "report.html"
+    out = given.out
+    if out is None and len(given.folder) == 1:
+        out = given.folder[0] / "report.html"
+    elif out is None:
+        out = Path("report.html")
     title = given.title or ", ".join(folder.resolve().name for folder in given.folder)
     files.make_folder(out.parent, "report: --out")
     files.write(out, page(runs, title, pfl.__version__, given.metric))
-    print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
+    if len(runs) > 1:
+        print(f"{out} ({len(runs)} runs)")
+    else:
+        print(out)
 
 
 def export(given: argparse.Namespace) -> None:

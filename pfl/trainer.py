@@ -114,8 +114,9 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        parts, absolute = Path(name).parts, Path(name).is_absolute()
-        holds = bool(parts) and name.isprintable() and not absolute and ".." not in parts
+        parts = Path(name).parts
+        within = bool(parts) and not Path(name).is_absolute() and ".." not in parts
+        holds = within and name.isprintable()
         require("trainer.name", name, holds, "a name within the runs folder")
         holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
         expected = "a number of rounds of at least 1, or -1 if something else ends the run"
@@ -138,12 +139,16 @@ class Trainer(RunTrainer):
         self._steps_before = 0  # steps of the server before this run
         if isinstance(logger, Iterable):
             logger = list(logger)
-        callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        if isinstance(callbacks, Callback):
+            callbacks = [callbacks]
+        callbacks = list(callbacks or [])
         # The recorder reads the local baseline, and the figures read both.
         callbacks.sort(key=lambda callback: not isinstance(callback, LocalBaseline))
         _add(callbacks, RunRecorder)
         _add(callbacks, CollaborationMap)
-        loggers = logger if isinstance(logger, list) else [logger]
+        loggers: list[Any] = [logger]
+        if isinstance(logger, list):
+            loggers = logger
         if any(isinstance(one, WandbLogger) for one in loggers):
             _add(callbacks, WandbRecord)
         if enable_checkpointing:
@@ -154,7 +159,9 @@ class Trainer(RunTrainer):
         automatic = accelerator == "auto"
         # A strategy object may bring its own accelerator, which Lightning then takes.
         if automatic and (isinstance(strategy, str) or MPSAccelerator.is_available()):
-            accelerator = "cuda" if CUDAAccelerator.is_available() else "cpu"
+            accelerator = "cpu"
+            if CUDAAccelerator.is_available():
+                accelerator = "cuda"
         strategy, devices = resolve_strategy(strategy, accelerator, devices, num_nodes)
         with warnings.catch_warnings():
             if automatic:  # Lightning recommends the Apple GPU
@@ -253,7 +260,9 @@ class Trainer(RunTrainer):
         """
         running = self.state.fn == "fit" and self.state.status == "running"
         trained = running and self.global_step > self._steps_before
-        return 1 if trained and is_last(self) else self._evaluation_interval
+        if trained and is_last(self):
+            return 1
+        return self._evaluation_interval
 
     @check_val_every_n_epoch.setter
     def check_val_every_n_epoch(self, rounds: int | None) -> None:
@@ -266,7 +275,8 @@ class Trainer(RunTrainer):
 
         Such a run was ended between its last round and its last file.
         """
-        recorder, callbacks = self.recorder, self.callbacks  # type: ignore[attr-defined]
+        recorder = self.recorder
+        callbacks = self.callbacks  # type: ignore[attr-defined]
         if self.state.fn != "fit" or recorder.summary or not recorder.rows:
             return
         results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
@@ -275,7 +285,8 @@ class Trainer(RunTrainer):
             return
         self.validating = self.finishing = True
         self.fit_loop.epoch_loop.val_loop.run()  # scores of clients are not in checkpoints
-        self.training, self.finishing = True, False
+        self.training = True
+        self.finishing = False
         for callback in callbacks:
             callback.on_train_end(self, self.lightning_module)
 
@@ -342,7 +353,9 @@ class Trainer(RunTrainer):
                 raise ConfigError(
                     "trainer.run_dir: several processes choose it when the run begins; use it then"
                 )
-            chosen = self._choose_run_dir() if self.is_global_zero else Path()
+            chosen = Path()
+            if self.is_global_zero:
+                chosen = self._choose_run_dir()
             self._run_dir, first = self.strategy.broadcast((chosen, self._continued_from))
             if first != self._continued_from:
                 raise ConfigError(
@@ -363,7 +376,9 @@ class Trainer(RunTrainer):
             missing = [folder for folder in first.parents if not folder.exists()]
             first.parent.mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):
-                path = self.root / (self.name + (f"-{number}" if number > 1 else ""))
+                path = first
+                if number > 1:
+                    path = self.root / f"{self.name}-{number}"
                 with suppress(FileExistsError):
                     path.mkdir(exist_ok=self._same_folder)
                     break
@@ -372,7 +387,8 @@ class Trainer(RunTrainer):
 
     def _remove_empty_folders(self) -> None:
         """Removes the run's new folders if they are empty, as after an error in set-up."""
-        folders, self._new_folders = self._new_folders, []
+        folders = self._new_folders
+        self._new_folders = []
         with suppress(OSError):  # the first folder that is not empty ends this
             for folder in folders:
                 if {path.name for path in folder.iterdir()} == {".lock"}:
@@ -383,7 +399,9 @@ class Trainer(RunTrainer):
 
 
 def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
-    base = ProgressBar if kind is RoundProgress else kind
+    base: type[Callback] = kind
+    if kind is RoundProgress:
+        base = ProgressBar
     if not any(isinstance(callback, base) for callback in callbacks):
         callbacks.append(kind())
 

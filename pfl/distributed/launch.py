@@ -217,7 +217,11 @@ def _signals_raise(trainer: Any) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, end) for number in ENDING}
+    before = {}
+    for number in ENDING:
+        # Another program that has started this one may have a handler of its own for SIGUSR1.
+        if number == signal.SIGTERM or signal.getsignal(number) == signal.SIG_DFL:
+            before[number] = signal.signal(number, end)
     try:
         yield
     finally:

@@ -84,7 +84,7 @@ def card(
         "network": network,
         "parameters": sum(p.numel() for p in algorithm.network.parameters()),
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
-        "input": _input(loop.datamodule, inputs),
+        "input": samples_of(loop.datamodule, inputs),
         "data": _data(arguments.data, loop.datamodule),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
@@ -181,7 +181,7 @@ def readme(content: dict[str, Any], code: str) -> str:
     )
 
 
-def _input(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any]:
+def samples_of(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any]:
     """Returns what an exported model takes: samples before the run's normalization."""
     content: dict[str, Any] = {
         "shape": list(inputs.shape[1:]),

@@ -23,6 +23,7 @@ from pfl.distributed.launch import (
     Launcher,
     ProcessLost,
     _describe,
+    report_signals,
 )
 from tests.commands import ROOT, TWO_PROCESSES, free_port
 from tests.forks import Popen
@@ -288,6 +289,18 @@ def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
     assert checkpoint["federated"]["rounds"] == 2
     for path in (folder / "pids").iterdir():
         assert ends(path.name)
+
+
+def test_a_handler_of_another_program_stays():
+    """submitit, for example, has its own, which puts a job back into the queue."""
+    calls = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    try:
+        with report_signals():
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert calls == [1]
 
 
 def command(folder, environment):

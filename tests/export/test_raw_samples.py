@@ -11,6 +11,8 @@ from safetensors.torch import load_file
 
 from datamodules import Apply, DigitsDataModule, HorizontalFlip, Normalize, Pipeline
 from models import SmallCNN
+from pfl.deploy.data import RemoteData
+from pfl.export import card
 from pfl.export.normalization import normalization
 from tests.commands import call, table
 
@@ -55,13 +57,13 @@ def export(*words):
     assert status == 0, error
 
 
-def raw_rows(folder, card, client):
+def raw_rows(folder, content, client):
     """The client's rows of the CSV file, in the order of the card, and what the run predicts."""
     predicted = [
         row for row in table(folder / "runs/a/predictions.csv") if row["client"] == str(client)
     ]
     rows = table(folder / "a.csv")
-    names = card["input"]["columns"]
+    names = content["input"]["columns"]
     inputs = [[float(rows[int(row["sample"])][name]) for name in names] for row in predicted]
     return np.array(inputs, np.float32), [float(row["personalized"]) for row in predicted]
 
@@ -82,9 +84,9 @@ def test_the_lines_of_the_readme_take_raw_rows(folder, monkeypatch, tmp_path):
     (model,) = tmp_path.iterdir()  # the client's number is its place among the sorted names
     client = sorted(HOSPITALS).index("Köln")
     assert model.name == f"client{client}"
-    card = json.loads((model / "card.json").read_text("utf-8"))
-    assert card["client_name"] == "Köln"
-    inputs, expected = raw_rows(folder, card, client)
+    content = json.loads((model / "card.json").read_text("utf-8"))
+    assert content["client_name"] == "Köln"
+    inputs, expected = raw_rows(folder, content, client)
     assert len(expected) > 2 and np.std(expected) > 0.01
     outputs = outputs_of_the_lines(model, torch.from_numpy(inputs), monkeypatch)
     np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-5)
@@ -120,8 +122,8 @@ def test_the_onnx_graph_takes_raw_rows(folder, monkeypatch, tmp_path):
     export("--client", "all", "--format", "onnx", "--out", tmp_path)
     for client in range(3):
         model = tmp_path / f"client{client}"
-        card = json.loads((model / "card.json").read_text("utf-8"))
-        inputs, expected = raw_rows(folder, card, client)
+        content = json.loads((model / "card.json").read_text("utf-8"))
+        inputs, expected = raw_rows(folder, content, client)
         (outputs,) = InferenceSession(model / "model.onnx").run(None, {"inputs": inputs})
         np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-5)
 
@@ -130,8 +132,8 @@ def test_the_card_has_the_columns_and_the_statistics_that_were_used(folder, monk
     """Means and deviations are those of the whole file, to four significant digits."""
     monkeypatch.chdir(folder)
     export("--client", "0", "--out", tmp_path)
-    card = json.loads((tmp_path / "client0" / "card.json").read_text("utf-8"))
-    used = card["input"]
+    content = json.loads((tmp_path / "client0" / "card.json").read_text("utf-8"))
+    used = content["input"]
     assert used["columns"] == COLUMNS
     values = np.array([[float(row[name]) for name in COLUMNS] for row in table(folder / "a.csv")])
     deviations = values.std(0)
@@ -139,7 +141,7 @@ def test_the_card_has_the_columns_and_the_statistics_that_were_used(folder, monk
     deviations[3] = 1  # a constant column is divided by 1
     np.testing.assert_allclose(used["mean"], values.mean(0), rtol=5.1e-4)
     np.testing.assert_allclose(used["std"], deviations, rtol=5.1e-4)
-    (transform,) = card["data"]["init_args"]["transforms"]
+    (transform,) = content["data"]["init_args"]["transforms"]
     assert transform["init_args"]["mean"] == used["mean"]
     assert transform["init_args"]["std"][:3] == used["std"][:3]
 
@@ -186,6 +188,14 @@ def test_a_damaged_table_of_clients_is_one_line(change, reason, folder, monkeypa
     assert status == 2 and error.count("\n") == 1, error
     assert "clients.csv: it is damaged" in error and reason in error
     assert not (tmp_path / "out").exists()
+
+
+def test_the_server_of_real_parties_does_not_know_their_statistics():
+    data = RemoteData(2)
+    shapes = {"input": ["float32", [3]], "target": ["int64", []]}
+    data.meet = lambda: {0: {"sizes": [5, 0, 1], "classes": 2, **shapes}}
+    content = card.samples_of(data, torch.zeros(1, 3))
+    assert content == {"shape": [3], "dtype": "float32", "after": [card.PARTIES]}
 
 
 def test_normalizations_are_one_and_other_transforms_come_before():

@@ -12,7 +12,7 @@ from pfl.files import replaced, write_json
 from pfl.models.adapters import LoRALayer, adapted_layers
 from pfl.models.pretrained import Pretrained
 
-LOADING = """\
+ADAPTER = """\
 from peft import PeftModel
 from transformers import {kind}
 
@@ -42,7 +42,7 @@ def adapter_code(network: Pretrained) -> str:
         classes = f", num_labels={network.outputs}"
     else:
         head = HEAD
-    return LOADING.format(kind=kind, folder=network.folder, classes=classes) + head
+    return ADAPTER.format(kind=kind, folder=network.folder, classes=classes) + head
 
 
 def require_adapter(network: nn.Module) -> dict[str, LoRALayer]:

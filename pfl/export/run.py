@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from pfl.method.exported import client_network, global_network, plain_network
 from pfl.models.pretrained import Pretrained
 
 Format = Literal["safetensors", "onnx", "peft"]
-FORMATS = get_args(Format)
 # What a run needs in training only: nothing of it may start, and the export needs no GPU.
 QUIET = {
     "accelerator": "cpu",

@@ -40,7 +40,7 @@ raw = json.loads(Path("card.json").read_text())["input"]
 mean = torch.tensor(raw["mean"]{kind}){view}
 std = torch.tensor(raw["std"]{kind}){view}
 """
-HOOK = "network.register_forward_pre_hook(lambda _, inputs: (inputs[0] - mean) / std)\n"
+HOOK = "network.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(mean) - mean) / std)\n"
 MEMBERSHIP = (
     "A client's model can reveal which samples it was trained with: in one trial, an attack told "
     "them from others with an AUC of 0.65 to 0.91 for the worst clients."

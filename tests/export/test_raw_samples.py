@@ -88,7 +88,8 @@ def test_the_lines_of_the_readme_take_raw_rows(folder, monkeypatch, tmp_path):
     assert content["client_name"] == "Köln"
     inputs, expected = raw_rows(folder, content, client)
     assert len(expected) > 2 and np.std(expected) > 0.01
-    outputs = outputs_of_the_lines(model, torch.from_numpy(inputs), monkeypatch)
+    rows = torch.from_numpy(inputs.astype(np.float64))  # as most readers of files give them
+    outputs = outputs_of_the_lines(model, rows, monkeypatch)
     np.testing.assert_allclose(outputs[:, 0], expected, rtol=1e-5, atol=1e-5)
 
 

@@ -49,6 +49,8 @@ class FederatedDataModule(LightningDataModule, ABC):
     Attributes:
         partitioner: The partition rule, the argument `partition`.
         rounded_arrays: Names of the given arrays that have lost digits; known after `setup`.
+        feature_names: Names of the columns of the inputs [F], as of a table; known after `setup`,
+            and None where the columns have no names.
 
     Raises:
         ConfigError: An argument is out of range, or (when the data are loaded) does not fit the
@@ -104,6 +106,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             require(f"{name}.transforms", transform, isinstance(transform, Transform), expected)
         self._transforms = Pipeline(transforms or (), self.seed)
         self.rounded_arrays: list[str] = []
+        self.feature_names: list[str] | None = None
         self._samples: Samples | None = None
         self._partition: Partition | None = None
         self._client_names: list[str] | None = None

@@ -1,10 +1,23 @@
 """Personalized federated learning on PyTorch Lightning."""
 
+import os
+import sys
+
+# `python -m pfl` and the processes that it starts: Python has put the current folder first, where a
+# file `random.py` of the user would stand for Python's own. It comes last, as in the command `pfl`.
+if (
+    sys.argv[:1] == ["-m"]
+    and sys.orig_argv[-len(sys.argv) :][0] in ("pfl", "-mpfl", "pfl.__main__")
+    and sys.path[:1] == [os.getcwd()]
+):
+    sys.path.append(sys.path.pop(0))
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from pfl import _path  # noqa: F401 (what `models` and `datamodules` mean)
 from pfl.distributed import orphan  # torch, which the names below need, takes seconds
+from pfl.version import __version__
 
 orphan.die_with_parent()
 
@@ -14,7 +27,6 @@ if TYPE_CHECKING:
     from pfl.rounds.loop import FederatedLoop
     from pfl.trainer import Trainer
 
-__version__ = "0.1.0"
 __all__ = ["ClientParallelStrategy", "ConfigError", "FederatedLoop", "Trainer", "__version__"]
 _MODULES = {  # by public name; imported when it is first used, so that `pfl --help` is quick
     "ClientParallelStrategy": "pfl.distributed.strategy",

@@ -29,7 +29,8 @@ def require(name: str, value: object, holds: bool, expected: str) -> None:
         expected: The possible values, in words that continue "it must be".
     """
     if isinstance(value, float) and not math.isfinite(value):
-        holds, expected = False, expected.removesuffix(" and finite") + " and finite"
+        holds = False
+        expected = expected.removesuffix(" and finite") + " and finite"
     errors.require(f"model.{name}", value, holds, expected)
 
 
@@ -45,4 +46,9 @@ def printable(line: str) -> str:
         >>> print(printable("\x1b[31mred"))
         \x1b[31mred
     """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    pieces = []
+    for character in line:
+        if not character.isprintable():
+            character = character.encode("unicode_escape").decode()
+        pieces.append(character)
+    return "".join(pieces)

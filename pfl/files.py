@@ -21,7 +21,9 @@ from pfl.datamodules import files
 from pfl.errors import ConfigError
 
 CSV_ROWS = 1 << 12  # rows that are Python numbers at a time: a million would take hundreds of MB
-DAMAGE = (OSError, ValueError, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
+# What reading a damaged file raises; deep JSON and YAML raise a RecursionError.
+UNREADABLE = (OSError, ValueError, RecursionError)
+DAMAGE = (*UNREADABLE, LookupError, TypeError, AttributeError, StopIteration, YAMLError)
 PIECE = 1 << 22  # bytes that are compared or copied at a time
 
 
@@ -96,8 +98,10 @@ def make_folder(folder: Path, key: str = "trainer.default_root_dir") -> None:
 
 def write(path: Path, content: bytes | str) -> None:
     """Writes a file as a whole: a run that is killed leaves no partial file."""
+    if isinstance(content, str):
+        content = content.encode()
     with replaced(path) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
@@ -127,7 +131,9 @@ def read_records(path: Path) -> list[dict[str, str]]:
 def write_figure(path: Path, figure: Any) -> None:
     """Draws a figure of matplotlib into a file as a whole; equal figures give equal files."""
     kind = path.suffix[1:]
-    metadata = {"CreationDate": None} if kind == "pdf" else None
+    metadata = None
+    if kind == "pdf":
+        metadata = {"CreationDate": None}
     with replaced(path) as file:
         figure.savefig(file, dpi=150, format=kind, metadata=metadata)
 
@@ -151,8 +157,9 @@ def csv_lines(rows: Iterable[Iterable[Any]]) -> bytes:
     """Returns rows of values as CSV; an apostrophe makes formulas of spreadsheet programs text."""
 
     def plain(value: Any) -> Any:
-        is_formula = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        return f"'{value}" if is_formula else value
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+            return f"'{value}"
+        return value
 
     text = io.StringIO(newline="")
     csv.writer(text).writerows(map(plain, row) for row in rows)
@@ -168,8 +175,10 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        where = "" if str(error).startswith(f"{path}:") else f"{path}: "
-        raise ConfigError(f"{where}{error}") from error
+        line = str(error)
+        if not line.startswith(f"{path}:"):
+            line = f"{path}: {line}"
+        raise ConfigError(line) from error
     except DAMAGE as error:
         line = " ".join(str(error).split())[:80] or type(error).__name__
         raise ConfigError(
@@ -180,7 +189,9 @@ def reading(path: Path) -> Iterator[None]:
 def read_json(path: Path) -> dict[str, Any]:
     """Returns the mapping in a JSON file; empty if there is no file."""
     with reading(path):
-        content = json.loads(path.read_text()) if path.is_file() else {}
+        if not path.is_file():
+            return {}
+        content = json.loads(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it must be a mapping")
         return content
@@ -194,7 +205,7 @@ def read_value(key: str, path: str) -> Any:
     """
     try:
         return json.loads(Path(path).expanduser().read_text())
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         raise ConfigError(f"{key}: {path} cannot be read as JSON: {error}") from error
 
 

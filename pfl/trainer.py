@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import (
     ModelCheckpoint,
     OnExceptionCheckpoint,
     ProgressBar,
+    StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger, WandbLogger
 from lightning.pytorch.strategies import Strategy
@@ -113,8 +114,9 @@ class Trainer(RunTrainer):
         inference_mode: bool = False,
         **kwargs: Any,
     ) -> None:
-        parts, absolute = Path(name).parts, Path(name).is_absolute()
-        holds = bool(parts) and name.isprintable() and not absolute and ".." not in parts
+        parts = Path(name).parts
+        within = bool(parts) and not Path(name).is_absolute() and ".." not in parts
+        holds = within and name.isprintable()
         require("trainer.name", name, holds, "a name within the runs folder")
         holds = max_epochs is None or max_epochs >= 1 or max_epochs == -1
         expected = "a number of rounds of at least 1, or -1 if something else ends the run"
@@ -122,6 +124,7 @@ class Trainer(RunTrainer):
         require(
             "trainer.log_every_n_steps", log_every_n_steps, log_every_n_steps >= 1, "at least 1"
         )
+        _check_steps(kwargs)
         if str(kwargs.get("precision")) in SCALED:  # Lightning takes bf16-mixed for it on CPUs
             raise refused_precision(kwargs["precision"])
         self.name = name
@@ -136,12 +139,16 @@ class Trainer(RunTrainer):
         self._steps_before = 0  # steps of the server before this run
         if isinstance(logger, Iterable):
             logger = list(logger)
-        callbacks = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or [])
+        if isinstance(callbacks, Callback):
+            callbacks = [callbacks]
+        callbacks = list(callbacks or [])
         # The recorder reads the local baseline, and the figures read both.
         callbacks.sort(key=lambda callback: not isinstance(callback, LocalBaseline))
         _add(callbacks, RunRecorder)
         _add(callbacks, CollaborationMap)
-        loggers = logger if isinstance(logger, list) else [logger]
+        loggers: list[Any] = [logger]
+        if isinstance(logger, list):
+            loggers = logger
         if any(isinstance(one, WandbLogger) for one in loggers):
             _add(callbacks, WandbRecord)
         if enable_checkpointing:
@@ -152,7 +159,9 @@ class Trainer(RunTrainer):
         automatic = accelerator == "auto"
         # A strategy object may bring its own accelerator, which Lightning then takes.
         if automatic and (isinstance(strategy, str) or MPSAccelerator.is_available()):
-            accelerator = "cuda" if CUDAAccelerator.is_available() else "cpu"
+            accelerator = "cpu"
+            if CUDAAccelerator.is_available():
+                accelerator = "cuda"
         strategy, devices = resolve_strategy(strategy, accelerator, devices, num_nodes)
         with warnings.catch_warnings():
             if automatic:  # Lightning recommends the Apple GPU
@@ -198,6 +207,11 @@ class Trainer(RunTrainer):
             raise ConfigError(
                 f"trainer.overfit_batches: {same}; a batch is some clients of a round, and rounds "
                 f"are trained whole; to train on few clients, set loop.trace"
+            )
+        if self.limit_train_batches == 0:
+            raise ConfigError(
+                "trainer.limit_train_batches: 0; no client would train; to evaluate only, use "
+                "validate or test, and to stop early, a small trainer.max_epochs"
             )
         for name in (f"limit_{stage}_batches" for stage in STAGES):
             limit = getattr(self, name)
@@ -246,7 +260,9 @@ class Trainer(RunTrainer):
         """
         running = self.state.fn == "fit" and self.state.status == "running"
         trained = running and self.global_step > self._steps_before
-        return 1 if trained and is_last(self) else self._evaluation_interval
+        if trained and is_last(self):
+            return 1
+        return self._evaluation_interval
 
     @check_val_every_n_epoch.setter
     def check_val_every_n_epoch(self, rounds: int | None) -> None:
@@ -259,7 +275,8 @@ class Trainer(RunTrainer):
 
         Such a run was ended between its last round and its last file.
         """
-        recorder, callbacks = self.recorder, self.callbacks  # type: ignore[attr-defined]
+        recorder = self.recorder
+        callbacks = self.callbacks  # type: ignore[attr-defined]
         if self.state.fn != "fit" or recorder.summary or not recorder.rows:
             return
         results = [recorder.folder / name for c in callbacks for name in getattr(c, "results", ())]
@@ -268,7 +285,8 @@ class Trainer(RunTrainer):
             return
         self.validating = self.finishing = True
         self.fit_loop.epoch_loop.val_loop.run()  # scores of clients are not in checkpoints
-        self.training, self.finishing = True, False
+        self.training = True
+        self.finishing = False
         for callback in callbacks:
             callback.on_train_end(self, self.lightning_module)
 
@@ -335,7 +353,9 @@ class Trainer(RunTrainer):
                 raise ConfigError(
                     "trainer.run_dir: several processes choose it when the run begins; use it then"
                 )
-            chosen = self._choose_run_dir() if self.is_global_zero else Path()
+            chosen = Path()
+            if self.is_global_zero:
+                chosen = self._choose_run_dir()
             self._run_dir, first = self.strategy.broadcast((chosen, self._continued_from))
             if first != self._continued_from:
                 raise ConfigError(
@@ -356,7 +376,9 @@ class Trainer(RunTrainer):
             missing = [folder for folder in first.parents if not folder.exists()]
             first.parent.mkdir(parents=True, exist_ok=True)
             for number in itertools.count(1):
-                path = self.root / (self.name + (f"-{number}" if number > 1 else ""))
+                path = first
+                if number > 1:
+                    path = self.root / f"{self.name}-{number}"
                 with suppress(FileExistsError):
                     path.mkdir(exist_ok=self._same_folder)
                     break
@@ -365,7 +387,8 @@ class Trainer(RunTrainer):
 
     def _remove_empty_folders(self) -> None:
         """Removes the run's new folders if they are empty, as after an error in set-up."""
-        folders, self._new_folders = self._new_folders, []
+        folders = self._new_folders
+        self._new_folders = []
         with suppress(OSError):  # the first folder that is not empty ends this
             for folder in folders:
                 if {path.name for path in folder.iterdir()} == {".lock"}:
@@ -376,9 +399,26 @@ class Trainer(RunTrainer):
 
 
 def _add(callbacks: list[Callback], kind: type[Callback]) -> None:
-    base = ProgressBar if kind is RoundProgress else kind
+    base: type[Callback] = kind
+    if kind is RoundProgress:
+        base = ProgressBar
     if not any(isinstance(callback, base) for callback in callbacks):
         callbacks.append(kind())
+
+
+def _check_steps(arguments: dict[str, Any]) -> None:
+    """Refuses what Lightning does around the Trainer's own steps, which clients take here."""
+    if clip := arguments.get("gradient_clip_val"):
+        raise ConfigError(
+            f"trainer.gradient_clip_val: {clip}; the steps are the clients' own, without clipping; "
+            f"omit the option, and set a smaller model.lr"
+        )
+    batches = arguments.get("accumulate_grad_batches", 1)
+    if batches != 1:
+        raise ConfigError(
+            f"trainer.accumulate_grad_batches: {batches}; the steps are the clients' own; omit the "
+            f"option, and set a larger model.batch_size"
+        )
 
 
 def _check_callbacks(callbacks: list[Callback]) -> None:
@@ -394,6 +434,11 @@ def _check_callbacks(callbacks: list[Callback]) -> None:
             wrong = (
                 "saves after an error, which is within a round; RoundCheckpoint has already saved "
                 "the last whole round"
+            )
+        elif isinstance(callback, StochasticWeightAveraging):
+            wrong = (
+                "averages the steps of the Trainer's own optimizer, which a federated method does "
+                "not have; EMAWeightAveraging averages the global model over rounds"
             )
         elif isinstance(callback, SAMPLE_BATCH_CALLBACKS):
             wrong = (

@@ -2,6 +2,7 @@
 
 import pytest
 
+import pfl
 from tests.commands import finish
 
 # Packages that only some features need, and modules that Windows lacks.
@@ -42,3 +43,25 @@ print(peak_memory())
 @pytest.mark.processes
 def test_pfl_is_imported_without_optional_packages_and_unix(tmp_path):
     assert finish("-c", SCRIPT, *PACKAGES, *MODULES, cwd=tmp_path, fresh=True) == "None\n"
+
+
+OWN = "raise ValueError('this is the user's own file')"
+
+
+def test_files_of_the_user_do_not_stand_for_those_of_python(tmp_path):
+    """`python -m pfl` begins with the current folder on Python's path."""
+    for name in ("random", "lightning", "typing"):
+        (tmp_path / f"{name}.py").write_text(OWN)
+    for module in (["-m", "pfl"], ["-mpfl"], ["-m", "pfl.__main__"]):
+        version = finish(*module, "--version", cwd=tmp_path, fresh=True)
+        assert version == f"pfl {pfl.__version__}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_run_finds_lightning_beside_a_file_of_that_name_and_the_users_own_module(tmp_path):
+    for name in ("random", "lightning", "torch"):
+        (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / "mine.py").write_text("from pfl.datamodules import DigitsDataModule as Mine")
+    words = ["-m", "pfl", "partition", "--data", "mine.Mine", "--data.num_clients", "3"]
+    assert "3 clients" in finish(*words, cwd=tmp_path, fresh=True)

@@ -82,6 +82,7 @@ class TableDataModule(FederatedDataModule):
         tables = [_read(path) for path in (self.file, self.test_file) if path is not None]
         known = (self.target_column, self.client_column)
         features = self.feature_columns or [name for name in tables[0] if name not in known]
+        self.feature_names = list(features)
         targets, names = _classes(self._column(tables, "target_column", self.target_column))
         ids = None
         if self.client_column is not None:

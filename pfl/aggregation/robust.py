@@ -83,13 +83,14 @@ class TrimmedMean(Rule):
 class GeometricMedian(Rule):
     """The point with the smallest sum of distances to the messages (Pillutla et al. 2022, RFA).
 
-    Weiszfeld's iteration, smoothed: x <- sum w_i x_i / sum w_i with w_i = 1 / max(ν, |x_i - x|),
-    from the mean. It holds against f < n / 2 attackers.
+    Weiszfeld's iteration, smoothed: x <- sum w_i x_i / sum w_i with w_i = 1 / max(ν d, |x_i - x|),
+    from the median of each value; d is the median distance of the messages from there. It holds
+    against f < n / 2 attackers.
 
     Args:
         steps: The largest number of iterations.
-        smoothing: ν, relative to the median distance from the first point.
-        tolerance: The iteration ends once x moves by at most this much, relative to that distance.
+        smoothing: ν.
+        tolerance: The iteration ends once x moves by at most this times d.
 
     Note:
         The paper takes 3 to 5 steps with ν = 1e-6, which does not reach the minimum; here the

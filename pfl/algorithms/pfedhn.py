@@ -33,7 +33,7 @@ class pFedHN(FederatedAlgorithm):
         server_lr: α.
         server_momentum: μ.
         server_weight_decay: Of φ and all v_i.
-        embedding: The length of v_i; null: 1 + M / 4, rounded down, of M clients.
+        embedding: The length of v_i; null: 1 + M / 4, rounded down, of the M clients that train.
         width: Of the hidden layers.
         hidden_layers: How many there are after the first one.
 
@@ -41,7 +41,8 @@ class pFedHN(FederatedAlgorithm):
         One client in a round is the paper's algorithm; with more, this is the mean of their
         gradients. The default values and layers are those of the authors' code for CIFAR-10, which
         also cuts gradients at the norm 50. There all layers begin as PyTorch's do; here the last
-        one's biases are the network's own first values, so that θ_i begins near them.
+        one's biases are the network's own first values, so that θ_i begins as these plus W x, with
+        the last layer's weights W and its inputs x.
         Running statistics of BatchNorm stay with the client. pFedHN-PC, which keeps heads with the
         clients, and the training of a newcomer's vector alone are left out.
 

@@ -31,8 +31,9 @@ from pfl.scores.names import (
     parts_of,
     signed_score,
 )
+from pfl.version import __version__
 
-PACKAGES = ("lightning-pfl", "torch", "lightning", "torchmetrics", "numpy")
+PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 Scores = Mapping[ScoreName, np.ndarray]
 
 
@@ -166,4 +167,5 @@ def peak_memory() -> int | None:
 def versions() -> dict[str, str]:
     """Returns the versions of Python and of the packages, ours included, that change results."""
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"python": platform.python_version(), **packages}
+    # From the package: a checkout that is not installed has no metadata.
+    return {"python": platform.python_version(), "lightning-pfl": __version__, **packages}

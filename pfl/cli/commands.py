@@ -76,6 +76,10 @@ def compare(given: argparse.Namespace) -> None:
     settings = {key: getattr(given, key) for key in ("baseline", "metric", "bandwidth", "budget")}
     settings = {key: value for key, value in settings.items() if value is not None}
     folders = [Path(word) for word in given.what]
+    if any(folder.is_dir() for folder in folders):
+        for folder in folders:
+            if not folder.is_dir():
+                raise ConfigError(f"compare: {folder}: there is no such folder of finished runs")
     if all(folder.is_dir() for folder in folders):
         for option in ("jobs", "share", "change", "keep"):
             if getattr(given, option):
@@ -90,8 +94,9 @@ def compare(given: argparse.Namespace) -> None:
             )
         file = comparison_of(given.what[0], parse_changes("compare", given.change))
         try:
-            budget = {"budget": dict([given.budget])} if given.budget else {}
-            file = replace(file, **settings | budget)
+            if given.budget:
+                settings["budget"] = dict([given.budget])
+            file = replace(file, **settings)
         except ConfigError as error:
             raise ConfigError(f"compare: --{error}") from error
         out = file.folder("compare", given.out)
@@ -188,11 +193,18 @@ def report(given: argparse.Namespace) -> None:
     from pfl.scores.runs import find_runs, read_runs
 
     runs = read_runs(find_runs(given.folder, "report"), unfinished=True)
-    out = given.out or (given.folder[0] if len(given.folder) == 1 else Path()) / "report.html"
+    out = given.out
+    if out is None and len(given.folder) == 1:
+        out = given.folder[0] / "report.html"
+    elif out is None:
+        out = Path("report.html")
     title = given.title or ", ".join(folder.resolve().name for folder in given.folder)
     files.make_folder(out.parent, "report: --out")
     files.write(out, page(runs, title, pfl.__version__, given.metric))
-    print(f"{out} ({len(runs)} runs)" if len(runs) > 1 else out)
+    if len(runs) > 1:
+        print(f"{out} ({len(runs)} runs)")
+    else:
+        print(out)
 
 
 def export(given: argparse.Namespace) -> None:
@@ -201,21 +213,19 @@ def export(given: argparse.Namespace) -> None:
     The files are safetensors, or ONNX, and a card about the origin of the model.
     """
     if not (given.client or given.with_global):
-        raise ConfigError("export: give --client with ids or all, --global, or both")
-    everyone = given.client == ["all"]
-    for text in [] if everyone else given.client:
-        if not text.isdecimal():
-            raise ConfigError(
-                f"export: --client: {text}; it must be a client's number in clients.csv, or all"
-            )
+        raise ConfigError("export: give --client with names, numbers or all, --global, or both")
     from pfl.export import export as write
 
-    ids = None if everyone else [int(text) for text in given.client]
+    clients = given.client
+    if clients == ["all"]:
+        clients = None
     options = {"form": given.format, "factored": given.factored, "states": given.states}
     try:
-        write(given.ckpt_path, given.out, ids, with_global=given.with_global, **options)
+        write(given.ckpt_path, given.out, clients, with_global=given.with_global, **options)
     except ImportError as error:
-        needed = "onnx onnxruntime onnxscript" if given.format == "onnx" else "safetensors"
+        needed = "safetensors"
+        if given.format == "onnx":
+            needed = "onnx onnxruntime onnxscript"
         raise ConfigError(f"export: {error.name} is missing; pip install {needed}") from error
 
 
@@ -297,7 +307,7 @@ def add_parsers(commands: Any) -> None:
 
     one = command(export, "write models of a checkpoint for other programs")
     one.add_argument("--ckpt_path", type=Path, required=True, help="a run's checkpoint")
-    one.add_argument("--client", nargs="+", default=[], help="ids of clients, or all")
+    one.add_argument("--client", nargs="+", default=[], help="names or numbers, or all")
     one.add_argument("--global", action="store_true", dest="with_global", help="the global model")
     one.add_argument("--out", type=Path, required=True, help="the folder of the models")
     one.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="of the files")

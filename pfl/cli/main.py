@@ -53,7 +53,7 @@ def main(args: list[str] | None = None) -> int:
     """
     if args is None:
         args = sys.argv[1:]
-        # For classes of the user; `pfl`, unlike `python -m pfl`, starts without this folder.
+        # For classes of the user; the command `pfl` starts without this folder.
         sys.path.append(os.getcwd())
     everything = bool(os.environ.get(TRACEBACK)) or "--traceback" in args
     args = [arg for arg in args if arg != "--traceback"]
@@ -68,11 +68,12 @@ def main(args: list[str] | None = None) -> int:
 
 def _parse(args: list[str]) -> argparse.Namespace | None:
     """Returns the options of a command, or what `LightningCLI` will parse; None for no command."""
-    top, known = parser(), [*RUNS, *COMMANDS]
+    top = parser()
+    known = [*RUNS, *COMMANDS]
     if not args:
         top.print_help()
         return None
-    command, rest = args[0], args[1:]
+    command, *rest = args
     if command.partition("=")[0] in ("--config", "-c"):
         raise ConfigError(f"config: give it after a command: {', '.join(RUNS)}")
     if command in (*RUNS, *OPEN):
@@ -83,10 +84,11 @@ def _parse(args: list[str]) -> argparse.Namespace | None:
     if command in RUNS:
         return argparse.Namespace(command=command)
     if command not in known and not command.startswith("-"):
-        close = get_close_matches(command, known, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ";"
+        hint = ""
+        if close := get_close_matches(command, known, n=1):
+            hint = f" did you mean {close[0]!r}?"
         raise ConfigError(
-            f"{command}: there is no such command{hint} the commands are {', '.join(known)}"
+            f"{command}: there is no such command;{hint} the commands are {', '.join(known)}"
         )
     given, others = top.parse_known_args(args)
     if given.completion:
@@ -128,9 +130,12 @@ def _run(given: argparse.Namespace, args: list[str], everything: bool) -> int:
             line = f"{error.filename}: the file cannot be read or written ({error.strerror})"
         if line is None or everything:
             raise
-        # Where a user's code has called sys.exit, the run has not ended well, whatever the status.
-        code = error.code if isinstance(error, SystemExit) else 2
-        return _refuse(line, code if isinstance(code, int) and code else 1)
+        status = 2
+        if isinstance(error, SystemExit):  # called by a user's code: the run has not ended well
+            status = 1
+            if isinstance(error.code, int) and error.code:
+                status = error.code
+        return _refuse(line, status)
     return 0
 
 

@@ -20,7 +20,7 @@ import pfl.models  # noqa: F401
 from pfl._private import CommandLine
 from pfl.algorithms import FederatedAlgorithm
 from pfl.configuration.files import find_run, read
-from pfl.configuration.messages import check_nulls, one_line
+from pfl.configuration.messages import check_nulls, complaint
 from pfl.datamodules import FederatedDataModule
 from pfl.distributed.launch import report_signals
 from pfl.errors import ConfigError
@@ -45,7 +45,14 @@ class Parser(LightningArgumentParser):
         text = super().format_help(*args, **kwargs)
         if str(self.description).startswith("Help for "):
             text = MORE_HELP.sub("", text.partition("\n\n")[2])
-        return LISTS.sub(lambda match: ")" if "torch.nn" in match[0] else match[0], text)
+        return LISTS.sub(_without_networks, text)
+
+
+def _without_networks(match: re.Match) -> str:
+    """Returns a list of classes, unless torch.nn is in it."""
+    if "torch.nn" in match[0]:
+        return ")"
+    return match[0]
 
 
 class FederatedCLI(CommandLine):
@@ -57,7 +64,9 @@ class FederatedCLI(CommandLine):
 
     def __init__(self, args: list[str] | None = None) -> None:
         self.parsers: list[LightningArgumentParser] = []  # one for each of `subcommands()`
-        self.words = sys.argv[1:] if args is None else args
+        self.words = sys.argv[1:]
+        if args is not None:
+            self.words = args
         super().__init__(
             model_class=FederatedAlgorithm,
             datamodule_class=FederatedDataModule,
@@ -100,7 +109,7 @@ class FederatedCLI(CommandLine):
         except ArgumentError as error:
             defaults = (parser.get_defaults(skip_validation=True) for parser in self.parsers)
             known = {key for namespace in defaults for key in vars(namespace.as_flat())}
-            line = self._without_value(str(error)) or one_line(error, sorted(known))
+            line = self._without_value(str(error)) or complaint(error, sorted(known))
             raise ConfigError(line) from error
         config = self.config[self.config.subcommand]
         _check_groups(config)
@@ -113,9 +122,9 @@ class FederatedCLI(CommandLine):
                 f"{MAX_SEED}, which repeats the run"
             )
 
-    def _without_value(self, complaint: str) -> str | None:
+    def _without_value(self, message: str) -> str | None:
         """Returns the line about an option without a value; argparse may name another option."""
-        if "expected one argument" not in complaint:
+        if "expected one argument" not in message:
             return None
         for word, following in pairwise([*self.words, "--"]):
             if word.startswith("--") and "=" not in word and following.startswith("--"):
@@ -230,7 +239,10 @@ def _find_configs(args: list[str]) -> list[str]:
     """
     words: list[str] = []
     for arg in args:
-        words += arg.split("=", 1) if arg.startswith(tuple(f"{key}=" for key in CONFIG)) else [arg]
+        if arg.startswith(tuple(f"{key}=" for key in CONFIG)):
+            words += arg.split("=", 1)
+        else:
+            words.append(arg)
     for index, (key, name) in enumerate(pairwise(words), 1):
         if key not in CONFIG:
             continue
@@ -256,10 +268,13 @@ def _find_configs(args: list[str]) -> list[str]:
 def _check_classes(config: Namespace) -> None:
     """Refuses a method or a callback without `class_path`: it would stand for its base class."""
     callbacks = config.get("trainer.callbacks") or []
-    callbacks = callbacks if isinstance(callbacks, list) else [callbacks]
+    if not isinstance(callbacks, list):
+        callbacks = [callbacks]
     pairs = [("trainer.callbacks", entry, "RoundCheckpoint") for entry in callbacks]
     for key, entry, example in [("model", config.get("model"), "FedAvg"), *pairs]:
-        path = entry.get("class_path") if isinstance(entry, Namespace) else ""
+        path = ""
+        if isinstance(entry, Namespace):
+            path = entry.get("class_path")
         if path is None or path.endswith(BASES):
             raise ConfigError(f"{key}: class_path must name a class, such as {example}")
 
@@ -269,5 +284,7 @@ def _check_groups(content: dict[str, Any] | Namespace) -> None:
     for key in ("trainer", "loop"):
         group = content.get(key, {})
         if not isinstance(group, dict | Namespace):
-            value = "null" if group is None else shorten(repr(group), 60)
+            value = shorten(repr(group), 60)
+            if group is None:
+                value = "null"
             raise ConfigError(f"{key}: {value}; it must hold options, or be left out")

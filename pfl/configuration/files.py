@@ -18,8 +18,11 @@ OTHERS = ("papers/", "compare/", "tune/", "sweep/", "results/")
 
 def shipped() -> Path:
     """Returns the folder of the configurations that come with pfl."""
-    folder = Path(str(files("pfl"))) / "configs"  # in a wheel
-    return folder if folder.is_dir() else Path(pfl.__file__).parents[1] / "configs"  # in a checkout
+    in_wheel = Path(str(files("pfl"))) / "configs"
+    in_checkout = Path(pfl.__file__).parents[1] / "configs"
+    if in_wheel.is_dir():
+        return in_wheel
+    return in_checkout
 
 
 def names(folder: Path) -> dict[str, Path]:
@@ -56,12 +59,15 @@ class _Loader(yaml.SafeLoader):
     """
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        merged, own = [], []
+        merged = []
+        own = []
         for key, value in node.value:
             if key.tag != "tag:yaml.org,2002:merge":
                 own.append((key, value))
                 continue
-            parts = value.value if isinstance(value, yaml.SequenceNode) else [value]
+            parts = [value]
+            if isinstance(value, yaml.SequenceNode):
+                parts = value.value
             if not all(isinstance(part, yaml.MappingNode) for part in parts):
                 raise yaml.MarkedYAMLError(problem="<< needs keys", problem_mark=value.start_mark)
             for part in reversed(parts):
@@ -88,17 +94,22 @@ def _check(node: yaml.Node, path: Path, seen: dict[int, bool]) -> None:
     line = f"{path}: line {node.start_mark.line + 1}"
     if not seen.setdefault(id(node), False) and isinstance(node, yaml.CollectionNode):
         keys: set[str] = set()
+        is_mapping = isinstance(node, yaml.MappingNode)
         for entry in node.value:
-            for inner in entry if isinstance(node, yaml.MappingNode) else (entry,):
+            key = ""
+            parts = (entry,)
+            if is_mapping:
+                key = entry[0].value
+                parts = entry
+            for inner in parts:
                 if seen.get(id(inner)) is False:
                     raise ConfigError(f"{line}: an alias in this value stands for the value itself")
                 if id(inner) not in seen:
                     _check(inner, path, seen)
-            key = entry[0].value if isinstance(node, yaml.MappingNode) else ""
             if isinstance(key, str) and key in keys and key != "<<":
                 where = f"{path}: line {entry[0].start_mark.line + 1}"
                 raise ConfigError(f"{where}: {key}: the key is there twice; it must be there once")
-            if isinstance(node, yaml.MappingNode) and isinstance(key, str):
+            if is_mapping and isinstance(key, str):
                 keys.add(key)
     elif isinstance(node.value, str) and "\0" in node.value:
         raise ConfigError(f"{line}: {node.value!r}; it must be without the character NUL")

@@ -61,52 +61,57 @@ def explain(error: BaseException) -> str | None:
         return f"trainer.logger: {line} Without: --trainer.logger.offline true"
     # jsonargparse wraps what a constructor raises.
     if isinstance(error, ValueError) and line.startswith("Does not validate against"):
-        return one_line(error)
+        return complaint(error)
     if isinstance(error, RuntimeError) and line.startswith("Early stopping conditioned on"):
         return f"trainer.callbacks: {line}"
     return None
 
 
-def one_line(error: Exception, known: Sequence[str] = ()) -> str:
+def complaint(error: Exception, known: Sequence[str] = ()) -> str:
     """Returns a jsonargparse error as one line: the path of the keys and the innermost complaint.
 
     The original message nests one block for each level of the configuration. All keys that exist
     are `known`, for a guess at what an unknown one should have been.
     """
     keys: list[str] = []
-    owner = complaint = weak = types = value = ""
+    owner = words = weak = types = value = ""
     for line in str(error).splitlines():
         line = re.sub(_FACTORY, "", line.strip().removeprefix("- "))
         if match := re.search(r"\.? Got value: Namespace\(class_path='([^']+)'.*$", line):
-            owner, line = match[1], line[: match.start()]
+            owner = match[1]
+            line = line[: match.start()]
         if line.startswith("Given value:"):
             value = value or line.removeprefix("Given value:").strip()
-        if complaint:
+        if words:
             continue  # other members of the same union
         if match := re.match(r'(?:Parser )?[kK]ey "([^"]+)":\s*(.*)', line):
             keys.append(match[1])
-            line, types = match[2], ""
+            line = match[2]
+            types = ""
         elif match := re.match(r"Problem with given class_path '([^']+)':\s*(.*)", line):
-            owner, line = match[1], match[2]
+            owner, line = match.groups()
         if line.startswith("Subtypes:"):
             types = line.removeprefix("Subtypes:").strip()
         elif line.startswith(_WEAK):
             weak = line
         elif line and not line.startswith(_NOISE):
-            complaint = line
-    complaint = complaint or weak
-    if match := re.search(_UNKNOWN_KEY, complaint):
+            words = line
+    words = words or weak
+    if match := re.search(_UNKNOWN_KEY, words):
         return _unknown_key(".".join(filter(None, match.groups())), known)
-    if not complaint:
+    if not words:
         return " ".join(str(error).split())
-    if match := re.match(r"(.*?)\. Got value: (.*)", complaint):
-        complaint, value = match[1], match[2]
-    text = _describe(complaint, owner, types, value)
+    if match := re.match(r"(.*?)\. Got value: (.*)", words):
+        words, value = match.groups()
+    text = _describe(words, owner, types, value)
     where = ".".join(dict.fromkeys(keys))
     first = re.match(r"\[?Namespace\(class_path='[^']*?(\w+)'", value)
-    if not where and (match := first) and "), Namespace(class_path=" not in value:
-        where = "" if re.match(r"[\w.]+: ", text) else match[1]  # a constructor's own words
-    return f"{where}: {text}" if where and not text.startswith(where) else text
+    own_words = re.match(r"[\w.]+: ", text)  # a constructor's
+    if not where and first and not own_words and "), Namespace(class_path=" not in value:
+        where = first[1]
+    if where and not text.startswith(where):
+        return f"{where}: {text}"
+    return text
 
 
 def closest(name: str, known: Sequence[str]) -> str:
@@ -120,7 +125,9 @@ def closest(name: str, known: Sequence[str]) -> str:
     if close := get_close_matches(name, known, n=5):
         best = max(close, key=likeness)
         return f"; did you mean {best!r}?"
-    return f"; known are {', '.join(known)}" if 0 < len(known) <= _FEW else ""
+    if 0 < len(known) <= _FEW:
+        return f"; known are {', '.join(known)}"
+    return ""
 
 
 def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> None:
@@ -131,11 +138,14 @@ def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> 
     try:
         parser.validate(config, skip_unset=False, skip_required=True)
     except TypeError as error:
-        raise ConfigError(within + one_line(error).replace(": None;", ": null;")) from error
+        raise ConfigError(within + complaint(error).replace(": None;", ": null;")) from error
     for key in config.keys(branches=True):
         if ".init_args" in key:
             continue  # the recursion checks it
-        for value in config[key] if isinstance(config[key], list) else [config[key]]:
+        values = config[key]
+        if not isinstance(values, list):
+            values = [values]
+        for value in values:
             if isinstance(value, Namespace) and isinstance(value.get("init_args"), Namespace):
                 _check_untyped(value, f"{within}{key}")
                 check_nulls(_parser(value.class_path), value.init_args, f"{within}{key}.")
@@ -144,50 +154,63 @@ def check_nulls(parser: ArgumentParser, config: Namespace, within: str = "") -> 
 def _check_untyped(config: Namespace, key: str) -> None:
     """Refuses an argument without type and default that was left out, which would become None."""
     cls = _named(config.class_path)
-    for p in inspect.signature(cls).parameters.values() if isinstance(cls, type) else ():
+    if not isinstance(cls, type):
+        return
+    for p in inspect.signature(cls).parameters.values():
         bare = p.default is p.annotation is p.empty and p.kind not in _VARIABLE
         if bare and config.init_args.get(p.name, p) is None:
             name = config.class_path.rpartition(".")[2]
             raise ConfigError(f"{key}.{p.name}: null; {name} needs a value of it under init_args")
 
 
-def _describe(complaint: str, owner: str, types: str, value: str) -> str:
-    shown = f"{shorten(value, 100)}; " if value and not value.startswith(_INTERNAL) else ""
-    if match := re.match(r"Option '((?!class_path')[^']+)' is not accepted", complaint):
+def _describe(words: str, owner: str, types: str, value: str) -> str:
+    shown = ""
+    if value and not value.startswith(_INTERNAL):
+        shown = f"{shorten(value, 100)}; "
+    if match := re.match(r"Option '((?!class_path')[^']+)' is not accepted", words):
         name = owner.rpartition(".")[2]
         options = _parser(owner).get_defaults(skip_validation=True).keys()
-        named = "; class_path can name another network, such as MLP" if name == "Classifier" else ""
+        named = ""
+        if name == "Classifier":
+            named = "; class_path can name another network, such as MLP"
         return f"{name} has no option {match[1]!r}{closest(match[1], list(options))}{named}"
     dotted = r"(?:--(\S+)\.help: )?Expected a dot import path string: (\S+)"
-    if match := re.match(dotted, complaint):
-        known, name = _classes(types) or option_keys().get(match[1]) or [], match[2]
+    if match := re.match(dotted, words):
+        known = _classes(types) or option_keys().get(match[1]) or []
+        name = match[2]
         if name in known:  # the argument of a user's class
             return f"{name!r}; annotate the argument with its class, or give the full import path"
         hint = closest(name, known) or "; give its full import path"
         return f"there is no class {name!r} here{hint}"
-    if match := re.match(r"Expected a (.+)", complaint):
+    if match := re.match(r"Expected a (.+)", words):
         text = _type(types[1:-1] or match[1])
-        return f"{shown}it must be {'one of ' if ', ' in text else ''}{text}"
+        if ", " in text:
+            text = f"one of {text}"
+        return f"{shown}it must be {text}"
     for cause, advice in _ADVICE.items():
-        if re.match(cause, f"{complaint} {value}"):
+        if re.match(cause, f"{words} {value}"):
             made = re.match(
                 r"Namespace\(class_path='[^']*?(\w+)', init_args=Namespace\((.*)\)\)$", value
             )
-            return f"{made[1]}({made[2]}); {advice}" if made else shown + advice
+            if made:
+                return f"{made[1]}({made[2]}); {advice}"
+            return shown + advice
     for name in PACKAGES:
         if (owner or value).startswith(f"{name}.") and (found := users_module(name)):
-            return f"{shown}{complaint}; {name} is {found.origin}, pfl's own is pfl.{name}"
-    if "is abstract" in complaint:
+            return f"{shown}{words}; {name} is {found.origin}, pfl's own is pfl.{name}"
+    if "is abstract" in words:
         return _abstract(value) or "the class is abstract" + closest("", _classes(types))
-    if "subclass of" in complaint:
-        return shown + _type(complaint) + closest("", _classes(types))
-    return shown + complaint
+    if "subclass of" in words:
+        return shown + _type(words) + closest("", _classes(types))
+    return shown + words
 
 
 def _abstract(value: str) -> str | None:
     """Returns what a user's abstract class, given as a value, lacks; None for one of ours."""
     match = re.match(r"(?:\{'class_path': ')?([\w.]+)", value)
-    module, _, name = match[1].rpartition(".") if match else ("", "", "")
+    if match is None:
+        return None
+    module, _, name = match[1].rpartition(".")
     lacks = getattr(getattr(sys.modules.get(module), name, None), "__abstractmethods__", ())
     if module.startswith(("pfl.", *PACKAGES)) or not lacks:
         return None
@@ -207,7 +230,9 @@ def _unknown_key(key: str, known: Sequence[str]) -> str:
     groups = sorted({name.partition(".")[0] for name in known})
     if group not in groups:  # what stands under it is not looked at
         homes = [name for name in option_keys() if name.rpartition(".")[2] == key.replace("-", "_")]
-        hint = f"; did you mean {homes[0]!r}?" if homes else closest(group, groups)
+        hint = closest(group, groups)
+        if homes:
+            hint = f"; did you mean {homes[0]!r}?"
         return f"{group}: there is no such key{hint}"
     inside = [name.removeprefix(f"{group}.") for name in known if name.startswith(f"{group}.")]
     return f"{key}: there is no such key{closest(rest, inside)}"
@@ -253,7 +278,8 @@ def _classes(types: str) -> list[str]:
 
 def _parser(owner: str) -> ArgumentParser:
     """Returns a parser of the arguments of a class or a function, given by its import path."""
-    cls, parser = _named(owner), ArgumentParser()
+    cls = _named(owner)
+    parser = ArgumentParser()
     if isinstance(cls, type):
         parser.add_class_arguments(cls, fail_untyped=False)
     elif callable(cls):  # such as models.replace_batch_norm

@@ -23,7 +23,9 @@ WRONG_ARGUMENTS = re.compile(r"([\w.]+)\(\) (?:takes|missing|got) ")
 def mistake(error: BaseException) -> str | None:
     """Returns one line about an error that a user can mend; None if it is the framework's own."""
     line = explain(error)
-    return _failure(error) if line is None else line + _cause(error)
+    if line is None:
+        return _failure(error)
+    return line + _cause(error)
 
 
 def _failure(error: BaseException) -> str | None:
@@ -38,7 +40,8 @@ def _failure(error: BaseException) -> str | None:
         if code is None or not _is_users((code, 0)):
             return None
         called = [(code, code.co_firstlineno)]
-    (entry, _), (code, line) = called[0], called[-1]
+    entry, _ = called[0]
+    code, line = called[-1]
     function = getattr(entry, "co_qualname", entry.co_name)  # since Python 3.11
     text = " ".join("".join(traceback.format_exception_only(error)).split())
     return f"{code.co_filename}:{line}: {function} failed: {text} (--traceback shows everything)"
@@ -72,9 +75,12 @@ def _cause(error: BaseException) -> str:
 def _inner(error: BaseException) -> Iterator[BaseException]:
     """Yields what led to an error; jsonargparse links only the first error of a union's members."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    members = frames[-1].f_locals.get("exceptions") if frames else None
-    linked = error.__cause__ or error.__context__
-    for inner in members if isinstance(members, list) else filter(None, [linked]):
+    causes = []
+    if linked := error.__cause__ or error.__context__:
+        causes = [linked]
+    if frames and isinstance(members := frames[-1].f_locals.get("exceptions"), list):
+        causes = members
+    for inner in causes:
         yield inner
         yield from _inner(inner)
 

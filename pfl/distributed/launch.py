@@ -22,10 +22,20 @@ from pfl.errors import ConfigError
 POLL_SECONDS = 0.2  # between two checks that the other processes are alive
 GRACE_SECONDS = 0.5  # for the main thread to end by an error of its own before the watch ends it
 COMMON_ERROR_SECONDS = 2.0  # all processes meet an error that concerns all within this time
+# Signals that end a run: SLURM announces the end of a job by SIGUSR1, which Windows does not have.
+ENDING = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class ProcessLost(RuntimeError):
     """Another process of the run has died; its message, one line, is already printed."""
+
+
+class EndedBySignal(SIGTERMException):
+    """One of the signals `ENDING` ends the run; Lightning treats it like SIGTERM."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = signal.Signals(number)
 
 
 class Ended(SystemExit):
@@ -168,18 +178,20 @@ def is_lost_contact(error: Exception) -> bool:
 
 @contextmanager
 def report_signals(trainer: Any = None) -> Iterator[None]:
-    """Prints one line if SIGTERM or Ctrl-C ends the block; Lightning prints nothing.
+    """Prints one line if SIGTERM, SIGUSR1 or Ctrl-C ends the block; Lightning prints nothing.
 
     Raises:
         Ended: If a signal ended the block.
     """
     try:
-        with _sigterm_raises(trainer):
+        with _signals_raise(trainer):
             yield
     except Ended:
         raise
     except (KeyboardInterrupt, SystemExit) as error:
-        if isinstance(error, SIGTERMException):
+        if isinstance(error, EndedBySignal):
+            number = error.number
+        elif isinstance(error, SIGTERMException):
             number = signal.SIGTERM
         # Lightning turns a KeyboardInterrupt into an ordinary exit.
         elif any(isinstance(e, KeyboardInterrupt) for e in (error, error.__context__)):
@@ -193,22 +205,28 @@ def report_signals(trainer: Any = None) -> Iterator[None]:
 
 
 @contextmanager
-def _sigterm_raises(trainer: Any) -> Iterator[None]:
-    """Lets SIGTERM raise an exception, as Ctrl-C does, in set-up and after the last round too."""
+def _signals_raise(trainer: Any) -> Iterator[None]:
+    """Lets signals raise an exception, as Ctrl-C does, in set-up and after the last round too."""
 
     def end(number: int, frame: Any) -> None:
         # Among several processes Lightning ends a round for all of them between two chunks.
-        if trainer is None or trainer.world_size == 1 or not trainer.training:
-            raise SIGTERMException
+        within = trainer is not None and trainer.world_size > 1 and trainer.training
+        if number != signal.SIGTERM or not within:
+            raise EndedBySignal(number)
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, end)
+    before = {}
+    for number in ENDING:
+        # Another program that has started this one may have a handler of its own for SIGUSR1.
+        if number == signal.SIGTERM or signal.getsignal(number) == signal.SIG_DFL:
+            before[number] = signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _describe(event: str, trainer: Any) -> str:

@@ -21,12 +21,11 @@ from lightning.pytorch.accelerators import Accelerator, AcceleratorRegistry, CPU
 from lightning.pytorch.plugins import CheckpointIO, LayerSync, Precision
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy, Strategy, StrategyRegistry
 from lightning.pytorch.utilities import rank_zero_warn
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.constants import default_pg_timeout
 
 from pfl.distributed import collectives
-from pfl.distributed.launch import Launcher
+from pfl.distributed.launch import ENDING, EndedBySignal, Launcher
 from pfl.distributed.orphan import is_child
 from pfl.errors import ConfigError
 
@@ -124,7 +123,7 @@ class ClientParallelStrategy(DDPStrategy):
             tensor.detach().copy_(values)
 
     def on_train_start(self) -> None:
-        """Makes SIGTERM and Ctrl-C end the run; only the first process prints a message.
+        """Makes SIGTERM, SIGUSR1 and Ctrl-C end the run; only the first process prints a message.
 
         Lightning's handler waits for a broadcast. Not every process reaches that broadcast, so
         some processes would wait for ever.
@@ -132,11 +131,10 @@ class ClientParallelStrategy(DDPStrategy):
         super().on_train_start()
         if threading.current_thread() is not threading.main_thread() or not self._runs_scripts:
             return
+        for number in ENDING:
+            signal.signal(number, signal.SIG_DFL if is_child() else _end)
         if is_child():
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.SIG_DFL)
-        else:
-            signal.signal(signal.SIGTERM, _end)
 
     def on_exception(self, exception: BaseException) -> None:
         if self._runs_scripts:
@@ -149,7 +147,7 @@ class ClientParallelStrategy(DDPStrategy):
 
 def _end(number: int, _: Any) -> None:
     signal.signal(number, signal.SIG_IGN)  # the clean-up must not be interrupted
-    raise SIGTERMException
+    raise EndedBySignal(number)
 
 
 StrategyRegistry.register(

@@ -32,7 +32,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 
 from pfl.configuration import files
-from pfl.configuration.messages import closest, one_line
+from pfl.configuration.messages import closest, complaint
 from pfl.datamodules.errors import require
 from pfl.errors import ConfigError
 from pfl.files import make_folder
@@ -192,7 +192,7 @@ class Grid:
             raise ConfigError(f"{path}: {error}") from error
         except (ArgumentError, ValueError, TypeError) as error:
             known = sorted(vars(parser.get_defaults(skip_validation=True).as_flat()))
-            raise ConfigError(f"{path}: {one_line(error, known)}") from error
+            raise ConfigError(f"{path}: {complaint(error, known)}") from error
 
     def folder(self, command: str, out: Path | None) -> Path:
         """Returns the folder of the runs, which is created; `runs/<command>/<name>` by default.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from jsonargparse import Namespace
 from torch import Tensor
 
 from pfl.callbacks.run_result import versions
-from pfl.files import read_json, read_records
+from pfl.datamodules import FederatedDataModule, Normalize
+from pfl.deploy.data import RemoteData
+from pfl.export.normalization import normalization
+from pfl.files import read_json, read_records, reading
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.rounds.loop import FederatedLoop
 
@@ -22,15 +26,26 @@ session = InferenceSession("model.onnx")
 """
 FACTORED = """
 network = load_factored({network}{dtype}, load_file("factored.safetensors")).eval()
-"""
+{hook}"""
 NOT_MERGED = ("adapter", "Bottleneck", "prompt", "SoftPrompt")  # they change no weights
 LOADING = """\
-from safetensors.torch import load_file
+{standard}from safetensors.torch import load_file
 {imports}
 
 network = {network}{dtype}.eval()
 {adapt}network.load_state_dict(load_file("model.safetensors"))
+{statistics}"""
+STATISTICS = """
+raw = json.loads(Path("card.json").read_text())["input"]
+mean = torch.tensor(raw["mean"]{kind}){view}
+std = torch.tensor(raw["std"]{kind}){view}
 """
+HOOK = "network.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(mean) - mean) / std)\n"
+MEMBERSHIP = (
+    "A client's model can reveal which samples it was trained with: in one trial, an attack told "
+    "them from others with an AUC of 0.65 to 0.91 for the worst clients."
+)
+PARTIES = "the transforms of the party's own data module"
 
 
 def card(
@@ -51,52 +66,74 @@ def card(
     summary = read_json(folder / "summary.json")
     if summary.get("round") != algorithm.rounds:  # the summary is another checkpoint's
         summary = {}
-    names: dict[str, Any] = {"client": client, "classes": loop.datamodule.class_names}
+    kind = "global"
+    names: dict[str, Any] = {}
+    if client is not None:
+        kind = "personalized"
+        names["client"] = client
+    if loop.datamodule.class_names is not None:
+        names["classes"] = loop.datamodule.class_names
     if client is not None and loop.datamodule.client_names is not None:
         names["client_name"] = loop.datamodule.client_names[client]
     seeds = {"data": loop.datamodule.seed, "loop": loop.seed}
     return {
-        "model": "global" if client is None else "personalized",
-        **{key: value for key, value in names.items() if value is not None},
+        "model": kind,
+        **names,
         "method": method,
         "rounds": algorithm.rounds,
         "network": network,
         "parameters": sum(p.numel() for p in algorithm.network.parameters()),
         "dtype": str(algorithm.global_model.dtype).partition(".")[2],
-        "input": {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).partition(".")[2]},
-        "data": _class_of(arguments.data),
+        "input": samples_of(loop.datamodule, inputs),
+        "data": _data(arguments.data, loop.datamodule),
         "protocol": loop.describe(),
         "partition_hash": loop.datamodule.partition.hash,
+        "privacy": MEMBERSHIP,
         "seed": {"seed_everything": arguments.seed_everything, **seeds},
         "scores": _scores(folder, summary, client),
         "versions": {"run": summary.get("versions"), "export": versions()},
     }
 
 
-def loading_code(content: dict[str, Any]) -> str:
-    """Returns the lines of Python that load the model of a card."""
+def network_code(content: dict[str, Any]) -> str:
+    """Returns the lines of Python that load the model of a card, for samples as they are."""
     modules: dict[str, set[str]] = {}
-    network = _call(content["network"], modules)
-    adapt = ""
+    parts = dict.fromkeys(("standard", "statistics", "hook", "adapt", "dtype", "kind", "view"), "")
+    parts["network"] = _call(content["network"], modules)
+    code = LOADING
     if "factored" in content:
         modules.setdefault("pfl.models.factored", set()).add("load_factored")
-    trainable = content["method"]["init_args"].get("trainable")
-    word = (trainable or {}).get("class_path", "") if not isinstance(trainable, str) else trainable
+        code += FACTORED
+    trainable = content["method"]["init_args"].get("trainable") or ""
+    word = trainable
+    if isinstance(trainable, dict):
+        word = trainable["class_path"]
     if word.rpartition(".")[2] in NOT_MERGED:
         modules.setdefault("pfl.models.adapters", set()).add("train_only")
-        adapt = f"train_only(network, {_call(trainable, modules)})\n"
+        parts["adapt"] = f"train_only(network, {_call(trainable, modules)})\n"
+    if content["dtype"] == "float64":
+        parts["dtype"] = ".double()"
+        parts["kind"] = ", dtype=torch.float64"
+    if "mean" in content["input"]:
+        further = len(content["input"]["shape"]) - 1  # axes after that of the channels
+        if further:
+            parts["view"] = f".view(-1{', 1' * further})"
+        parts["standard"] = "import json\nfrom pathlib import Path\n\nimport torch\n"
+        parts["hook"] = HOOK
+        parts["statistics"] = STATISTICS.format(**parts) + HOOK
     imports = "\n".join(f"from {m} import {', '.join(sorted(n))}" for m, n in modules.items())
-    dtype = ".double()" if content["dtype"] == "float64" else ""
-    code = LOADING + (FACTORED if "factored" in content else "")
-    return code.format(imports=imports, network=network, dtype=dtype, adapt=adapt)
+    return code.format(imports=imports, **parts)
 
 
 def sizes(content: dict[str, Any]) -> str:
     """Returns the sizes and latencies of a dense and a factored model as a Markdown table."""
-    parameters, times = content["parameters"], content["milliseconds"]
+    parameters = content["parameters"]
+    times = content["milliseconds"]
     lines = [f"| form | parameters | ms a batch of {content['batch']} |", "|---|---|---|"]
     lines += [f"| {form} | {parameters[form]:,} | {times[form]:.3f} |" for form in parameters]
-    threads = "one thread" if content["threads"] == 1 else f"{content['threads']} threads"
+    threads = f"{content['threads']} threads"
+    if content["threads"] == 1:
+        threads = "one thread"
     error = f"outputs differ by at most {content['largest_difference']:.1g}"
     return "\n".join([*lines, "", f"On this CPU with {threads}; {error}."])
 
@@ -114,47 +151,109 @@ def _call(value: Any, modules: dict[str, set[str]]) -> str:
 
 def readme(content: dict[str, Any], code: str) -> str:
     """Returns a card as Markdown, with the lines that load the model."""
-    whose = f"client {content['client']}'s" if "client" in content else "the global"
+    whose = "the global"
+    if "client" in content:
+        whose = f"client {content['client']}'s"
     method, data = (content[key]["class_path"].rpartition(".")[2] for key in ("method", "data"))
     rows = {
         "Network": content["network"]["class_path"],
         "Parameters": f"{content['parameters']:,}",
-        "Input": f"{content['input']['dtype']} [samples, "
-        f"{', '.join(map(str, content['input']['shape']))}]",
+        **_input_rows(content["input"]),
         "Rounds": content["rounds"],
         "Data": f"{data}; partition {content['partition_hash']}",
         "Seed": content["seed"]["seed_everything"],
         "Versions": ", ".join(f"{k} {v}" for k, v in content["versions"]["export"].items()),
         **content["scores"],
     }
-    rows |= {"Client": content["client_name"]} if "client_name" in content else {}
-    rows |= {"Classes": ", ".join(content["classes"])} if "classes" in content else {}
+    if "client_name" in content:
+        rows["Client"] = content["client_name"]
+    if "classes" in content:
+        rows["Classes"] = ", ".join(content["classes"])
     cells = {key: " ".join(escape(str(value), quote=False).split()) for key, value in rows.items()}
     table = "\n".join(f"| {key} | {value.replace('|', '&#124;')} |" for key, value in cells.items())
-    factored = f"## Factored\n\n{sizes(content['factored'])}\n\n" if "factored" in content else ""
+    factored = ""
+    if "factored" in content:
+        factored = f"## Factored\n\n{sizes(content['factored'])}\n\n"
     return (
         f"# {method}: {whose} model\n\n| | |\n|---|---|\n{table}\n\n{content['protocol']}\n\n"
-        f"{factored}## Load it\n\n```python\n{code}```\n\n"
+        f"{content['privacy']}\n\n{factored}## Load it\n\n```python\n{code}```\n\n"
         f"`card.json` has all arguments of the method, the network and the data.\n"
     )
 
 
-def _class_of(value: Namespace) -> dict[str, Any]:
+def samples_of(datamodule: FederatedDataModule, inputs: Tensor) -> dict[str, Any]:
+    """Returns what an exported model takes: samples before the run's normalization."""
+    content: dict[str, Any] = {
+        "shape": list(inputs.shape[1:]),
+        "dtype": str(inputs.dtype).partition(".")[2],
+    }
+    if datamodule.feature_names is not None:
+        content["columns"] = datamodule.feature_names
+    used = normalization(datamodule.transforms)
+    if used.mean is not None:
+        content["mean"] = used.mean
+        content["std"] = used.std
+    if isinstance(datamodule, RemoteData):
+        content["after"] = [PARTIES]
+    elif used.before:
+        content["after"] = list(map(repr, used.before))
+    return content
+
+
+def _input_rows(content: dict[str, Any]) -> dict[str, str]:
+    """Returns the rows of a README about the samples that a model takes."""
+    shape = ", ".join(map(str, ["samples", *content["shape"]]))
+    rows = {"Input": f"{content['dtype']} [{shape}]"}
+    if "mean" in content:
+        rows["Input"] += ", not normalized: the model does it"
+    if "after" in content:
+        rows["Before"] = "; ".join(content["after"])
+    if "columns" in content:
+        rows["Columns"] = ", ".join(content["columns"])
+    return rows
+
+
+def _data(value: Namespace, datamodule: FederatedDataModule) -> dict[str, Any]:
+    """Returns the configured data module, with the statistics that its transforms have used."""
+    data = _class_of(value)
+    given = data["init_args"].get("transforms") or []
+    used = datamodule.transforms.transforms
+    if len(given) == len(used):  # else the data module has transforms of its own
+        entries = []
+        for entry, transform in zip(given, used, strict=True):
+            entry = _class_of(entry)
+            if type(transform) is Normalize:
+                entry["init_args"] = {"mean": transform.mean, "std": transform.std}
+            entries.append(entry)
+        if entries:
+            data["init_args"] = {**data["init_args"], "transforms": entries}
+    return data
+
+
+def _class_of(value: Namespace | dict[str, Any]) -> dict[str, Any]:
     """Returns a configured class as plain values: `class_path` and `init_args`."""
-    plain = value.as_dict() if isinstance(value, Namespace) else value
-    return {"class_path": plain["class_path"], "init_args": plain.get("init_args") or {}}
+    if isinstance(value, Namespace):
+        value = value.as_dict()
+    return {"class_path": value["class_path"], "init_args": value.get("init_args") or {}}
 
 
 def _scores(folder: Path, summary: dict[str, Any], client: int | None) -> dict[str, Any]:
     if client is None or not summary:
         return {k: v for k, v in summary.items() if "/global/" in k}
-    rows = read_records(folder / "clients.csv")
-    row = next(row for row in rows if int(row["client"]) == client)
-
-    def number(text: str) -> float | int | None:
-        value = float(text)
-        # JSON does not have NaN.
-        return None if value != value else int(value) if value.is_integer() else value
-
+    path = folder / "clients.csv"
     skipped = ("client", "name", "label_")
-    return {key: number(text) for key, text in row.items() if not key.startswith(skipped)}
+    with reading(path):
+        rows = [row for row in read_records(path) if int(row["client"]) == client]
+        if not rows:
+            raise ValueError(f"it has no row of client {client}")
+        return {k: _number(text) for k, text in rows[0].items() if not k.startswith(skipped)}
+
+
+def _number(text: str) -> float | int | None:
+    """Returns a score as a number; None for NaN, which JSON does not have."""
+    value = float(text)
+    if math.isnan(value):
+        return None
+    if value.is_integer():
+        return int(value)
+    return value

@@ -22,7 +22,7 @@ BATCH = 20  # samples, as in FedSLR's Table 9
 REPEATS = 30
 
 
-def save(network: nn.Module, path: Path) -> None:
+def save_network(network: nn.Module, path: Path) -> None:
     """Writes a network's state dict as a safetensors file."""
     from safetensors.torch import save as as_bytes
 
@@ -41,13 +41,15 @@ def factored_network(
     if ranks is None:
         name = type(algorithm).__name__
         raise ConfigError(f"export: --factored: {name} has no low-rank model, as FedSLR has")
-    kinds = [getattr(algorithm, f"{kind}_component", None) for kind in ("global", "personal")]
-    if kinds[0] == "sparse" or (client is not None and kinds[1] != "sparse"):
+    global_is_sparse = getattr(algorithm, "global_component", None) == "sparse"
+    personal_is_sparse = getattr(algorithm, "personal_component", None) == "sparse"
+    if global_is_sparse or (client is not None and not personal_is_sparse):
         raise ConfigError(
             "export: --factored: it needs model.global_component: low_rank, and for --client "
             "model.personal_component: sparse"
         )
-    space, sparse = algorithm.space, None
+    space = algorithm.space
+    sparse = None
     if client is not None:
         sparse = space.split(client_rows(algorithm, client).state["p"][0])
     names = [layer.name for layer in space.matrices]
@@ -88,7 +90,8 @@ def save_onnx(network: nn.Module, path: Path, inputs: Tensor) -> None:
 
     The graph computes in float32: runtimes have no float64 convolutions.
     """
-    inputs = inputs.float() if inputs.is_floating_point() else inputs
+    if inputs.is_floating_point():
+        inputs = inputs.float()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's own use of what it deprecates
         program = torch.onnx.export(

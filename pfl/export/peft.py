@@ -12,7 +12,7 @@ from pfl.files import replaced, write_json
 from pfl.models.adapters import LoRALayer, adapted_layers
 from pfl.models.pretrained import Pretrained
 
-LOADING = """\
+ADAPTER = """\
 from peft import PeftModel
 from transformers import {kind}
 
@@ -30,15 +30,19 @@ head.load_state_dict(values)
 """
 
 
-def loading_code(network: Pretrained) -> str:
+def adapter_code(network: Pretrained) -> str:
     """Returns the lines of Python that load an adapter."""
-    kind, classes = "AutoModel", ""
+    kind = "AutoModel"
+    classes = ""
+    head = ""
     if network.task == "causal":
         kind = "AutoModelForCausalLM"
     elif network.head_path is not None:
-        kind, classes = "AutoModelForSequenceClassification", f", num_labels={network.outputs}"
-    code = LOADING.format(kind=kind, folder=network.folder, classes=classes)
-    return code + (HEAD if kind == "AutoModel" else "")
+        kind = "AutoModelForSequenceClassification"
+        classes = f", num_labels={network.outputs}"
+    else:
+        head = HEAD
+    return ADAPTER.format(kind=kind, folder=network.folder, classes=classes) + head
 
 
 def require_adapter(network: nn.Module) -> dict[str, LoRALayer]:
@@ -84,26 +88,33 @@ def save_adapter(network: Pretrained, folder: Path) -> None:
         b = [share * getattr(layer, f"{kind}_B") for kind, share in first.shares.items()]
         tensors[f"{name}.lora_A.weight"] = torch.cat(a)
         tensors[f"{name}.lora_B.weight"] = torch.cat(b, 1)
-    head = {} if network.head is None else network.head.state_dict()
+    head: dict[str, Tensor] = {}
+    if network.head is not None:
+        head = network.head.state_dict()
     files = {}
+    task = None
+    kept = None
+    if network.task == "causal":
+        task = "CAUSAL_LM"
     if network.head_path is not None:
         tensors |= {f"{network.head_path}.{name}": value for name, value in head.items()}
+        task = task or "SEQ_CLS"
+        kept = [network.head_path]
     elif head:
         files["head"] = head
     files["adapter_model"] = {f"base_model.model.{name}": t for name, t in tensors.items()}
     for file_name, values in files.items():
         with replaced(folder / f"{file_name}.safetensors") as file:
             file.write(save({k: v.detach().clone().contiguous() for k, v in values.items()}))
-    own = "SEQ_CLS" if network.head_path is not None else None
     rank = first.get_parameter("lora_A").shape[0] * len(first.shares)
     content = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM" if network.task == "causal" else own,
+        "task_type": task,
         "r": rank,
         "lora_alpha": rank * first.scale,
         "target_modules": list(layers),
         "fan_in_fan_out": first.transposed,
-        "modules_to_save": None if own is None else [network.head_path],
+        "modules_to_save": kept,
         "base_model_name_or_path": network.folder,
         "inference_mode": True,
     }

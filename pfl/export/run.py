@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,19 +13,19 @@ from torch import Tensor
 
 from pfl.clients import ClientData
 from pfl.configuration.app import FederatedCLI
-from pfl.datamodules.errors import require
+from pfl.configuration.messages import closest
 from pfl.deploy.data import RemoteData
 from pfl.deploy.worker import StateFiles
 from pfl.errors import ConfigError
 from pfl.export import peft
-from pfl.export.card import ONNX, card, loading_code, readme, sizes
-from pfl.export.files import BATCH, factored_network, measure, save, save_onnx
+from pfl.export.card import ONNX, card, network_code, readme, sizes
+from pfl.export.files import BATCH, factored_network, measure, save_network, save_onnx
+from pfl.export.normalization import normalization, normalized
 from pfl.files import make_folder, write, write_json
 from pfl.method.exported import client_network, global_network, plain_network
 from pfl.models.pretrained import Pretrained
 
 Format = Literal["safetensors", "onnx", "peft"]
-FORMATS = get_args(Format)
 # What a run needs in training only: nothing of it may start, and the export needs no GPU.
 QUIET = {
     "accelerator": "cpu",
@@ -61,9 +61,12 @@ class RestoredRun(FederatedCLI):
         super().__init__([*words, *(f"--trainer.{key}={value}" for key, value in QUIET.items())])
 
     def run_subcommand(self, subcommand: str) -> None:
-        trainer, loop, algorithm = self.trainer, self.datamodule, self.model
+        trainer = self.trainer
+        loop = self.datamodule
+        algorithm = self.model
         trainer.datamodule = loop  # type: ignore[attr-defined]
-        loop.trainer, algorithm.trainer = trainer, trainer
+        loop.trainer = trainer
+        algorithm.trainer = trainer
         content = trainer.strategy.checkpoint_io.load_checkpoint(self.checkpoint)
         if isinstance(loop.datamodule, RemoteData):
             self.parties = content["callbacks"]["Server"]["parties"]
@@ -83,8 +86,11 @@ class RestoredRun(FederatedCLI):
             client: The party's number.
             folder: Where its worker keeps states.
         """
-        store, counted = self.model.store, (self.parties or {}).get("counted", {}).get(client)
-        if self.parties is None or not store.names or counted is None:
+        store = self.model.store
+        if self.parties is None or not store.names:
+            return
+        counted = self.parties.get("counted", {}).get(client)
+        if counted is None:
             return
         if folder is None:
             raise ConfigError(f"export: --states: party {client} has them; give its folder")
@@ -94,9 +100,24 @@ class RestoredRun(FederatedCLI):
 
     def inputs(self, count: int) -> Tensor:
         """Returns `count` samples as the network gets them in an evaluation, [count, ...]."""
-        data, index = ClientData(self.datamodule.datamodule), torch.arange(count)
-        dtype = self.model.global_model.dtype
-        return data.gather(index % len(data.samples), dtype, np.zeros(count, np.int64))[0]
+        data = ClientData(self.datamodule.datamodule)
+        index = torch.arange(count) % len(data.samples)
+        return data.gather(index, self.model.global_model.dtype, np.zeros(count, np.int64))[0]
+
+    def number(self, client: int | str) -> int:
+        """Returns the number of a client that is given by its number or by its name."""
+        count = self.datamodule.num_clients
+        names = self.datamodule.datamodule.client_names or []
+        text = str(client)
+        if text.isdecimal() and text == str(int(text)) and int(text) < count:
+            return int(text)
+        if client in names:
+            return names.index(client)
+        kinds = f"a client's number from 0 to {count - 1}, or all"
+        if names:
+            kinds = f"a client's name, its number from 0 to {count - 1}, or all"
+        hint = closest(str(client), names)
+        raise ConfigError(f"export: --client: {client}; it must be {kinds}{hint}")
 
     @property
     def arguments(self) -> Any:
@@ -107,7 +128,7 @@ class RestoredRun(FederatedCLI):
 def export(
     checkpoint: Path,
     out: Path,
-    clients: Sequence[int] | None = (),
+    clients: Sequence[int | str] | None = (),
     *,
     with_global: bool = False,
     form: Format = "safetensors",
@@ -123,7 +144,8 @@ def export(
     Args:
         checkpoint: A checkpoint in the folder of its run.
         out: The folder in which the models get folders.
-        clients: Ids of the clients whose models are written; None: all clients.
+        clients: Numbers or names of the clients whose models are written; None: all clients. A
+            client that is given twice is written once.
         with_global: Writes the global model.
         form: The format of the files.
         factored: Writes models of low rank as thin layers, too, and measures both.
@@ -136,12 +158,13 @@ def export(
     with ExitStack() as stack:
         stack.callback(run.model.teardown, "predict")  # the process has its threads again
         stack.enter_context(run.model.in_full_precision())
-        count = run.datamodule.num_clients
-        for client in clients or ():
-            expected = f"a client from 0 to {count - 1}, or all"
-            require("export: --client", client, 0 <= client < count, expected)
-        models: list[int | None] = [None] if with_global else []
-        models += range(count) if clients is None else clients
+        models: list[int | None] = []
+        if with_global:
+            models.append(None)
+        if clients is None:
+            models += range(run.datamodule.num_clients)
+        else:
+            models += dict.fromkeys(map(run.number, clients))
         for one in models:
             if one is not None:
                 run.take_states(one, states)
@@ -150,7 +173,12 @@ def export(
 
 def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factored: bool) -> Path:
     """Writes the model of a client, or the global one, and returns its folder."""
-    network = global_network(run.model) if client is None else client_network(run.model, client)
+    if client is None:
+        name = "global"
+        network = global_network(run.model)
+    else:
+        name = f"client{client}"
+        network = client_network(run.model, client)
     inputs = run.inputs(BATCH)
     content = card(run.model, run.datamodule, run.arguments, run.folder, inputs, client)
     if form == "peft":
@@ -162,19 +190,22 @@ def _write(run: RestoredRun, out: Path, client: int | None, form: Format, factor
     if factored:
         networks["factored"] = factored_network(run.model, network, client)
         content["factored"] = measure(network, networks["factored"], inputs)
-    folder = out / ("global" if client is None else f"client{client}")
+    folder = out / name
     make_folder(folder, "export: --out")
+    used = normalization(run.datamodule.datamodule.transforms)
     for name, one in networks.items():
         if form == "onnx":
-            save_onnx(one, folder / f"{name}.onnx", inputs)
+            save_onnx(normalized(one, used, inputs), folder / f"{name}.onnx", inputs)
         elif form == "peft" and isinstance(one, Pretrained):
             peft.save_adapter(one, folder)
         else:
-            save(one, folder / f"{name}.safetensors")
+            save_network(one, folder / f"{name}.safetensors")
     write_json(folder / "card.json", content)
-    code = ONNX if form == "onnx" else loading_code(content)
-    if isinstance(network, Pretrained) and form == "peft":
-        code = peft.loading_code(network)
+    code = network_code(content)
+    if form == "onnx":
+        code = ONNX
+    elif form == "peft" and isinstance(network, Pretrained):
+        code = peft.adapter_code(network)
     write(folder / "README.md", readme(content, code))
     print(folder)
     if factored:

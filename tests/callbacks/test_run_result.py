@@ -1,11 +1,13 @@
 """The result of a run: the best round, gains over the local baseline, memory, versions."""
 
 import sys
+from importlib import metadata
 
 import numpy as np
 import pytest
 import torch
 
+import pfl
 from pfl.callbacks.run_result import compare, distributions, gains, peak_memory, versions
 from pfl.scores.names import ScoreName
 from pfl.scores.runs import best_round
@@ -104,6 +106,19 @@ def test_peak_memory_is_in_bytes_and_versions_are_the_installed_ones():
     assert 1e7 < peak_memory() < 1e12
     assert versions()["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions()["python"] == ".".join(map(str, sys.version_info[:3]))
+
+
+def test_a_checkout_that_is_not_installed_has_a_version(monkeypatch):
+    """Its packages are found by PYTHONPATH, and there is no metadata of ours."""
+    read = metadata.version
+
+    def without_ours(name):
+        if name == "lightning-pfl":
+            raise metadata.PackageNotFoundError(name)
+        return read(name)
+
+    monkeypatch.setattr(metadata, "version", without_ours)
+    assert versions.__wrapped__()["lightning-pfl"] == pfl.__version__ == versions()["lightning-pfl"]
 
 
 def test_the_gain_is_that_of_the_model_that_counts():

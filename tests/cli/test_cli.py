@@ -117,7 +117,7 @@ MISTAKES = {
         {"class_path": "torch.optim.LBFGS"},
         ["optimizer", "LBFGS"],
     ),
-    "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val"]),
+    "clipping": ("trainer.gradient_clip_val", 1.0, ["gradient_clip_val", "model.lr"]),
     "short trace": ("loop.trace", [[0, 1]], ["loop.trace", "1 rounds", "trainer.max_epochs"]),
     "trace of strangers": ("loop.trace", [[0], [6]], ["loop.trace", "6", "round 1"]),
     "everyone fails": ("loop.dropout", 1.0, ["loop.dropout", "1.0", "below 1"]),

@@ -65,6 +65,12 @@ def test_a_mistake_gets_one_line(words, parts):
     assert err.startswith("error: ") and not [part for part in parts if part not in err], err
 
 
+def test_the_folder_that_is_missing_is_named(tmp_path):
+    status, _, err = call("compare", tmp_path, tmp_path / "gone")
+    assert (status, err.count("\n")) == (2, 1)
+    assert f"compare: {tmp_path / 'gone'}: there is no such folder" in err
+
+
 def test_the_help_of_a_method_is_a_page(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["fit", "--model.help", "FedSLR"])

@@ -23,6 +23,7 @@ from pfl.distributed.launch import (
     Launcher,
     ProcessLost,
     _describe,
+    report_signals,
 )
 from tests.commands import ROOT, TWO_PROCESSES, free_port
 from tests.forks import Popen
@@ -273,8 +274,8 @@ def test_a_killed_process_ends_the_run_which_can_go_on(
 @pytest.mark.cli
 @pytest.mark.parametrize(
     ("number", "environment", "status"),
-    [(signal.SIGTERM, {}, 143), (signal.SIGINT, {"GROUP": ""}, 130)],
-    ids=["SIGTERM", "Ctrl-C"],
+    [(signal.SIGTERM, {}, 143), (signal.SIGUSR1, {}, 138), (signal.SIGINT, {"GROUP": ""}, 130)],
+    ids=["SIGTERM", "SIGUSR1", "Ctrl-C"],
 )
 def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
     folder, number, environment, status
@@ -290,6 +291,18 @@ def test_a_signal_to_two_processes_is_one_line_and_the_exit_status(
         assert ends(path.name)
 
 
+def test_a_handler_of_another_program_stays():
+    """submitit, for example, has its own, which puts a job back into the queue."""
+    calls = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
+    try:
+        with report_signals():
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert calls == [1]
+
+
 def command(folder, environment):
     """The target of a process that runs the command line."""
     os.environ.update(environment)
@@ -300,7 +313,7 @@ def command(folder, environment):
 
 @pytest.mark.slow
 @pytest.mark.cli
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 @pytest.mark.parametrize(
     ("moment", "says"),
     [

@@ -53,7 +53,7 @@ for folder in sys.argv[1:]:
     loss = cross_entropy(outputs, samples["targets"]).item()
     accuracy = (outputs.argmax(1) == samples["targets"]).double().mean().item()
     result[folder] = accuracy, loss
-allowed = re.compile(r"pfl(\\.models.*|\\._path|\\.distributed(\\.orphan)?)?$")
+allowed = re.compile(r"pfl(\\.models.*|\\._path|\\.version|\\.distributed(\\.orphan)?)?$")
 of_pfl = [name for name in sys.modules if name.split(".")[0] in ("pfl", "lightning")]
 assert all(map(allowed.match, of_pfl)), of_pfl
 print(json.dumps(result))
@@ -215,18 +215,22 @@ def test_tensors_have_the_plain_names_and_the_clients_own_head(exported):
 @pytest.mark.parametrize(
     ("run", "words", "message"),
     [
-        ("head", ["--client", "6"], "--client: 6; it must be a client from 0 to 5, or all"),
+        (
+            "head",
+            ["--client", "6"],
+            "--client: 6; it must be a client's number from 0 to 5, or all",
+        ),
         ("head", ["--client", "0", "--factored"], "--factored: FedRep has no low-rank model"),
         ("head", ["--client", "0", "--format", "pt"], "invalid choice: 'pt'"),
         ("factors", ["--global", "--format", "peft"], "peft; it needs a Pretrained network"),
         (
             "head",
             ["--client", "x"],
-            "--client: x; it must be a client's number in clients.csv, or all",
+            "--client: x; it must be a client's number from 0 to 5, or all",
         ),
         ("head", ["--global"], "--global: FedRep has no global model; give --client"),
         ("global", ["--client", "0"], "FedAvg has one model for all clients; give --global"),
-        ("head", [], "give --client with ids or all, --global, or both"),
+        ("head", [], "give --client with names, numbers or all, --global, or both"),
         ("head", ["--frobnicate"], "unrecognized arguments: --frobnicate"),
         (None, ["--global"], "is not a file"),
     ],

@@ -231,7 +231,7 @@ def test_named_clients_have_their_names(tmp_path):
 
 
 DAMAGE: dict[str, list[str | None]] = {
-    "summary.json": ["{", "[]", '{"seed": "x"}', '{"select_by": 1}'],
+    "summary.json": ["{", "[]", "[" * 5000, '{"seed": "x"}', '{"select_by": 1}'],
     "clients.csv": [
         "",
         "client\nx\n",

@@ -236,7 +236,9 @@ def test_impossible_traces_are_refused(cohort):
         loop(trace=[[0], cohort])
 
 
-@pytest.mark.parametrize("content", ["{", '{"a": [1]}', "[1, 2]", "3", ""])
+@pytest.mark.parametrize(
+    "content", ["{", '{"a": [1]}', "[1, 2]", "3", "", "[" * 5000], ids=lambda text: text[:9]
+)
 def test_files_without_a_trace_are_refused(content, tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(content)

@@ -9,6 +9,7 @@ from lightning.pytorch.callbacks import (
     LearningRateFinder,
     ModelCheckpoint,
     OnExceptionCheckpoint,
+    StochasticWeightAveraging,
 )
 
 from datamodules import DigitsDataModule, Dirichlet
@@ -67,8 +68,14 @@ def test_some_chunks_of_a_round_are_refused(tmp_path, stage, limit):
     name = f"limit_{stage}_batches"
     with refused(f"trainer.{name}: {limit};", "whole"):
         trainer_in(tmp_path, **{name: limit})
-    for all_or_none in (1.0, None, 0):
+    for all_or_none in (1.0, None, *([] if stage == "train" else [0])):
         trainer_in(tmp_path, **{name: all_or_none})
+
+
+@pytest.mark.parametrize("none", [0, 0.0])
+def test_a_fit_without_training_is_refused(tmp_path, none):
+    with refused("trainer.limit_train_batches: 0;", "validate or test"):
+        trainer_in(tmp_path, limit_train_batches=none)
 
 
 @pytest.mark.parametrize("limit", [1, 0.5])
@@ -83,6 +90,28 @@ def test_the_same_chunks_in_all_rounds_are_refused(tmp_path, limit):
 def test_callbacks_of_batches_of_samples_are_refused(tmp_path, make):
     with refused(f"trainer.callbacks: {type(make()).__name__}", "batches of samples", "model.lr"):
         trainer_in(tmp_path, make())
+
+
+def test_averages_of_steps_that_nobody_takes_are_refused(tmp_path):
+    with refused("trainer.callbacks: StochasticWeightAveraging", "EMAWeightAveraging"):
+        trainer_in(tmp_path, StochasticWeightAveraging(0.01))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "instead"),
+    [("gradient_clip_val", 0.5, "model.lr"), ("accumulate_grad_batches", 4, "model.batch_size")],
+)
+def test_options_of_the_trainers_own_steps_are_refused(tmp_path, option, value, instead):
+    with refused(f"trainer.{option}: {value};", "the clients' own", instead):
+        trainer_in(tmp_path, **{option: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_clip_val": None}, {"gradient_clip_val": 0}, {"accumulate_grad_batches": 1}],
+)
+def test_options_that_change_no_step_are_taken(tmp_path, options):
+    trainer_in(tmp_path, **options)
 
 
 def test_sanity_checks_leave_no_trace(tmp_path, whole):

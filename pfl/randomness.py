@@ -2,12 +2,15 @@
 
 Every draw in a run is a function of (seed, purpose, round, client): there is no generator whose
 state could differ between two runs, so results do not depend on the number of processes, on how
-many clients are trained at once, or on where a run was resumed.
+many clients are trained at once, or on where a run was resumed. What privacy rests on is drawn from
+a secret key in place of the seed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,7 +21,66 @@ from torch import Tensor
 from pfl.datamodules.randomness import fold, generator
 from pfl.torchscript import scripted
 
-__all__ = ["fold", "generator", "isolated", "key", "permutations"]
+__all__ = ["Draws", "Secret", "Seeded", "fold", "generator", "isolated", "key", "permutations"]
+KEY_BYTES = 32
+
+
+class Draws(ABC):
+    """Where the draws of a purpose come from: a public seed, or a secret key."""
+
+    @abstractmethod
+    def generator(self, purpose: str, *keys: int) -> np.random.Generator:
+        """Returns the generator of a purpose and further keys, such as a round."""
+
+    def number(self, purpose: str) -> int:
+        """Returns a whole number from 0 to 2^63 - 1 for draws that take a seed."""
+        return int(self.generator(purpose).integers(2**63))
+
+
+class Seeded(Draws):
+    """Draws that are functions of a public seed: whoever knows it can repeat them.
+
+    Args:
+        seed: The seed.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def generator(self, purpose: str, *keys: int) -> np.random.Generator:
+        return generator(self.seed, purpose, *keys)
+
+    def number(self, purpose: str) -> int:
+        """Returns the seed."""
+        return self.seed
+
+
+class Secret(Draws):
+    """Draws that only the owner of a secret key can repeat: noise for privacy, private cohorts.
+
+    Each purpose has a Philox generator of its own, whose key and counter are a keyed hash (BLAKE2b)
+    of the purpose. What one of them draws tells nothing of another one, nor of the key.
+
+    Args:
+        key: 32 bytes; None: new ones of the operating system's entropy.
+
+    Example:
+        >>> one, other = Secret(), Secret()
+        >>> again = Secret(one.key)
+        >>> one.generator("noise", 3).normal() == again.generator("noise", 3).normal()
+        True
+        >>> one.generator("noise", 3).normal() == other.generator("noise", 3).normal()
+        False
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self.key = key or secrets.token_bytes(KEY_BYTES)
+
+    def generator(self, purpose: str, *keys: int) -> np.random.Generator:
+        name = repr((purpose, *map(int, keys))).encode()
+        digest = hashlib.blake2b(name, key=self.key, digest_size=48).digest()
+        words = [int.from_bytes(digest[begin : begin + 8], "little") for begin in range(0, 48, 8)]
+        return np.random.Generator(np.random.Philox(key=words[:2], counter=words[2:]))
 
 
 def key(*parts: int | np.integer | str) -> int:

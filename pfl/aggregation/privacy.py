@@ -23,7 +23,7 @@ from pfl.aggregation.accountant import Accountant
 from pfl.aggregation.joined import Values, clipped_sums
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
-from pfl.randomness import generator
+from pfl.randomness import Draws
 
 BELOW = "below"  # among the sums: how many clients' norms were below the clip
 
@@ -69,6 +69,10 @@ class Privacy:
             which the noise of a round takes back a part of that of the rounds before, so that sums
             over rounds have less of it (Choquette-Choo et al., NeurIPS 2023). It needs cohorts in
             which a client waits at least b rounds for its next turn.
+        reproducible: Draw noise and cohorts from the run's seed, for tests and studies. Whoever
+            knows the configuration can then subtract the noise: nothing is private, and ε counts
+            as infinite. False: they come from a secret key (`pfl.randomness.Secret`), which is kept
+            beside the checkpoints.
 
     Raises:
         ConfigError: A value is impossible, or neither noise nor a budget is given.
@@ -84,6 +88,7 @@ class Privacy:
     delta: float | None = None
     adaptive: AdaptiveClip | None = None
     bands: int = 1
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         name = "loop.privacy"
@@ -114,6 +119,7 @@ class SamplePrivacy:
         clip: C, the largest norm of the gradient of one sample.
         noise_multiplier: z; the noise on the sum over a mini-batch has the standard deviation z C.
         delta: δ; None: n^-1.1 for a client with n samples.
+        reproducible: As of `Privacy`.
 
     Raises:
         ConfigError: A value is impossible.
@@ -122,6 +128,7 @@ class SamplePrivacy:
     clip: float
     noise_multiplier: float
     delta: float | None = None
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         name, z, delta = "loop.sample_privacy", self.noise_multiplier, self.delta
@@ -132,11 +139,15 @@ class SamplePrivacy:
     def epsilons(self, sizes: np.ndarray, counts: np.ndarray, batch_size: int | None) -> np.ndarray:
         """Returns the ε of each client, [C]; 0 before its first gradient.
 
+        With `reproducible` it is infinite after that.
+
         Args:
             sizes: Number of training samples of each client, int64 [C].
             gradients: Number of gradients that each client has taken, [C].
             batch_size: The expected size of a mini-batch; None: all samples.
         """
+        if self.reproducible:
+            return np.where((sizes > 0) & (counts > 0), np.inf, 0.0)
         pairs, places = np.unique(np.stack([sizes, counts]), axis=1, return_inverse=True)
         found = []
         for size, count in pairs.T.astype(int).tolist():
@@ -169,7 +180,7 @@ class PrivateMean:
     Args:
         privacy: The arguments.
         accountant: The sampling of the run; its noise is that of `privacy`, if that has any.
-        seed: The seed of the noise.
+        draws: Where the noise comes from.
         rounds: The number of rounds of the run; None if it is not known.
 
     Attributes:
@@ -182,9 +193,11 @@ class PrivateMean:
     """
 
     def __init__(
-        self, privacy: Privacy, accountant: Accountant, seed: int, rounds: int | None
+        self, privacy: Privacy, accountant: Accountant, draws: Draws, rounds: int | None
     ) -> None:
-        self.privacy, self.accountant, self.seed = privacy, accountant, seed
+        self.privacy = privacy
+        self.accountant = accountant
+        self.draws = draws
         self.cohort = accountant.cohort
         if privacy.noise_multiplier is None:
             if rounds is None:
@@ -199,6 +212,12 @@ class PrivateMean:
         self._noise: list[np.ndarray] = []  # the noise of the last rounds and of the next one
         self._next = 0
         self.count_noise = self._count_noise()
+
+    def draw_from(self, draws: Draws) -> None:
+        """Draws the noise of the rounds to come from another key."""
+        self.draws = draws
+        self._noise = []
+        self._next = 0
 
     @property
     def noise_multiplier(self) -> float:
@@ -235,7 +254,7 @@ class PrivateMean:
     ) -> dict[str, Tensor]:
         """Returns the means by name: sums with noise over the expected cohort, plus references.
 
-        The noise is a function of (seed, round), the same on every process. With `adaptive` the
+        The noise is a function of (key, round), the same on every process. With `adaptive` the
         clip of the next round is set.
 
         Args:
@@ -243,7 +262,7 @@ class PrivateMean:
             references: As in `clipped_sums`.
             round_index: The round, from 0.
         """
-        rng = generator(self.seed, "privacy", round_index)
+        rng = self.draws.generator("privacy", round_index)
         deviation = self.message_noise * self.clip
         below, means = sums.pop(BELOW, None), {}
         widths = [total.numel() for total in sums.values()]
@@ -269,7 +288,7 @@ class PrivateMean:
         if self._next > round_index:
             self._noise, self._next = [], 0
         for index in range(self._next, round_index + 1):
-            own = rng if index == round_index else generator(self.seed, "privacy", index)
+            own = rng if index == round_index else self.draws.generator("privacy", index)
             row = own.standard_normal(width)
             for c, before in zip(self.coefficients[1:], reversed(self._noise), strict=False):
                 row -= c * before
@@ -279,10 +298,18 @@ class PrivateMean:
 
     def facts(self, rounds: int) -> dict[str, float]:
         """Returns the numbers of a round's row: ε after `rounds` rounds, and the clip."""
-        return {"privacy/epsilon": self.accountant.epsilon(rounds), "privacy/clip": self.clip}
+        epsilon = math.inf
+        if not self.privacy.reproducible:
+            epsilon = self.accountant.epsilon(rounds)
+        return {"privacy/epsilon": epsilon, "privacy/clip": self.clip}
 
     def describe(self) -> str:
         """Returns in words what is private against whom, and what is not."""
+        if self.privacy.reproducible:
+            return (
+                f"reproducible: the noise follows from the seed, and nothing is private; noise "
+                f"multiplier {self.noise_multiplier:.4g}"
+            )
         return (
             f"delta {self.accountant.delta:.2g}, {self.accountant.describe()}, noise multiplier "
             f"{self.noise_multiplier:.4g}; protects a client against the other clients and all who "

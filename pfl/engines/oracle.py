@@ -25,6 +25,7 @@ from pfl.engines.select import select_engine, select_objective_engine, select_tr
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
 from pfl.parameters import BufferSpace, ParameterSpace, private_copy
+from pfl.randomness import Draws
 
 _choosing = threading.Lock()  # one thread chooses the engine of objectives
 
@@ -122,10 +123,14 @@ class Oracle:
             self._use(select_engine(self.requested, runner, batch))
 
     def make_private(
-        self, clip: float, noise_multiplier: float, batch_size: int | None, seed: int
+        self, clip: float, noise_multiplier: float, batch_size: int | None, draws: Draws
     ) -> PrivateEngine:
         """Gives all gradients sample-level privacy; see `PrivateEngine`, which is returned."""
-        self.engine = engine = PrivateEngine(self.engine, clip, noise_multiplier, batch_size, seed)
+        inner = self.engine
+        if isinstance(inner, PrivateEngine):
+            inner = inner.inner
+        engine = PrivateEngine(inner, clip, noise_multiplier, batch_size, draws)
+        self.engine = engine
         return engine
 
     # ---- training -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pfl.engines.batch import Batch, Buffers, Origin
 from pfl.engines.objective import Objective
 from pfl.engines.threads import GROUP_FLOATS
 from pfl.errors import ConfigError
-from pfl.randomness import generator, key
+from pfl.randomness import Draws, key
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PrivateEngine(Engine):
         gradient = (sum g + z C N(0, I)) / expected size of the mini-batch
 
     Every gradient must be that of a mini-batch of its own (`Clients.step_blocks`, with Poisson
-    sampling), since the noise is a function of (seed, purpose, round, client, step). Losses have no
+    sampling), since the noise is a function of (key, purpose, round, client, step). Losses have no
     noise. `outputs` refuses training samples.
 
     Args:
@@ -50,17 +50,23 @@ class PrivateEngine(Engine):
         clip: C, the greatest norm of a sample's gradient.
         noise_multiplier: z, the noise's standard deviation in units of C.
         batch_size: The expected size of mini-batches; None: all samples.
-        seed: A seed of the noise.
+        draws: Where the noise comes from.
     """
 
     def __init__(
-        self, inner: Engine, clip: float, noise_multiplier: float, batch_size: int | None, seed: int
+        self,
+        inner: Engine,
+        clip: float,
+        noise_multiplier: float,
+        batch_size: int | None,
+        draws: Draws,
     ) -> None:
         super().__init__(inner.runner)
         self.inner, self.name, self.batched = inner, inner.name, inner.batched
         self.max_threads = inner.max_threads
         self.clip, self.noise_multiplier = clip, noise_multiplier
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size = batch_size
+        self.draws = draws
         self._used: dict[int, tuple[int, set[int]]] = {}  # round and steps, by client
 
     def gradient(
@@ -85,7 +91,7 @@ class PrivateEngine(Engine):
         if self.noise_multiplier:
             deviation = self.noise_multiplier * self.clip
             for row in range(batch.clients):
-                rng = generator(self.seed, "sample noise", batch.origin.seed(row) % 2**63)
+                rng = self.draws.generator("sample noise", batch.origin.seed(row) % 2**63)
                 noise = torch.from_numpy(rng.standard_normal(w.shape[1]))
                 total[row] += (deviation * noise).to(total)
         return loss / batch.sizes.clamp_min(1), total / expected.to(total)[:, None]

@@ -30,6 +30,7 @@ from pfl.method.neighbours import check_neighbours
 from pfl.method.round import run_round
 from pfl.method.scoring import Evaluation, predictions
 from pfl.method.transport import Compared, Pooled, Simulation, Transport, chunks_of
+from pfl.randomness import Secret
 from pfl.rounds.context import Cohort, RunContext
 from pfl.stages.private import GRADIENTS
 from pfl.stages.stage import Stage
@@ -125,6 +126,14 @@ class FederatedAlgorithm(Method):
         """Takes the facts of a run, which a callback may read before the method's own `setup`."""
         self.__dict__["run"] = run
 
+    def take_secret(self, secret: Secret) -> None:
+        """Draws noise and private cohorts from a key, such as that of an earlier part of the run."""
+        self.run.loop.take_secret(secret)
+        if self.run.private is not None and not self.run.private.privacy.reproducible:
+            self.run.private.draw_from(secret)
+        if self.run.loop.sample_privacy is not None:
+            set_up.make_private(self, self.run.loop)
+
     def refuse_all_reads(self) -> None:
         """Has all hooks of all rounds checked strictly, as in the engine "debug"."""
         self._strict = True
@@ -146,6 +155,7 @@ class FederatedAlgorithm(Method):
         checks.check_complete(self, Method)
         trainer = self.trainer
         loop = loop_of(trainer, type(self).__name__)
+        set_up.share_secret(loop)
         self.enter(RunFacts(loop, trainer))
         self.process_threads = torch.get_num_threads()
         set_up.check_precision(trainer, loop)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from pfl.clients.memory_tiers import SMALLEST, mapped
@@ -17,7 +18,8 @@ from pfl.communication import Ledger
 from pfl.distributed.collectives import gather_parts
 from pfl.errors import ConfigError
 from pfl.method.hooks import Method
-from pfl.rounds.checkpoint_io import Malformed, check_parts
+from pfl.randomness import Secret
+from pfl.rounds.checkpoint_io import KEY_FILE, SECRET, Malformed, check_parts
 
 
 def save(module: Method, ledger: Ledger) -> dict[str, Any]:
@@ -40,6 +42,9 @@ def save(module: Method, ledger: Ledger) -> dict[str, Any]:
     saved |= module.progress.state_dict()
     saved["clients"] = client_states(module.store)
     saved["ledger"] = ledger.state_dict()
+    secret = module.run.loop.secret
+    if secret is not None:
+        saved[SECRET] = secret.key  # goes to a file of its own
     return saved
 
 
@@ -133,10 +138,36 @@ def restore(module: Method, saved: dict[str, Any], rank: int, world: int) -> Non
     private = module.run.private
     if private is not None:
         private.clip = saved["clip"]
+    restore_secret(module, saved)
     restore_states(module.store, saved["clients"], rank, world)
     if rank == 0:  # ledgers are added up over processes
         _check_ids(saved["ledger"]["clients"], module.store.num_clients, "federated.ledger.clients")
         module.ledger.load_state_dict(saved["ledger"])
+
+
+def restore_secret(module: Method, saved: dict[str, Any]) -> None:
+    """Goes on with the noise of a checkpoint's secret key, which lies beside the checkpoint.
+
+    Raises:
+        ConfigError: It is not there, and the noise of several rounds belongs together.
+    """
+    loop = module.run.loop
+    if loop.secret is None:
+        return
+    if SECRET in saved:
+        module.take_secret(Secret(saved[SECRET]))
+        return
+    privacy = loop.participation.privacy
+    if privacy is not None and privacy.bands > 1:
+        raise ConfigError(
+            f"ckpt_path: {KEY_FILE} is not beside the checkpoint, and loop.privacy.bands: "
+            f"{privacy.bands} continues the noise of earlier rounds; give the folder that the run "
+            f"has written"
+        )
+    rank_zero_info(
+        f"ckpt_path: {KEY_FILE} is not beside the checkpoint; the noise of the rounds to come is "
+        f"drawn from a new key, and is not that of an uninterrupted run"
+    )
 
 
 def restore_states(store: ClientStore, saved: dict[str, Any], rank: int, world: int) -> None:

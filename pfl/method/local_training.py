@@ -308,9 +308,9 @@ class LocalTraining(MovableModule):
         oracle = self.oracle
         threads = self.groups.threads
         parts = 1
-        if threads.count > 1 and objective is None and clients.data.in_memory:
-            if oracle.engine.releases_gil():
-                parts = threads.workers(len(clients))
+        several = threads.count > 1 and objective is None and clients.data.in_memory
+        if several and oracle.engine.releases_gil():
+            parts = threads.workers(len(clients))
         if parts == 1:
             blocks = clients.step_blocks(schedule)
             losses, counts = oracle.descend(v, blocks, step, clients.buffers, objective)

@@ -21,6 +21,7 @@ from pfl.errors import ConfigError
 from pfl.method.frozen_part import store_frozen_part
 from pfl.method.groups import ONE_THREAD
 from pfl.method.hooks import Method
+from pfl.randomness import Secret
 from pfl.rounds.context import RunContext
 from pfl.rounds.loop import FederatedLoop
 from pfl.rounds.participation import Participation
@@ -137,8 +138,15 @@ def make_private(method: Method, loop: FederatedLoop) -> None:
             f"loop.state_dtype: {str(loop.state_dtype).removeprefix('torch.')}; gradients are "
             f"counted in a client state for loop.sample_privacy, give null"
         )
-    loop.client_data(method.device).poisson = True
-    method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, loop.seed)
+    draws = loop.sample_draws
+    loop.client_data(method.device).draw_poisson_samples(draws.number("mini-batches"))
+    method.oracle.make_private(privacy.clip, privacy.noise_multiplier, method.batch_size, draws)
+
+
+def share_secret(loop: FederatedLoop) -> None:
+    """Gives all processes the secret key of the first one; every process must call it."""
+    if loop.secret is not None:
+        loop.take_secret(Secret(gather(loop.secret.key)[0]))
 
 
 def rounds_within_budget(private: PrivateMean | None, rounds: int | None) -> int | None:

@@ -17,9 +17,14 @@ from lightning.fabric.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from pfl.errors import ConfigError
+from pfl.randomness import KEY_BYTES
 
 PIECE = 1 << 22  # bytes that are read at a time while checksums are verified
 BEFORE = "previous.ckpt"
+SECRET = "secret"
+"""The name under which a federated checkpoint has a private run's key; it goes to `KEY_FILE`."""
+KEY_FILE = "noise.key"
+"""The file beside the checkpoints of a private run, with the key of its noise and cohorts."""
 
 
 class StreamedCheckpointIO(TorchCheckpointIO):
@@ -27,7 +32,9 @@ class StreamedCheckpointIO(TorchCheckpointIO):
 
     Lightning's `TorchCheckpointIO` writes a checkpoint into a buffer first, and reads a whole file
     at once. Here the checksums of the file are also verified before the file is used, and
-    `last.ckpt` is kept as `previous.ckpt` when the next `last.ckpt` takes its place.
+    `last.ckpt` is kept as `previous.ckpt` when the next `last.ckpt` takes its place. The secret key
+    of a private run is not in the checkpoint, but in `noise.key` beside it, which only the owner of
+    the file may read (mode 600).
 
     Example:
         >>> import torch
@@ -46,11 +53,15 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             ConfigError: The disk has no room for the file.
         """
         path = os.fspath(path)
+        federated = checkpoint.get("federated", {})
+        secret = federated.pop(SECRET, None)
         if "://" in path:  # a remote store, which Lightning supports
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         try:
             os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+            if secret is not None:
+                _write_key(Path(path).parent / KEY_FILE, secret)
             torch.save(checkpoint, path + ".part")
             if os.path.basename(path) == "last.ckpt":
                 _keep(Path(path))
@@ -80,9 +91,39 @@ class StreamedCheckpointIO(TorchCheckpointIO):
             return super().load_checkpoint(path, map_location, only)
         verify(Path(path))
         try:
-            return torch.load(path, map_location=map_location, mmap=True, weights_only=only)
+            loaded = torch.load(path, map_location=map_location, mmap=True, weights_only=only)
         except Exception as error:  # whatever a file that was changed leads to
             raise damage_error(Path(path), refusal_reason(error)) from error
+        key = Path(path).parent / KEY_FILE
+        if key.is_file() and isinstance(loaded.get("federated"), dict):
+            loaded["federated"][SECRET] = read_key(key)
+        return loaded
+
+
+def _write_key(path: Path, secret: bytes) -> None:
+    """Writes a key, which only the owner of the file may read."""
+    if path.is_file() and path.read_text().strip() == secret.hex():
+        return
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secret.hex() + "\n")
+    os.replace(part, path)
+
+
+def read_key(path: Path) -> bytes:
+    """Returns the key in a file.
+
+    Raises:
+        ConfigError: The file has something else.
+    """
+    try:
+        secret = bytes.fromhex(path.read_text().strip())
+    except ValueError:
+        secret = b""
+    if len(secret) != KEY_BYTES:
+        raise ConfigError(f"ckpt_path: {path} is damaged; it must have {2 * KEY_BYTES} hex digits")
+    return secret
 
 
 def verify(path: Path) -> None:

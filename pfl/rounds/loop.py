@@ -25,6 +25,7 @@ from pfl.clients.store import ClientStore
 from pfl.datamodules import FederatedDataModule
 from pfl.datamodules.errors import check_whole, require
 from pfl.errors import ConfigError
+from pfl.randomness import Draws, Secret, Seeded
 from pfl.rounds.clock import Clock
 from pfl.rounds.context import Cohort
 from pfl.rounds.participation import Cost, Participation, Present, Sampling
@@ -156,6 +157,9 @@ class FederatedLoop(LightningDataModule):
             clock=clock,
         )
         self.stages = list(stages)
+        self.secret: Secret | None = None
+        if any(one is not None and not one.reproducible for one in (privacy, sample_privacy)):
+            self.take_secret(Secret())
         self.sample_privacy = sample_privacy
         for key, value in {"finetune": finetune, "neighbours": neighbours}.items():
             if sample_privacy is not None and value:
@@ -252,6 +256,18 @@ class FederatedLoop(LightningDataModule):
             poison = self.participation if self.participation.poisons else None
             self._data = ClientData(self.datamodule, device, self.seed, poison)
         return self._data
+
+    def take_secret(self, secret: Secret) -> None:
+        """Draws noise and private cohorts from a secret key, in place of the loop's own key."""
+        self.secret = secret
+        self.participation.draw_from(secret)
+
+    @property
+    def sample_draws(self) -> Draws:
+        """Where the noise and the mini-batches of sample-level privacy come from."""
+        if self.secret is None or self.sample_privacy is None or self.sample_privacy.reproducible:
+            return Seeded(self.seed)
+        return self.secret
 
     def connect(self, present: Present) -> None:
         """Has every round's cohort made of those of the drawn clients that are there.

@@ -21,7 +21,7 @@ from pfl.datamodules.errors import require
 from pfl.datamodules.randomness import fold, generator
 from pfl.errors import ConfigError
 from pfl.files import read_value
-from pfl.randomness import key
+from pfl.randomness import Draws, Seeded, key
 from pfl.rounds.arrivals import Arrivals, Timetable
 from pfl.rounds.clock import Clock
 
@@ -92,6 +92,7 @@ class Participation:
     The docstring of `FederatedLoop` explains the arguments.
 
     Attributes:
+        draws: Where the cohorts come from: the seed, or a secret key in a private run.
         trace: The given cohorts; None: they are drawn.
         unseen: A share of all clients or client ids that never train; None: nobody.
         dropout, stragglers: The clients that fail, and those that are slow.
@@ -125,7 +126,9 @@ class Participation:
         self._ends: list[float] = []  # when each round ended, in virtual seconds
         self.timetable: Timetable | None = None
         self.privacy, self.aggregation, self.attackers = privacy, aggregation, attackers
-        self.datamodule, self.seed = datamodule, seed
+        self.datamodule = datamodule
+        self.seed = seed
+        self.draws: Draws = Seeded(seed)
         self.clients_per_round, self.sampling = clients_per_round, sampling
         samplings = get_args(Sampling)
         require("loop.sampling", sampling, sampling in samplings, f"one of {', '.join(samplings)}")
@@ -203,7 +206,7 @@ class Participation:
             order = generator(self.seed, "cycle").permutation(population)
             groups = np.array_split(order, self._groups)
             return np.sort(groups[round_index % len(groups)])
-        rng = generator(self.seed, "cohort", round_index)
+        rng = self.draws.generator("cohort", round_index)
         if self.sampling == "bernoulli":
             chosen = rng.random(total) < size / total
             while self.privacy is None and not chosen.any():  # privacy counts on empty rounds
@@ -337,6 +340,11 @@ class Participation:
 
     # ---- privacy ------------------------------------------------------------------------------
 
+    def draw_from(self, draws: Draws) -> None:
+        """Has the cohorts of a private run drawn from a key; those of any other have the seed."""
+        if self.privacy is not None and not self.privacy.reproducible:
+            self.draws = draws
+
     def private_mean(self, rounds: int | None) -> PrivateMean | None:
         """Returns what makes the means of a run private; None without `privacy`.
 
@@ -365,7 +373,7 @@ class Participation:
             uses=None if self.trace is None else most_uses(self.trace),
             every=self._groups if cyclic else 1,
         )
-        return PrivateMean(privacy, accountant, self.seed, rounds)
+        return PrivateMean(privacy, accountant, self.draws, rounds)
 
     # ---- checks and words ---------------------------------------------------------------------
 

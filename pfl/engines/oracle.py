@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import get_args
 
@@ -42,6 +42,8 @@ class Oracle:
             "none" in a private copy.
         engine: "auto" takes the fastest engine that works for the network (`select_engine`);
             "sequential", "vmap" and "debug" are taken as they are.
+        count: Is told how many sample gradients each call of `gradient` or `descend` takes, in the
+            thread of the call; None: nobody counts.
 
     Attributes:
         engine: The engine in use.
@@ -66,12 +68,18 @@ class Oracle:
     engine: Engine
 
     def __init__(
-        self, network: nn.Module, space: ParameterSpace, loss: Loss, engine: EngineName = "auto"
+        self,
+        network: nn.Module,
+        space: ParameterSpace,
+        loss: Loss,
+        engine: EngineName = "auto",
+        count: Callable[[int], None] | None = None,
     ) -> None:
         if engine not in get_args(EngineName):
             names = ", ".join(get_args(EngineName))
             raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
         self.requested = engine
+        self._count = count
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
@@ -79,7 +87,8 @@ class Oracle:
         self._use(SequentialEngine(ModelRunner(network, private_copy(network), space, loss)))
 
     def _use(self, engine: Engine) -> None:
-        self.engine, self.runner = engine, engine.runner
+        self.engine = engine
+        self.runner = engine.runner
         self._objective_engine: Engine | None = None
 
     @property
@@ -137,6 +146,7 @@ class Oracle:
         batch: Batch,
         buffers: Tensor | None = None,
         objective: Objective | ObjectiveLoss | None = None,
+        counted: list[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the mean loss [A] of each row of a batch, and its gradient [C, P].
 
@@ -147,10 +157,14 @@ class Oracle:
             buffers: [C, number of changing buffer values]; changed in place by running the network.
             objective: A loss that replaces the method's; see `pfl.engines.objective.Objective`. A
                 function alone needs no tensors of the clients.
+            counted: How many sample gradients of each row are counted; None: one for each sample.
+                It is 0 for a client that has stopped, and whose row is not used.
         """
         A = batch.clients
         engine, f = self._engine_of(objective)
         loss, g = engine.gradient(w[:A], batch, buffers, f)
+        if self._count is not None:
+            self._count(sum(batch.counts if counted is None else counted))
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
@@ -193,7 +207,10 @@ class Oracle:
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))
         engine, f = self._engine_of(objective)
-        return engine.descend(v, blocks, step, buffers, f)
+        losses, counts = engine.descend(v, blocks, step, buffers, f)
+        if self._count is not None:
+            self._count(sum(counts))
+        return losses, counts
 
     # ---- evaluation ---------------------------------------------------------------------------
 

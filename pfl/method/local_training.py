@@ -25,7 +25,7 @@ from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.factors import trained_factors
 from pfl.method.groups import ClientGroups
-from pfl.method.sides import current_log
+from pfl.method.sides import count_gradients, current_log, logging_to
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
 from pfl.parameters import ParameterSpace, digest, frozen_parameters
@@ -33,8 +33,6 @@ from pfl.proximal import soft_threshold
 
 Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
-
-ADAPT = "adapt"  # the name of the local steps of an evaluation, which are not counted
 
 
 class LocalTraining(MovableModule):
@@ -104,7 +102,7 @@ class LocalTraining(MovableModule):
         self.network = network
         self.space = ParameterSpace(network)
         self.factors = trained_factors(network, self.space)
-        self.oracle = Oracle(network, self.space, loss or default_loss, engine)
+        self.oracle = Oracle(network, self.space, loss or default_loss, engine, count_gradients)
         self.groups = ClientGroups(self.oracle)
         self.batch_size, self.buffer_policy = batch_size, buffers
         self.lr, self.lr_decay, self.weight_decay = lr, lr_decay, weight_decay
@@ -179,14 +177,17 @@ class LocalTraining(MovableModule):
         return self.local_steps / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
 
     def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
-        """Counts the losses and sample gradients of one batch of a training loop.
+        """Logs the losses of one batch of a training loop.
+
+        The oracle counts the sample gradients, whether their losses are logged or not.
 
         Args:
             name: The mean of the losses over samples is logged as `<name>/loss`.
             loss: The losses of a batch's rows, [A].
-            counts: Number of samples of each row; they are counted in `train/samples`.
+            counts: Number of samples of each row, its weight in the mean.
         """
-        if name != ADAPT and (log := current_log()) is not None:
+        log = current_log()
+        if log is not None:
             log.losses.setdefault(name, []).append((loss, counts))
 
     def local_sgd(
@@ -302,12 +303,13 @@ class LocalTraining(MovableModule):
         data = clients.data
         free = data.in_memory and objective is None and self.oracle.engine.releases_gil()
         parts = self.threads.workers(len(clients)) if free else 1
+        log = current_log()
 
         def train_part(part: int) -> tuple[Tensor, list[int]]:
             # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
             own = clients.rows(rows)
-            with torch.no_grad():
+            with torch.no_grad(), logging_to(log):
                 return self.oracle.descend(
                     v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers, objective
                 )
@@ -372,7 +374,8 @@ class LocalTraining(MovableModule):
         learners, rows = replace(clients, round=0).training()
         lr = self.learning_rate(self._rounds) if lr is None else lr
         amount: Any = {"epochs": epochs, "steps": steps}
-        v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name=ADAPT)
+        with logging_to(None):
+            v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name="adapt")
         back = rows.argsort()
         if learners.buffers is not None:
             clients.buffers = learners.buffers[back]

@@ -29,8 +29,9 @@ class RoundTotals:
 
     Attributes:
         sums: The weighted sum of each message over clients, by name.
-        counts: Numbers of samples and clients, bytes down and bytes up; and of clients whose
-            messages were lost, their number and their sample gradients; float64 [6].
+        counts: Numbers of samples and clients, bytes down and bytes up; the number of clients
+            whose messages were lost; and the sample gradients that were taken: of lost clients, and
+            after `reduce` of all; float64 [6].
         metrics: Numbers for the round's row of metrics, by name.
         references: The public values near which the messages of all clients lie, by name, where
             they are not zero; None before they are known.
@@ -143,6 +144,7 @@ class RoundTotals:
             losses = torch.cat([loss for loss, _ in logged]).double().cpu().numpy()
             # Sorted, because threads log in any order.
             sums[name] = np.array([np.sort(losses * counts).sum(), counts.sum()])
+        self.counts[5] += self.log.gradients
         own, self.counts = self.counts, np.zeros_like(self.counts)
         self._local_ids = np.concatenate([self.ids, *self._row_ids])
         own_not_finite = not_finite({name: torch.cat(ends) for name, ends in self._ranges.items()})
@@ -157,7 +159,7 @@ class RoundTotals:
     @property
     def samples(self) -> float:
         """Number of sample gradients that the clients of all processes took; after `reduce`."""
-        return float(self.counts[5]) + sum(float(count) for _, count in self._loss_sums.values())
+        return float(self.counts[5])
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`.

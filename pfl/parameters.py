@@ -303,7 +303,9 @@ def replace_values_in(part: Tensor, v: Tensor, values: Tensor) -> None:
 
 
 def _places(part: Tensor) -> Tensor:
-    return part.nonzero()[:, 0] if part.dtype == torch.bool else part
+    if part.dtype == torch.bool:
+        return part.nonzero()[:, 0]
+    return part
 
 
 class BufferSpace:
@@ -333,5 +335,7 @@ class BufferSpace:
         start = 0
         for buffer in self._buffers(module):
             piece = values[start : start + buffer.numel()].view(buffer.shape)
-            buffer.copy_(piece if buffer.is_floating_point() else piece.round())
+            if not buffer.is_floating_point():
+                piece = piece.round()
+            buffer.copy_(piece)
             start += buffer.numel()

@@ -163,8 +163,10 @@ class Oracle:
         A = batch.clients
         engine, f = self._engine_of(objective)
         loss, g = engine.gradient(w[:A], batch, buffers, f)
+        if counted is None:
+            counted = batch.counts
         if self._count is not None:
-            self._count(sum(batch.counts if counted is None else counted))
+            self._count(sum(counted))
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
@@ -180,11 +182,14 @@ class Oracle:
             )
         with _choosing:
             if self._objective_engine is None:
-                at, few = self.space.vector, self._few
+                at = self.space.vector
+                few = self._few
                 inputs, targets = (cast(x.to(at.device), at.dtype) for x in few)
                 batch = Batch(inputs[None], targets[None], [len(inputs)])
                 self._objective_engine = select_objective_engine(self.engine, batch)
-        return self._objective_engine, loss if isinstance(loss, Objective) else Objective(loss)
+        if not isinstance(loss, Objective):
+            loss = Objective(loss)
+        return self._objective_engine, loss
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the method's loss of each of n samples, [n], for use in an objective."""
@@ -258,7 +263,10 @@ class Oracle:
         Networks that draw random numbers share one generator, and take one thread. 0 frees the
         replicas.
         """
-        limit = 1 if self.runner.is_stochastic else self.engine.max_threads
-        threads = threads if limit is None else min(threads, limit)
+        limit = self.engine.max_threads
+        if self.runner.is_stochastic:
+            limit = 1
+        if limit is not None:
+            threads = min(threads, limit)
         self.runner.allocate_replicas(threads)
         return threads

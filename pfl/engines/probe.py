@@ -197,10 +197,13 @@ def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: 
     alone, beside = results
     if alone.shape != beside.shape or not (alone.isfinite().all() and beside.isfinite().all()):
         return
-    is_rounded = runner.device.type != "cpu" or runner.is_mixed_precision
-    tolerance = 0.1 if is_rounded else 0.001
+    tolerance = 0.001
+    if runner.device.type != "cpu" or runner.is_mixed_precision:
+        tolerance = 0.1
     if (beside - alone).norm() > tolerance * alone.norm() + 1e-6:
-        mode = "training" if training else "evaluation"
+        mode = "evaluation"
+        if training:
+            mode = "training"
         raise ConfigError(
             f"network: in {mode} mode the outputs of {type(runner.network).__name__} for a sample "
             f"depend on the other samples of the batch; take means, maxima and norms over the "
@@ -242,8 +245,10 @@ def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
-    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_gpu]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def first_line(error: Exception) -> str:

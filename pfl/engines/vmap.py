@@ -29,7 +29,9 @@ class VmapEngine(Engine):
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
-        given = {} if objective is None else self._batch_arguments(batch, objective)
+        given: dict[str, Any] = {}
+        if objective is not None:
+            given = self._batch_arguments(batch, objective)
         network, _ = runner.replica(training=True)
 
         def weighted(
@@ -48,7 +50,8 @@ class VmapEngine(Engine):
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
         """Returns the tensors of the batch's clients, and what their older models give."""
-        A, runner = batch.clients, self.runner
+        A = batch.clients
+        runner = self.runner
         given: dict[str, Any] = {name: rows[:A] for name, rows in objective.own.items()}
         network, _ = runner.replica(training=False)
 
@@ -58,7 +61,9 @@ class VmapEngine(Engine):
 
         with torch.no_grad(), runner.precision():
             for name, models in objective.older.items():
-                rows = models.expand(A, -1) if models.dim() == 1 else models[:A]
+                rows = models[:A]
+                if models.dim() == 1:
+                    rows = models.expand(A, -1)
                 given[name] = vmap(run)(rows, batch.inputs)
         return given
 
@@ -68,9 +73,11 @@ class VmapEngine(Engine):
         if step.moving is None or objective is not None:
             return super().take_step(v, batch, step, buffers, objective)
         # Only the gradient of the parameters that move is computed.
-        runner, u = self.runner, step.gradient_point(v)
+        runner = self.runner
+        u = step.gradient_point(v)
         network, _ = runner.replica(training=True)
-        places, at = runner.space.split(v), runner.space.split(u.detach())
+        places = runner.space.split(v)
+        at = runner.space.split(u.detach())
         names = list(compress(at, step.moving))
         chosen = {name: at.pop(name) for name in names}
 

@@ -267,7 +267,7 @@ def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         tensor.data = tensor.data.to(dtype)
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
+def checksum(tensors: dict[str, Tensor]) -> str:
     """Returns a text by which named tensors are recognised: a checksum of all their values."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():

@@ -16,7 +16,7 @@ from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
-from pfl.engines.objective import Objective, Outputs, Samples
+from pfl.engines.objective import BatchSamples, Objective, Outputs
 from pfl.engines.runner import ModelRunner
 from pfl.torchscript import is_scripted
 
@@ -133,11 +133,11 @@ class ChainEngine(Engine):
     def _losses(self, objective: Objective, result: Outputs, batch: Batch) -> Tensor:
         """Returns the objective of each sample, [A, B], or [B] for a single model's `result`."""
         own: dict[str, Any] = dict(objective.own)
-        samples = Samples(batch.inputs, batch.targets)
+        samples = BatchSamples(batch.inputs, batch.targets)
         single = batch.clients == 1
         if single:
             own = {name: values[0] for name, values in own.items()}
-            samples = Samples(batch.inputs[0], batch.targets[0])
+            samples = BatchSamples(batch.inputs[0], batch.targets[0])
         for name, w in objective.older.items():
             own[name] = self._run(torch.atleast_2d(w), batch.inputs)
         if single:

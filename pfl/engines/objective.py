@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pfl.errors import ConfigError
 
 
-class Samples(NamedTuple):
+class BatchSamples(NamedTuple):
     """The samples of one client in a mini-batch: inputs [n, ...] and targets [n, ...]."""
 
     inputs: Tensor
@@ -26,7 +26,7 @@ class Outputs(NamedTuple):
     features: Tensor
 
 
-ObjectiveLoss: TypeAlias = Callable[[Tensor, Tensor, Samples, Mapping[str, Any]], Tensor]
+ObjectiveLoss: TypeAlias = Callable[[Tensor, Tensor, BatchSamples, Mapping[str, Any]], Tensor]
 """loss(outputs, features, samples, own) -> [n]: a loss for each of a client's n samples."""
 
 
@@ -69,7 +69,7 @@ class Objective:
         older = {name: w if w.dim() == 1 else w[rows] for name, w in self.older.items()}
         return Objective(self.loss, own, older)
 
-    def losses(self, result: Outputs, samples: Samples, own: Mapping[str, Any]) -> Tensor:
+    def losses(self, result: Outputs, samples: BatchSamples, own: Mapping[str, Any]) -> Tensor:
         """Returns the loss of each of a client's n samples, [n].
 
         Raises:

@@ -14,7 +14,7 @@ from torch import Tensor
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers, rows_of
 from pfl.engines.local_step import Step
-from pfl.engines.objective import Objective, Samples, run_watched
+from pfl.engines.objective import BatchSamples, Objective, run_watched
 from pfl.randomness import isolated
 
 Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
@@ -111,7 +111,7 @@ class SequentialEngine(Engine):
             losses = runner.per_sample(network(inputs), targets)
         else:
             result = run_watched(network, runner.head, lambda: network(inputs))
-            losses = objective.losses(result, Samples(batch.inputs[c, :count], targets), given)
+            losses = objective.losses(result, BatchSamples(batch.inputs[c, :count], targets), given)
         loss = runner.mean_of(losses, targets)
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:

@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers
 from pfl.engines.local_step import Step
-from pfl.engines.objective import Objective, Outputs, Samples, run_watched
+from pfl.engines.objective import BatchSamples, Objective, Outputs, run_watched
 
 Parameters = dict[str, Tensor]
 
@@ -41,7 +41,7 @@ class VmapEngine(Engine):
             if objective is None:
                 return (runner.per_sample(call(), targets) * weights).sum()
             result = run_watched(network, runner.head, call)
-            return (objective.losses(result, Samples(inputs, targets), own) * weights).sum()
+            return (objective.losses(result, BatchSamples(inputs, targets), own) * weights).sum()
 
         samples = batch.inputs, batch.targets, runner.weights(batch, w.dtype)
         with torch.enable_grad(), runner.precision():

@@ -28,7 +28,7 @@ from pfl.method.groups import ClientGroups
 from pfl.method.sides import count_gradients, current_log, logging_to
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
-from pfl.parameters import ParameterSpace, digest, frozen_parameters
+from pfl.parameters import ParameterSpace, checksum, frozen_parameters
 from pfl.proximal import soft_threshold
 
 Network: TypeAlias = Classifier | nn.Module
@@ -142,7 +142,7 @@ class LocalTraining(MovableModule):
     def body_digest(self) -> str | None:
         """The checksum of the network's frozen parameters; None if it has none."""
         frozen = frozen_parameters(self.network)
-        return digest(dict(frozen)) if frozen else None
+        return checksum(dict(frozen)) if frozen else None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state without the frozen parameters, of which checkpoints have a checksum."""

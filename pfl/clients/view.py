@@ -488,14 +488,15 @@ class Clients:
             columns = begin + torch.arange(int(counts.max()), device=starts.device)
             last = torch.from_numpy(sizes[:active] - 1).to(starts.device)[:, None]
             index = indices[starts[:active, None] + torch.minimum(columns, last)]
-            samples = self.data.gather(index, self.dtype, self.ids[:active, None])
+            owners = self.ids[:active, None]
+            inputs, targets = self.data.gather(index, self.dtype, owners)
             if self.split == "train":
-                flat = [values.flatten(0, 1) for values in samples]
-                owners = self.ids[:active, None]
-                changed = self.data.add_poison(flat[0], flat[1], index, owners, self.round)
-                inputs, targets = (values.unflatten(0, index.shape) for values in changed)
-                samples = (inputs, targets)
-            yield slice(0, active), Batch(*samples, counts.tolist())
+                inputs, targets = self.data.add_poison(
+                    inputs.flatten(0, 1), targets.flatten(0, 1), index, owners, self.round
+                )
+                inputs = inputs.unflatten(0, index.shape)
+                targets = targets.unflatten(0, index.shape)
+            yield slice(0, active), Batch(inputs, targets, counts.tolist())
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yields all clients' samples one after another, at most `limit` at a time.

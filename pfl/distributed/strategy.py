@@ -106,13 +106,13 @@ class ClientParallelStrategy(DDPStrategy):
         env = os.environ
         if attempt != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's store outlives the processes, and still has the addresses of those before.
-            place = env["MASTER_ADDR"], int(env["MASTER_PORT"])
+            store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
             usual = "gloo"
             if self.root_device.type == "cuda":
                 usual = "nccl"
             torch.distributed.init_process_group(
                 self.process_group_backend or usual,
-                store=PrefixStore(f"attempt {attempt}", TCPStore(*place, is_master=False)),
+                store=PrefixStore(f"attempt {attempt}", store),
                 rank=int(env["RANK"]),
                 world_size=int(env["WORLD_SIZE"]),
                 timeout=self._group_timeout,

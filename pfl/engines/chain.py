@@ -163,8 +163,11 @@ class Models:
         further derivative by the input of the last layer. The models `into` move, in the same
         memory if the step has no offset.
         """
-        places = self.parameters, into.parameters
-        backward(*kept, d, into.layers, *places, step.shrink, -step.lr, also)
+        values, extra = kept
+        beta = step.shrink
+        alpha = -step.lr
+        own = self.parameters
+        backward(values, extra, d, into.layers, own, into.parameters, beta, alpha, also)
 
     def train(
         self,
@@ -184,9 +187,18 @@ class Models:
             picks = picks[:, 0]
             if weights is not None:
                 weights = weights[:, 0]
-        batches = inputs, targets, picks, weights
-        places = self.parameters, into.parameters, self.w, into.w
-        losses: Tensor = train(*batches, into.layers, *places, step)
+        losses: Tensor = train(
+            inputs,
+            targets,
+            picks,
+            weights,
+            into.layers,
+            self.parameters,
+            into.parameters,
+            self.w,
+            into.w,
+            step,
+        )
         return losses.view(len(losses), -1)
 
 

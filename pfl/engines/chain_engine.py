@@ -194,10 +194,11 @@ class CompiledChainEngine(ChainEngine):
     ) -> Tensor:
         if objective is not None:
             return super().train(models, block, into, step, objective)
-        stored = (block.inputs, block.targets)
+        x = block.inputs
+        y = block.targets
         if len(models) == 1:
             weights = block.sample_weights()
-            return models[0].train(*stored, block.picks, weights, into[0], step).flatten()
+            return models[0].train(x, y, block.picks, weights, into[0], step).flatten()
         # With convolutions, a call takes all consecutive steps of equal size of one client.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
@@ -207,5 +208,5 @@ class CompiledChainEngine(ChainEngine):
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
                 steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                means[steps, client] = model.train(*stored, picks, None, into[c], own)
+                means[steps, client] = model.train(x, y, picks, None, into[c], own)
         return means.flatten()

@@ -81,7 +81,9 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             raise never_trained(name, list(lost)) from error
         single = ""
         if len(inputs) == 1:
-            single = ", in a batch of one sample, as a client's last one is with model.batch_size"
+            single = (
+                ", in a batch of one sample, as a client's last one is with this model.batch_size"
+            )
         raise ConfigError(
             f"network: {name} cannot process inputs of shape {shape}{single}: "
             f"{first_line(error)}{_advice(error, shape)}"

@@ -43,9 +43,10 @@ class VmapEngine(Engine):
             result = run_watched(network, runner.head, call)
             return (objective.losses(result, BatchSamples(inputs, targets), own) * weights).sum()
 
-        samples = batch.inputs, batch.targets, runner.weights(batch, w.dtype)
+        weights = runner.weights(batch, w.dtype)
+        gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(w.detach(), *samples, given)
+            g, loss = gradients(w.detach(), batch.inputs, batch.targets, weights, given)
         return loss.detach(), g.detach()
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
@@ -87,9 +88,10 @@ class VmapEngine(Engine):
             outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
-        samples = batch.inputs, batch.targets, runner.weights(batch, v.dtype)
+        weights = runner.weights(batch, v.dtype)
+        gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(chosen, at, *samples)
+            g, loss = gradients(chosen, at, batch.inputs, batch.targets, weights)
         for name in names:
             places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)
         step.apply_after_gradient(v, u)

@@ -46,7 +46,9 @@ def users_module(name: str, folder: str = "") -> ModuleSpec | None:
     others = (os.path.join(e, folder) for e in entries if not os.path.exists(os.path.join(e, OURS)))
     paths = [path for path in others if not _has_door(path, name)]
     for finder in sys.meta_path:
-        spec = None if finder is _Finder else finder.find_spec(name, paths)
+        if finder is _Finder:
+            continue
+        spec = finder.find_spec(name, paths)
         if spec and spec.origin:  # a mere folder has no origin
             return spec
     return None
@@ -75,7 +77,9 @@ class _Finder:
         ours = sys.modules.get(f"pfl.{name.rpartition('.')[0]}")
         if ours is None or path != ours.__path__:
             return None  # in a package of the user
-        users = users_module(name, package) if len(below) == 1 else None
+        users = None
+        if len(below) == 1:
+            users = users_module(name, package)
         if users or find_spec(f"pfl.{name}") is None:
             return users
         return spec_from_loader(name, _Alias())  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import fnmatch
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -99,6 +99,9 @@ class ParameterSpace:
         name = type(module).__name__
         trainable = {n: p for n, p in module.named_parameters() if p.requires_grad}
         if not trainable:
+            lost = unregistered_parameters(module)
+            if lost:
+                raise never_trained(name, list(lost))
             raise ConfigError(f"network: {name} has no trainable parameter; unfreeze some")
         for n, p in trainable.items():
             if isinstance(p, nn.parameter.UninitializedParameter):
@@ -207,6 +210,50 @@ def frozen_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in module.named_parameters() if not p.requires_grad}
 
 
+def unregistered_parameters(module: nn.Module) -> dict[str, Tensor]:
+    """Returns the tensors of a module that want gradients, and which `parameters()` lacks, by name.
+
+    They are attributes, or stand in lists, tuples, sets and dictionaries that are attributes, or
+    belong to modules that do.
+    """
+    registered = {id(p) for p in module.parameters()}
+    return {
+        name: tensor
+        for name, tensor in _tensors_in("", module, set())
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in registered
+    }
+
+
+def _tensors_in(place: str, thing: object, seen: set[int]) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors in a module or a container, once each, with their places."""
+    if id(thing) in seen:
+        return
+    seen.add(id(thing))
+    inside: Iterable[tuple[object, object]] = ()
+    if isinstance(thing, Tensor):
+        yield place, thing
+    elif isinstance(thing, nn.Module):
+        # What PyTorch knows first: the registries are attributes, too, and hold the same.
+        known = [*thing.named_parameters(recurse=False), *thing.named_children()]
+        inside = [*known, *vars(thing).items()]
+    elif isinstance(thing, Mapping):
+        inside = thing.items()
+    elif isinstance(thing, list | tuple | set | frozenset):
+        inside = enumerate(thing)
+    for name, value in inside:
+        yield from _tensors_in(f"{place}.{name}".lstrip("."), value, seen)
+
+
+def never_trained(network: str, names: Sequence[str]) -> ConfigError:
+    """Returns the error of a network with parameters that `parameters()` lacks."""
+    first = ", ".join(names[:3])
+    return ConfigError(
+        f"network: {network} would never train {first}, which PyTorch does not find in a Python "
+        f"list or dictionary; take nn.ModuleList, nn.ModuleDict or nn.ParameterList, or call "
+        f"requires_grad_(False) on what is to stay as it is"
+    )
+
+
 def private_copy(module: nn.Module) -> nn.Module:
     """Returns a copy of a module that shares its frozen parameters: there is one frozen body."""
     return copy.deepcopy(module, {id(p): p for p in frozen_parameters(module).values()})
@@ -220,7 +267,7 @@ def move(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         tensor.data = tensor.data.to(dtype)
 
 
-def digest(tensors: dict[str, Tensor]) -> str:
+def checksum(tensors: dict[str, Tensor]) -> str:
     """Returns a text by which named tensors are recognised: a checksum of all their values."""
     total = hashlib.sha256()
     for name, tensor in tensors.items():
@@ -256,7 +303,9 @@ def replace_values_in(part: Tensor, v: Tensor, values: Tensor) -> None:
 
 
 def _places(part: Tensor) -> Tensor:
-    return part.nonzero()[:, 0] if part.dtype == torch.bool else part
+    if part.dtype == torch.bool:
+        return part.nonzero()[:, 0]
+    return part
 
 
 class BufferSpace:
@@ -286,5 +335,7 @@ class BufferSpace:
         start = 0
         for buffer in self._buffers(module):
             piece = values[start : start + buffer.numel()].view(buffer.shape)
-            buffer.copy_(piece if buffer.is_floating_point() else piece.round())
+            if not buffer.is_floating_point():
+                piece = piece.round()
+            buffer.copy_(piece)
             start += buffer.numel()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -116,6 +116,8 @@ def permutations(keys: Tensor, sizes: Tensor, total: int) -> tuple[Tensor, Tenso
 def isolated(device: torch.device) -> Iterator[None]:
     """Restores torch's global generators after what networks draw inside."""
     # `torch.manual_seed` seeds every GPU, not only the GPU in use.
-    gpus = range(torch.cuda.device_count()) if device.type == "cuda" else []
+    gpus: Sequence[int] = []
+    if device.type == "cuda":
+        gpus = range(torch.cuda.device_count())
     with torch.random.fork_rng(gpus):
         yield

@@ -245,8 +245,8 @@ class Steps(pl.Callback):
             self.rounds[-1].append((_array(batch.inputs), list(batch.counts)))
             return batch
 
-        def gradient_seen(w: Tensor, batch: Batch, *args: Any) -> tuple[Tensor, Tensor]:
-            return gradient(w, seen(batch), *args)
+        def gradient_seen(w: Tensor, batch: Batch, *args: Any, **kw: Any) -> tuple[Tensor, Tensor]:
+            return gradient(w, seen(batch), *args, **kw)
 
         def block_seen(block: StepBlock) -> StepBlock:
             for batch in block:
@@ -256,7 +256,7 @@ class Steps(pl.Callback):
         def descend_seen(w: Tensor, blocks: Iterable[StepBlock], *args: Any) -> Any:
             return descend(w, map(block_seen, blocks), *args)
 
-        pl_module.oracle.gradient = gradient_seen  # type: ignore[assignment,method-assign]
+        pl_module.oracle.gradient = gradient_seen  # type: ignore[method-assign]
         pl_module.oracle.descend = descend_seen  # type: ignore[assignment,method-assign]
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

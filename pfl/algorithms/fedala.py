@@ -140,11 +140,11 @@ class FedALA(FederatedAlgorithm):
                 if not moves.any():
                     break
                 rows, at = slice(0, batch.clients), self._mixed(clients, w, weights, layers)
-                loss, g = self.oracle.gradient(at, batch, buffers)
+                used = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
+                loss, g = self.oracle.gradient(at, batch, buffers, counted=used)
                 new = weights - self.weight_lr * values_in(layers, g) * away
                 weights = torch.where(moves[:, None], new.clamp(0, 1), weights)
                 losses[-1][rows] += torch.where(moves[rows], loss / batches[rows], 0)
-                used = np.where(moves[rows].cpu(), batch.counts, 0).tolist()
                 self.log_loss("weights", loss, used)
             active = active & ~before
             if len(losses) > self.window:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     LocalSchedule,
     Message,
@@ -20,7 +21,6 @@ from pfl.method import (
     Objective,
     Part,
     PartlyPersonal,
-    Samples,
     class_sums,
     distance_to_means,
     linear_head,
@@ -139,7 +139,7 @@ class FedAS(PartlyPersonal):
         )
 
     def _distance(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns n_i / n_i,c 1/K |z - C_i,c|² of each sample, [n]."""
         classes = samples.targets if self.has_classes else None

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     ConfigError,
     FederatedAlgorithm,
     Message,
     Network,
     Objective,
-    Samples,
     features,
     head_name,
     linear_head,
@@ -145,7 +145,7 @@ class FedDBE(FederatedAlgorithm):
         return (g_bias[:, None] @ self._weight(v))[:, 0]
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f of each sample, [n], with the penalty's gradient but without its value."""
         return self.oracle.losses(outputs, samples.targets) + (

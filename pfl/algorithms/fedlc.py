@@ -10,11 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     FederatedAlgorithm,
     Network,
     Objective,
-    Samples,
     label_counts,
     number_of_classes,
     require,
@@ -70,7 +70,7 @@ class FedLC(FederatedAlgorithm):
         return self.local_sgd(clients, w, objective=Objective(self._losses, {"margins": margins}))
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns the loss of the lowered scores of each sample, [n]."""
         return self.oracle.losses(outputs - own["margins"], samples.targets)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     FederatedAlgorithm,
     Network,
     Objective,
-    Samples,
     number_of_classes,
     require,
 )
@@ -75,7 +75,7 @@ class FedNTD(FederatedAlgorithm):
         return self.local_sgd(clients, w, objective=Objective(self._losses, older={"received": w}))
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + β KL of each sample, [n]."""
         classes = torch.arange(outputs.shape[1], device=outputs.device)

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     Message,
     Network,
     Objective,
     PartlyPersonal,
-    Samples,
     class_sums,
     distance_to_means,
     linear_head,
@@ -155,7 +155,7 @@ class FedPAC(PartlyPersonal):
         self.centroids.copy_(torch.where(sums[:, :1] > 0, new, self.centroids))
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
         classes = samples.targets if self.has_classes else None

@@ -214,7 +214,7 @@ class FedPD(FederatedAlgorithm):
     def _gradient(
         self, clients: Clients, x: Tensor, batch: Batch, counted: list[int] | None = None
     ) -> Tensor:
-        loss, g = self.oracle.gradient(x, batch, clients.buffers)
+        loss, g = self.oracle.gradient(x, batch, clients.buffers, counted=counted)
         self.log_loss("train", loss, batch.counts if counted is None else counted)
         return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
 

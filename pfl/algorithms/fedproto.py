@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     FederatedAlgorithm,
     Message,
     Network,
     Objective,
-    Samples,
     class_sums,
     distance_to_means,
     linear_head,
@@ -109,7 +109,7 @@ class FedProto(FederatedAlgorithm):
         return clients.state["w"]
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + λ/K |z - C_c|^2 of each sample, [n]."""
         classes = samples.targets if self.has_classes else None

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from pfl.method import (
+    BatchSamples,
     Clients,
     ConfigError,
     FederatedAlgorithm,
     Network,
     Objective,
-    Samples,
     label_counts,
     linear_head,
     number_of_classes,
@@ -115,7 +115,7 @@ class FedRoD(FederatedAlgorithm):
         return v
 
     def _balanced_losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns the losses of outputs to which log n_i is added, [n]."""
         if not self.has_classes:

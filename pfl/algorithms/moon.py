@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from pfl.method import Clients, FederatedAlgorithm, Network, Objective, Samples, require
+from pfl.method import BatchSamples, Clients, FederatedAlgorithm, Network, Objective, require
 
 
 class MOON(FederatedAlgorithm):
@@ -61,7 +61,7 @@ class MOON(FederatedAlgorithm):
         return v
 
     def _losses(
-        self, outputs: Tensor, features: Tensor, samples: Samples, own: Mapping[str, Any]
+        self, outputs: Tensor, features: Tensor, samples: BatchSamples, own: Mapping[str, Any]
     ) -> Tensor:
         """Returns f + μ l of each sample, [n]."""
         near, far = (

@@ -18,7 +18,8 @@ from pfl.errors import ConfigError
 
 Tier = Literal["device", "memory", "file"]
 # Bytes of a state's first block and of its largest block; block sizes double.
-SMALLEST, LARGEST = 1 << 20, 1 << 28
+SMALLEST = 1 << 20
+LARGEST = 1 << 28
 UNKNOWN_MEMORY = 4 << 30  # bytes that count as free where the system does not report them
 DEVICE_SHARE = 0.25  # of a GPU's free memory
 
@@ -63,7 +64,9 @@ class Tiers:
         self.device = torch.device(device)
         self.directory = directory
         self._pinned = self.device.type == "cuda"
-        free = torch.cuda.mem_get_info(self.device)[0] if self._pinned else 0
+        free = 0
+        if self._pinned:
+            free = torch.cuda.mem_get_info(self.device)[0]
         device_limit = int(DEVICE_SHARE * free / sharing)
         if memory is None:
             host_limit = free_memory() // 2 // processes
@@ -109,7 +112,8 @@ class Tiers:
             gib = sum(self.limit.values()) / 2**30
             what = f"loop.state_memory: what clients remember beyond {gib:.3g} GiB"
             rows = mapped(rows_to_have * width, dtype, what, self.directory)
-            tier, rows = "file", rows.view(rows_to_have, width)
+            tier = "file"
+            rows = rows.view(rows_to_have, width)
         taken = rows.nbytes
         if tier == "memory" and self._pinned:
             taken = 1 << (taken - 1).bit_length()
@@ -134,7 +138,8 @@ def mapped(size: int, dtype: torch.dtype, what: str, directory: str | None = Non
     Raises:
         ConfigError: The folder has no room for `what` the tensor holds.
     """
-    folder, nbytes = directory or tempfile.gettempdir(), size * dtype.itemsize
+    folder = directory or tempfile.gettempdir()
+    nbytes = size * dtype.itemsize
     try:
         handle, path = tempfile.mkstemp(dir=folder, prefix="pfl-clients-")
         try:
@@ -170,22 +175,31 @@ def _free_on_machine(meminfo: Path) -> int:
         return 1024 * available
     if not hasattr(os, "sysconf"):  # Windows has no such call, and no /proc either
         return UNKNOWN_MEMORY
+    size = os.sysconf("SC_PAGE_SIZE")
+    if "SC_AVPHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_AVPHYS_PAGES") * size
     # macOS does not report free memory: half of all memory is counted.
-    free = "SC_AVPHYS_PAGES" in os.sysconf_names
-    pages = os.sysconf("SC_AVPHYS_PAGES") if free else os.sysconf("SC_PHYS_PAGES") // 2
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_PHYS_PAGES") // 2 * size
 
 
 def _free_in_cgroups(root: Path) -> Iterator[int]:
     """Yields the free bytes of each control group (container, job) that has a limit."""
-    top, own = root / "sys/fs/cgroup", root / "proc/self/cgroup"
-    for line in own.read_text().splitlines() if own.exists() else []:
+    top = root / "sys/fs/cgroup"
+    own = root / "proc/self/cgroup"
+    if not own.exists():
+        return
+    for line in own.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:  # version 2
-            group, limit, usage, cache = top, "memory.max", "memory.current", "inactive_file"
+            group = top
+            limit = "memory.max"
+            usage = "memory.current"
+            cache = "inactive_file"
         elif "memory" in controllers.split(","):
-            group, cache = top / "memory", "total_inactive_file"
-            limit, usage = "memory.limit_in_bytes", "memory.usage_in_bytes"
+            group = top / "memory"
+            cache = "total_inactive_file"
+            limit = "memory.limit_in_bytes"
+            usage = "memory.usage_in_bytes"
         else:
             continue
         group /= path.lstrip("/")
@@ -198,5 +212,10 @@ def _free_in_cgroups(root: Path) -> Iterator[int]:
 
 def _entry(table: Path, name: str) -> int:
     """Returns the number after a name in a table; 0 if there is none."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    return next((int(words[1]) for line in lines if (words := line.split())[:1] == [name]), 0)
+    if not table.exists():
+        return 0
+    for line in table.read_text().splitlines():
+        words = line.split()
+        if words[:1] == [name]:
+            return int(words[1])
+    return 0

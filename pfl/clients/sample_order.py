@@ -78,7 +78,8 @@ def shuffled_indices(
         counts: Number of samples of each step, [K, A].
         size: The largest number of samples of a step.
     """
-    first, passes = epoch[0], epoch[-1] - epoch[0] + 1
+    first = epoch[0]
+    passes = epoch[-1] - epoch[0] + 1
     owner, nth = ragged_arange(passes)
     shuffles = np.vstack([owned[:, owner], first[owner] + nth])
     lengths = passes * owned[2]

@@ -48,4 +48,6 @@ class LocalSchedule:
 
     def steps_per_epoch(self, sizes: np.ndarray) -> np.ndarray:
         """Returns the steps of one epoch of clients with `sizes` samples, int64 [C]."""
-        return np.minimum(sizes, 1) if self.batch_size is None else -(-sizes // self.batch_size)
+        if self.batch_size is None:
+            return np.minimum(sizes, 1)
+        return -(-sizes // self.batch_size)

@@ -30,7 +30,8 @@ class Rows:
     """
 
     def __init__(self, num_clients: int, initial: Tensor, dtype: torch.dtype, tiers: Tiers) -> None:
-        self.initial, self.dtype = initial, dtype
+        self.initial = initial
+        self.dtype = dtype
         self._tiers = tiers
         # 1 + the place; 0: never written. Zeros take no memory before they are changed.
         self._places = np.zeros(num_clients, np.int32)
@@ -48,7 +49,8 @@ class Rows:
         Any thread may call the function.
         """
         places = self._places[ids] - 1
-        pieces, unseen = self._pieces(places), torch.from_numpy(np.flatnonzero(places < 0))
+        pieces = self._pieces(places)
+        unseen = torch.from_numpy(np.flatnonzero(places < 0))
 
         def read() -> Tensor:
             rows = self.initial.new_empty(len(ids), len(self.initial), device=device)
@@ -62,7 +64,8 @@ class Rows:
     def write(self, ids: np.ndarray, values: Tensor) -> None:
         """Keeps the rows [C, width] of these clients, whose ids must differ."""
         new = ids[self._places[ids] == 0]
-        total, width = len(self._places), len(self.initial)
+        total = len(self._places)
+        width = len(self.initial)
         while self._capacity < self._used + len(new):
             room = total - self._capacity
             block = self._tiers.block(len(self._blocks), width, self.dtype, 1, room)
@@ -78,7 +81,9 @@ class Rows:
         for block in self._blocks:
             self._tiers.free(block)
         self._places[:] = 0
-        self._blocks, self._ends, self._used = [], self._ends[:0], 0
+        self._blocks = []
+        self._ends = self._ends[:0]
+        self._used = 0
 
     def parts(self) -> Iterator[Part]:
         """Yields all rows, block by block; rows in host memory are not copied."""
@@ -91,7 +96,9 @@ class Rows:
 
     @property
     def _capacity(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        if not len(self._ends):
+            return 0
+        return int(self._ends[-1])
 
     def _pieces(self, places: np.ndarray) -> list[tuple[Tensor, Index, Index]]:
         """Groups `places` by block: (block rows, positions in `places`, positions in the block)."""
@@ -102,7 +109,9 @@ class Rows:
             stored = self._blocks[number].rows
             begin = self._ends[number] - len(stored)
             at = np.flatnonzero(numbers == number)
-            group = len(at) if stored.is_cuda else max(1, GROUP // stored[0].nbytes)
+            group = len(at)
+            if not stored.is_cuda:
+                group = max(1, GROUP // stored[0].nbytes)
             for part in np.split(at, range(group, len(at), group)):
                 pieces.append((stored, _index(part), _index(places[part] - begin)))
         return pieces
@@ -155,14 +164,16 @@ class SparseRows(Rows):
     def write(self, ids: np.ndarray, values: Tensor) -> None:
         values = values.to("cpu", self.dtype).contiguous()
         # Values, not bits, are compared with 0: masks and products leave negative zeros.
-        filled, bits = values.ne(0).numpy(), values.view(self._form.bits).numpy()
+        filled = values.ne(0).numpy()
+        bits = values.view(self._form.bits).numpy()
         for client, row, where in zip(ids.tolist(), bits, filled, strict=True):
             columns = np.flatnonzero(where)
             count = self._form.count(len(columns))
             log, start = self._append(client, count)
             stored, at = self._form.view(log.bytes, start, count)
             if count < len(row):
-                stored[:], at[:] = row[columns], columns
+                stored[:] = row[columns]
+                at[:] = columns
             else:
                 stored[:] = row
         self._clean()
@@ -170,7 +181,8 @@ class SparseRows(Rows):
     def clear(self) -> None:
         for log in self._logs:
             self._tiers.free(log.block)
-        self._logs, self._rows = [], {}
+        self._logs = []
+        self._rows = {}
 
     def parts(self) -> Iterator[Part]:
         for log in self._logs:
@@ -199,7 +211,8 @@ class SparseRows(Rows):
             self._logs.append(_Log(block))
         log = self._logs[-1]
         start = log.used
-        log.used, log.live = start + size, log.live + size
+        log.used = start + size
+        log.live = log.live + size
         log.clients.append(client)
         self._rows[client] = (log, start, count)
         return log, start
@@ -227,17 +240,23 @@ class _Form:
     """
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
-        self.width, self.dtype, self.bits = width, dtype, _BITS[dtype.itemsize]
+        self.width = width
+        self.dtype = dtype
+        self.bits = _BITS[dtype.itemsize]
         self._bits = torch.empty(0, dtype=self.bits).numpy().dtype
 
     def count(self, filled: int) -> int:
         """Returns how many values are stored of a row with `filled` values that are not zero."""
-        return filled if self.size(filled) < self.size(self.width) else self.width
+        if self.size(filled) < self.size(self.width):
+            return filled
+        return self.width
 
     def size(self, count: int) -> int:
         """Returns the bytes of a row with `count` stored values."""
-        columns = _align(4 * count) if count < self.width else 0
-        return _align(count * self.dtype.itemsize) + columns
+        values = _align(count * self.dtype.itemsize)
+        if count >= self.width:  # of all columns
+            return values
+        return values + _align(4 * count)
 
     def view(self, raw: np.ndarray, start: int, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Returns the stored values and their columns of the row that begins at byte `start`."""
@@ -252,7 +271,9 @@ class _Form:
     ) -> Tensor:
         """Returns whole rows [rows, width] from packed ones: (row, bytes, start, count)."""
         whole = torch.zeros(rows, self.width, dtype=self.dtype, device=device)
-        out = whole.view(self.bits).numpy() if device.type == "cpu" else None
+        out = None
+        if device.type == "cpu":
+            out = whole.view(self.bits).numpy()
         for row, raw, start, count in stored:
             values, columns = self.view(raw, start, count)
             if out is not None:
@@ -274,7 +295,8 @@ def unpacked(part: Part, width: int) -> Iterator[tuple[Tensor, Tensor]]:
         if "rows" in part:
             rows = part["rows"][some]
         else:
-            form, raw = _Form(width, getattr(torch, part["dtype"])), part["bytes"].view(-1).numpy()
+            form = _Form(width, getattr(torch, part["dtype"]))
+            raw = part["bytes"].view(-1).numpy()
             where = zip(part["starts"][some].tolist(), part["counts"][some].tolist(), strict=True)
             stored = [(n, raw, start, count) for n, (start, count) in enumerate(where)]
             rows = form.unpack(len(stored), stored, torch.device("cpu"))
@@ -283,7 +305,8 @@ def unpacked(part: Part, width: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 def _index(places: np.ndarray) -> Index:
     """Returns a slice if the places are consecutive, which saves a copy."""
-    first, last = int(places[0]), int(places[-1])
+    first = int(places[0])
+    last = int(places[-1])
     if last - first == len(places) - 1 and (np.diff(places) == 1).all():
         return slice(first, last + 1)
     return torch.from_numpy(places)
@@ -304,7 +327,9 @@ def _first_rows(rows: Tensor, count: int) -> Tensor:
     A part of a block is copied, because PyTorch saves the whole memory that a tensor is a part of.
     """
     rows = rows[:count].cpu()
-    return rows if rows.nbytes == rows.untyped_storage().nbytes() else rows.clone()
+    if rows.nbytes == rows.untyped_storage().nbytes():
+        return rows
+    return rows.clone()
 
 
 def _align(size: int) -> int:

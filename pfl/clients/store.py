@@ -71,7 +71,9 @@ class ClientStore:
             of_server: The server keeps the rows, which the clients have sent; they are not among
                 the `names`, and are not read ahead.
         """
-        kind = SparseRows if sparse else Rows
+        kind: type[Rows] | type[SparseRows] = Rows
+        if sparse:
+            kind = SparseRows
         initial = initial.detach().cpu().clone()
         if dtype is None or not initial.is_floating_point():
             dtype = initial.dtype
@@ -156,8 +158,9 @@ class ClientStore:
     @cached_property
     def _worker(self) -> ThreadPoolExecutor:
         # A new thread uses the first GPU, where another stream would take memory.
-        begin = (torch.cuda.set_device, (self.tiers.device,)) if self._on_gpu else (None, ())
-        return ThreadPoolExecutor(1, "pfl-clients", *begin)
+        if not self._on_gpu:
+            return ThreadPoolExecutor(1, "pfl-clients")
+        return ThreadPoolExecutor(1, "pfl-clients", torch.cuda.set_device, (self.tiers.device,))
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream:

@@ -19,7 +19,7 @@ from pfl.clients.schedule import LocalSchedule
 from pfl.datamodules.partitions.index_arrays import Ragged
 from pfl.datamodules.randomness import uniform
 from pfl.datamodules.samples.samples import Samples, TensorSamples, scaled
-from pfl.engines.batch import Batch, Origin, StepBlock, cast
+from pfl.engines.batch import Batch, Origin, StepBlock, cast, rows_of
 from pfl.errors import ConfigError
 from pfl.randomness import fold, key
 
@@ -46,7 +46,9 @@ class OrderedSamples(TensorSamples):
 
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         flat = index.reshape(-1)
-        first = int(flat[0]) if len(flat) else 0
+        if not len(flat):
+            return super().gather(index)
+        first = int(flat[0])
         part = slice(first, first + len(flat))
         if not torch.equal(flat, torch.arange(part.start, part.stop, dtype=flat.dtype)):
             return super().gather(index)
@@ -72,24 +74,40 @@ class ClientData:
         seed: int = 0,
         poison: Poison | None = None,
     ) -> None:
-        self.seed, self.poison = seed, poison
+        self.seed = seed
+        self.poison = poison
         self.device = torch.device(device)
-        self.splits = datamodule.partition
-        self.samples = self.whole_samples = datamodule.samples.to(device)
-        self.frozen: tuple[str, Tensor] | None = None  # what frozen layers give, by its checksum
         self.transforms = datamodule.transforms
-        self._stored: dict[str, Tensor] = {}
-        self._pooled: ClientData | None = None
-        self._owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
-        self.poisson = False  # whether mini-batches are Poisson samples
-        self._with_backdoor: ClientData | None = None
-        self._ordered: dict[str, ClientData] = {}
-        self._trigger: tuple[Callable[[Tensor], Tensor], int] | None = None
+        self.whole_samples: Samples = datamodule.samples.to(device)
+        self.frozen: tuple[str, Tensor] | None = None  # what frozen layers give, by its checksum
+        # The seed of mini-batches that are Poisson samples; None: they are no Poisson samples.
+        self.poisson: int | None = None
+        # In these four a view differs from the data that it was made of.
+        self.samples = self.whole_samples
+        self.splits = datamodule.partition
+        self.owners: Tensor | None = None  # of pooled samples: whose they are, int64 [N]
+        self.trigger: tuple[Callable[[Tensor], Tensor], int] | None = None  # of a backdoor
+        # What was computed of the four, and is kept.
+        self._views: dict[str, ClientData] = {}
+        self._indices: dict[str, Tensor] = {}  # those of a split's samples, on the device
+
+    def _view(self, **parts: Any) -> ClientData:
+        """Returns the same data with other `samples`, `splits`, `owners` or `trigger`."""
+        view = copy.copy(self)
+        for name, part in parts.items():
+            setattr(view, name, part)
+        view._views = {}
+        view._indices = {}
+        return view
+
+    def draw_poisson_samples(self, seed: int | None) -> None:
+        """Makes mini-batches Poisson samples, drawn from a seed; None: they are no longer any."""
+        self.poisson = seed
 
     def show(self, samples: Samples) -> None:
         """Has samples in the place of the data module's: what a network's frozen part gives."""
-        self.samples, self._pooled, self._with_backdoor = samples, None, None
-        self._ordered = {}
+        self.samples = samples
+        self._views = {}
 
     def as_one_client(self, ids: np.ndarray) -> ClientData:
         """Returns the samples of the clients `ids` as if one client, with the id 0, owned them all.
@@ -97,31 +115,31 @@ class ClientData:
         The samples are not copied. Transforms show a sample as its own client sees it, or as one of
         its clients if it has several.
         """
-        if self._pooled is None:
-            pooled, own = copy.copy(self), self.splits.train
+        if "one client" not in self._views:
+            own = self.splits.train
             indices = own.flat if len(ids) == len(own.sizes) else own.of(ids)
             train = Ragged.from_sizes(indices, np.array([len(indices)]))
-            pooled.splits, pooled._stored = replace(self.splits, train=train), {}
+            owners = None
             if self.transforms.per_client:
-                owners = np.zeros(len(self.samples), np.int64)
-                owners[indices] = np.repeat(ids, own.sizes[ids])
-                pooled._owners = torch.from_numpy(owners).to(self.device)
-            self._pooled = pooled
-        return self._pooled
+                whose = np.zeros(len(self.samples), np.int64)
+                whose[indices] = np.repeat(ids, own.sizes[ids])
+                owners = torch.from_numpy(whose).to(self.device)
+            splits = replace(self.splits, train=train)
+            self._views["one client"] = self._view(splits=splits, owners=owners)
+        return self._views["one client"]
 
     def with_backdoor(self, trigger: Callable[[Tensor], Tensor], target: int) -> ClientData:
         """Returns the test samples of other classes as a backdoor shows them.
 
         `trigger` changes inputs [n, ...]; all samples then have the class `target`.
         """
-        if self._with_backdoor is None:
-            view, test = copy.copy(self), self.splits.test
+        if "backdoor" not in self._views:
+            test = self.splits.test
             assert self.samples.targets is not None
             others = self.samples.targets[torch.from_numpy(test.flat)].cpu().numpy() != target
-            view.splits, view._stored = replace(self.splits, test=test.select(others)), {}
-            view._trigger = trigger, target
-            self._with_backdoor = view
-        return self._with_backdoor
+            splits = replace(self.splits, test=test.select(others))
+            self._views["backdoor"] = self._view(splits=splits, trigger=(trigger, target))
+        return self._views["backdoor"]
 
     def in_order(self, split: str) -> ClientData:
         """Returns the samples of a split laid out client by client, to be read without copies.
@@ -129,21 +147,24 @@ class ClientData:
         They are copied once; where that takes too much memory, these samples are returned. Inputs
         that are gathered may be a part of the copy, and must not be changed.
         """
-        own, samples = getattr(self.splits, split), self.samples
+        own = getattr(self.splits, split)
+        samples = self.samples
         stored = isinstance(own, Ragged) and self.in_memory and self.device.type == "cpu"
-        if self.transforms or self._trigger is not None or not stored:
+        if self.transforms or self.trigger is not None or not stored:
             return self
-        if split not in self._ordered:
+        name = f"{split} in order"
+        if name not in self._views:
             nbytes = own.sizes.sum() * samples.nbytes // len(samples)
             if own.is_shared or not 0 < nbytes <= COPY:
                 return self
-            flat, view = own.flat, copy.copy(self)
+            flat = own.flat
             assert isinstance(samples, TensorSamples)
-            view.samples = OrderedSamples(samples.inputs[flat], samples.targets[flat])
             ordered: dict[str, Any] = {split: Ragged.from_sizes(np.arange(len(flat)), own.sizes)}
-            view.splits, view._stored = replace(self.splits, **ordered), {}
-            self._ordered[split] = view
-        return self._ordered[split]
+            self._views[name] = self._view(
+                samples=OrderedSamples(samples.inputs[flat], samples.targets[flat]),
+                splits=replace(self.splits, **ordered),
+            )
+        return self._views[name]
 
     def sizes(self, split: str, ids: np.ndarray) -> np.ndarray:
         """Returns how many samples of a split each of these clients owns, int64 [C]."""
@@ -159,9 +180,9 @@ class ClientData:
         if not isinstance(arrays, Ragged):
             sizes = arrays.sizes[ids]
             return torch.from_numpy(arrays.of(ids)).to(self.device), np.cumsum(sizes) - sizes
-        if split not in self._stored:
-            self._stored[split] = torch.from_numpy(arrays.indices).to(self.device)
-        return self._stored[split], arrays.starts[ids]
+        if split not in self._indices:
+            self._indices[split] = torch.from_numpy(arrays.indices).to(self.device)
+        return self._indices[split], arrays.starts[ids]
 
     @property
     def in_memory(self) -> bool:
@@ -184,8 +205,8 @@ class ClientData:
             ids = torch.from_numpy(owners).to(index.device)
             seen = self.transforms(inputs.flatten(0, index.ndim - 1), ids, index)
             inputs = seen.unflatten(0, index.shape)
-        if self._trigger is not None:
-            trigger, target = self._trigger
+        if self.trigger is not None:
+            trigger, target = self.trigger
             inputs = trigger(inputs.flatten(0, index.ndim - 1)).unflatten(0, index.shape)
             targets = torch.full_like(targets, target)
         return cast(inputs, dtype), cast(targets, dtype)
@@ -207,7 +228,8 @@ class ClientData:
             clients = torch.from_numpy(owners.copy()).to(inputs.device)[rows]
             keys = fold(torch.full_like(clients, key(self.seed, "poison")), clients)
             keys = fold(keys, index.reshape(-1)[rows].long())
-            inputs, targets = inputs.clone(), targets.clone()
+            inputs = inputs.clone()
+            targets = targets.clone()
             inputs[rows], targets[rows] = self.poison.poison(inputs[rows], targets[rows], keys)
         return inputs, targets
 
@@ -237,13 +259,18 @@ class ClientData:
         visits = torch.from_numpy(epochs).to(picks.device, non_blocking=True)
         visits = fold(fold(torch.full_like(owners, key(base, "transforms")), owners), visits)
         size = picks[0].numel() * max(1, math.prod(self.samples.input_shape))
-        ahead = max(1, (READ_AHEAD if self.device.type == "cpu" else READ_AHEAD_ON_GPU) // size)
+        floats = READ_AHEAD
+        if self.device.type != "cpu":
+            floats = READ_AHEAD_ON_GPU
+        ahead = max(1, floats // size)
         for first in range(0, len(picks), ahead):
             steps = slice(first, first + ahead)
             part = picks[steps]
             inputs, targets = self.samples.gather(part.reshape(-1))
             if self.transforms:
-                seen_by = owners[:, None] if self._owners is None else self._owners[part.long()]
+                seen_by = owners[:, None]
+                if self.owners is not None:
+                    seen_by = self.owners[part.long()]
                 inputs = self.transforms(inputs, seen_by, part, visits[steps, :, None])
             inputs, targets = self.add_poison(inputs, targets, part, ids[:, None], round_index)
             places = torch.arange(part.numel(), device=part.device).view(part.shape)
@@ -329,7 +356,7 @@ class Clients:
         state = {name: values[places] for name, values in self.state.items()}
         own = {name: self.received[name][places] for name in self.personal_messages}
         received = {**self.received, **own}
-        buffers = None if self.buffers is None else self.buffers[places]
+        buffers = rows_of(self.buffers, places)
         return replace(self, ids=self.ids[rows], state=state, received=received, buffers=buffers)
 
     def steps_of(self, schedule: LocalSchedule) -> np.ndarray:
@@ -351,18 +378,24 @@ class Clients:
         epoch). A client whose steps are used up leaves; the remaining clients are the first rows.
         A straggler takes only the first part of its steps.
         """
-        sizes, steps = self.sizes, self.steps_of(schedule)
+        sizes = self.sizes
+        steps = self.steps_of(schedule)
         assert (np.diff(sizes) <= 0).all(), "clients must come largest first"
         if not steps.any():
             return
-        base = key(self.data.seed, schedule.purpose, self.round)
+        seed = self.data.seed
+        if self.data.poisson is not None:
+            seed = self.data.poisson
+        base = key(seed, schedule.purpose, self.round)
         indices, starts = self.data.owned(self.split, self.ids)
-        if self.data.poisson:
+        if self.data.poisson is not None:
             yield from self._poisson_blocks(schedule, base, indices, starts)
             return
-        owned, whose = np.stack([self.ids, starts, sizes]), (base, self.ids, self.round)
+        owned = np.stack([self.ids, starts, sizes])
         per_epoch = schedule.steps_per_epoch(sizes)
-        size = int(sizes[0]) if schedule.batch_size is None else schedule.batch_size
+        size = schedule.batch_size
+        if size is None:
+            size = int(sizes[0])
         for first, last, A in sample_order.step_ranges(steps, per_epoch, size):
             epoch, place = np.divmod(np.arange(first, last)[:, None], per_epoch[:A])
             place *= size
@@ -375,16 +408,20 @@ class Clients:
                 )
             stored = self.data.stored(picks, self.ids[:A], epoch, base, self.round)
             for part, inputs, targets, places in stored:
-                origin = partial(StepOrigin, *whose, per_epoch, first + part.start)
+                begin = first + part.start
+                origin = partial(StepOrigin, base, self.ids, self.round, per_epoch, begin)
                 yield StepBlock(inputs, targets, places, counts[part], self.dtype, origin)
 
     def _poisson_blocks(
         self, schedule: LocalSchedule, base: int, indices: Tensor, starts: np.ndarray
     ) -> Iterator[StepBlock]:
         """Yields mini-batches to which each sample belongs on its own, with an expected size."""
-        sizes, steps = self.sizes, self.steps_of(schedule)
-        expected = np.minimum(sizes if schedule.batch_size is None else schedule.batch_size, sizes)
-        per_epoch, whose = schedule.steps_per_epoch(sizes), (base, self.ids, self.round)
+        sizes = self.sizes
+        steps = self.steps_of(schedule)
+        expected = sizes
+        if schedule.batch_size is not None:
+            expected = np.minimum(schedule.batch_size, sizes)
+        per_epoch = schedule.steps_per_epoch(sizes)
         for step in range(int(steps[0])):
             A = int((steps > step).sum())
             owner, nth = sample_order.ragged_arange(sizes[:A])
@@ -401,7 +438,8 @@ class Clients:
             epoch = (step // per_epoch[:A])[None]
             stored = self.data.stored(picks[None], self.ids[:A], epoch, base, self.round)
             for part, inputs, targets, positions in stored:
-                origin = partial(PoissonOrigin, *whose, per_epoch, step + part.start)
+                begin = step + part.start
+                origin = partial(PoissonOrigin, base, self.ids, self.round, per_epoch, begin)
                 sampled = partial(origin, expected=expected, batch_size=schedule.batch_size)
                 yield StepBlock(inputs, targets, positions, counts[None], self.dtype, sampled)
 
@@ -422,7 +460,7 @@ class Clients:
         """
         order = np.argsort(-self.data.sizes("train", self.ids), kind="stable")
         places = torch.from_numpy(order)
-        buffers = None if self.buffers is None else self.buffers[places]
+        buffers = rows_of(self.buffers, places)
         sorted_ = Clients(self.ids[order], self.round, self.data, buffers=buffers, dtype=self.dtype)
         return sorted_, places
 
@@ -439,7 +477,7 @@ class Clients:
             The rows that still have samples, and their batch.
         """
         sizes = self.sizes
-        if self.data.poisson and self.split == "train":
+        if self.data.poisson is not None and self.split == "train":
             raise ConfigError(
                 "loop.sample_privacy: the method looks at its training samples beside their "
                 "gradients; take another method"
@@ -454,14 +492,15 @@ class Clients:
             columns = begin + torch.arange(int(counts.max()), device=starts.device)
             last = torch.from_numpy(sizes[:active] - 1).to(starts.device)[:, None]
             index = indices[starts[:active, None] + torch.minimum(columns, last)]
-            samples = self.data.gather(index, self.dtype, self.ids[:active, None])
+            owners = self.ids[:active, None]
+            inputs, targets = self.data.gather(index, self.dtype, owners)
             if self.split == "train":
-                flat = [values.flatten(0, 1) for values in samples]
-                owners = self.ids[:active, None]
-                changed = self.data.add_poison(flat[0], flat[1], index, owners, self.round)
-                inputs, targets = (values.unflatten(0, index.shape) for values in changed)
-                samples = (inputs, targets)
-            yield slice(0, active), Batch(*samples, counts.tolist())
+                inputs, targets = self.data.add_poison(
+                    inputs.flatten(0, 1), targets.flatten(0, 1), index, owners, self.round
+                )
+                inputs = inputs.unflatten(0, index.shape)
+                targets = targets.unflatten(0, index.shape)
+            yield slice(0, active), Batch(inputs, targets, counts.tolist())
 
     def pooled(self, limit: int) -> Iterator[tuple[np.ndarray, Tensor]]:
         """Yields all clients' samples one after another, at most `limit` at a time.

@@ -250,7 +250,9 @@ def _read_messages(answer: dict[str, Any], like: Messages) -> Messages:
 
 def _read_log(answer: dict[str, Any]) -> Log:
     """Returns what a client has logged."""
-    log = Log()
+    log = Log(taken=[_part(answer, int, "taken")])
+    if not 0 <= log.gradients < 1 << 53:
+        raise WireError(f"{log.gradients} sample gradients; they must be from 0 to 2^53")
     for name in _part(answer, dict, "losses"):
         losses = torch.from_numpy(_part(answer, np.ndarray, "losses", name, 0))
         counts = _part(answer, list, "losses", name, 1)

@@ -170,7 +170,8 @@ class Worker:
             if counts and not self.sizes:  # steps and their samples tell the number of samples
                 values, counts = np.average(values, weights=counts, keepdims=True), [1]
             losses[name] = [values, counts]
-        answer: dict[str, Any] = {"messages": _messages(messages), "losses": losses}
+        taken = log.gradients if self.sizes else len(losses)
+        answer: dict[str, Any] = {"messages": _messages(messages), "losses": losses, "taken": taken}
         answer["tables"] = log.tables
         if GRADIENTS in states:
             answer["gradients"] = float(states[GRADIENTS])

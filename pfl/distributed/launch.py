@@ -112,12 +112,15 @@ class Launcher(ScriptLauncher):
     def _lost_process(self) -> str | None:
         """Returns which process died, in words; None if all visible processes are alive."""
         if is_child():
-            orphaned = os.environ[STARTED_BY] != str(os.getppid())
-            return "process 0 was killed" if orphaned else None
+            if os.environ[STARTED_BY] != str(os.getppid()):
+                return "process 0 was killed"
+            return None
         for rank, process in enumerate(self.children, start=1):
-            if code := process.poll():  # None: the process runs; 0: it is done
-                killed = f"was killed by {signal.Signals(-code).name}" if code < 0 else None
-                return f"process {rank} {killed or f'ended with exit status {code}'}"
+            code = process.poll() or 0  # None: the process runs; 0: it is done
+            if code < 0:
+                return f"process {rank} was killed by {signal.Signals(-code).name}"
+            if code > 0:
+                return f"process {rank} ended with exit status {code}"
         return None
 
     def _wait_for_lost_process(self) -> str | None:
@@ -163,7 +166,9 @@ def _share_cores(processes: int) -> None:
     """Gives this process its share of the machine's cores, unless `OMP_NUM_THREADS` is set."""
     if "OMP_NUM_THREADS" not in os.environ:
         affinity = getattr(os, "sched_getaffinity", None)  # Linux only
-        cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+        cores = os.cpu_count() or 1
+        if affinity:
+            cores = len(affinity(0))
         threads = max(1, cores // processes)
         torch.set_num_threads(threads)
         os.environ["OMP_NUM_THREADS"] = str(threads)
@@ -235,8 +240,11 @@ def _describe(event: str, trainer: Any) -> str:
         return event
     paths = [callback.best_model_path for callback in trainer.checkpoint_callbacks]
     path = next(filter(None, [*paths, trainer.ckpt_path]), None)
-    go_on = f"go on from the last checkpoint with --ckpt_path {path}" if path else "start again"
-    number, last = trainer.current_epoch + 1, trainer.max_epochs
+    go_on = "start again"
+    if path:
+        go_on = f"go on from the last checkpoint with --ckpt_path {path}"
+    number = trainer.current_epoch + 1
+    last = trainer.max_epochs
     if last < 0:  # max_time or max_steps ends the run
         return f"{event} in round {number}; {go_on}"
     return f"{event} in round {min(number, last)} of {last}; {go_on}"  # all rounds may be over

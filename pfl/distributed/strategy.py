@@ -77,8 +77,9 @@ class ClientParallelStrategy(DDPStrategy):
         self.processes_per_device = processes_per_device
         self._group_timeout = timeout
         self._runs_scripts = start_method == "popen"
-        backend = process_group_backend or ("gloo" if processes_per_device > 1 else None)
-        kwargs |= {"process_group_backend": backend, "start_method": start_method}
+        if processes_per_device > 1:
+            process_group_backend = process_group_backend or "gloo"
+        kwargs |= {"process_group_backend": process_group_backend, "start_method": start_method}
         super().__init__(timeout=timeout, **kwargs)
 
     @property
@@ -100,14 +101,17 @@ class ClientParallelStrategy(DDPStrategy):
 
     def setup_distributed(self) -> None:
         collectives.use_timeout(self._group_timeout)
-        attempt, env = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), os.environ
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        env = os.environ
         if attempt != "0" and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
             # torchrun's store outlives the processes, and still has the addresses of those before.
-            place = env["MASTER_ADDR"], int(env["MASTER_PORT"])
-            usual = "nccl" if self.root_device.type == "cuda" else "gloo"
+            store = TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False)
+            usual = "gloo"
+            if self.root_device.type == "cuda":
+                usual = "nccl"
             torch.distributed.init_process_group(
                 self.process_group_backend or usual,
-                store=PrefixStore(f"attempt {attempt}", TCPStore(*place, is_master=False)),
+                store=PrefixStore(f"attempt {attempt}", store),
                 rank=int(env["RANK"]),
                 world_size=int(env["WORLD_SIZE"]),
                 timeout=self._group_timeout,
@@ -180,7 +184,8 @@ def resolve_strategy(
             )
     if strategy != "auto":
         return strategy, devices
-    here, elsewhere = _count_devices(accelerator, devices), num_nodes * _count_scheduled()
+    here = _count_devices(accelerator, devices)
+    elsewhere = num_nodes * _count_scheduled()
     on_cpu = accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)
     if on_cpu and elsewhere == 1 and 1 < here <= (threads := torch.get_num_threads()):
         rank_zero_warn(
@@ -192,8 +197,9 @@ def resolve_strategy(
     if elsewhere * here == 1:
         return strategy, devices
     # In a notebook there is no script to start once more; Lightning forks there, too.
-    fork = _interactive() and num_nodes == 1
-    return ClientParallelStrategy(start_method="fork" if fork else "popen"), devices
+    if _interactive() and num_nodes == 1:
+        return ClientParallelStrategy(start_method="fork"), devices
+    return ClientParallelStrategy(start_method="popen"), devices
 
 
 def _count_scheduled() -> int:
@@ -212,7 +218,9 @@ def _count_devices(accelerator: str | Accelerator, devices: Devices) -> int:
     if isinstance(accelerator, str) or not accelerator.is_available() or devices in ([], 0, "0"):
         return 1
     if devices == "auto":
-        devices = 1 if _interactive() else accelerator.auto_device_count()
+        devices = accelerator.auto_device_count()
+        if _interactive():
+            devices = 1
     return len(accelerator.get_parallel_devices(accelerator.parse_devices(devices)))
 
 
@@ -227,7 +235,12 @@ def without_requeue(
 
     The requeue saves within a round, and starts the run anew.
     """
-    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins] if plugins else []
+    if isinstance(plugins, Iterable):
+        plugins = list(plugins)
+    elif plugins:
+        plugins = [plugins]
+    else:
+        plugins = []
     environments: list[Any] = [p for p in plugins if isinstance(p, ClusterEnvironment)]
     environments += filter(None, [getattr(strategy, "cluster_environment", None)])
     if not (environments or TorchElasticEnvironment.detect()) and SLURMEnvironment.detect():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pfl._private import version_of
-from pfl.engines.batch import Batch, Buffers, StepBlock
+from pfl.engines.batch import Batch, Buffers, StepBlock, rows_of
 from pfl.engines.local_step import Step
 from pfl.engines.objective import Objective
 from pfl.engines.runner import ModelRunner
@@ -78,12 +78,13 @@ class Engine(ABC):
         Returns:
             The mean losses of all rows of all batches, one after another, and their sample counts.
         """
-        losses, counts = [v.new_empty(0)], []
+        losses = [v.new_empty(0)]
+        counts: list[int] = []
         for block in blocks:
             counts += block.counts.ravel().tolist()
             for batch in block:
                 rows = slice(batch.clients)
-                own = None if buffers is None else buffers[rows]
+                own = rows_of(buffers, rows)
                 f = objective and objective.rows(rows)
                 losses.append(self.take_step(v[rows], batch, step.rows(rows), own, f))
         return torch.cat(losses), counts
@@ -104,7 +105,9 @@ class Engine(ABC):
 
     def outputs(self, w: Tensor, batch: Batch, buffers: Buffers = None) -> Tensor:
         """Returns the outputs [A, B, ...] of each row's own model, in evaluation mode."""
-        own = [None] * len(w) if buffers is None else buffers
+        own: Any = buffers
+        if buffers is None:
+            own = [None] * len(w)
         rows = [self.predict(w[c], batch.inputs[c, :n], own[c]) for c, n in enumerate(batch.counts)]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
@@ -122,13 +125,18 @@ class Engine(ABC):
 
     def group_size(self, clients: int, threads: int) -> int:
         """Returns how many of `clients` clients train in lock step, on `threads` threads."""
-        share, size = -(-clients // threads), self.runner.space.size
+        share = -(-clients // threads)
+        size = self.runner.space.size
         on_cpu = self.runner.device.type == "cpu"
+        if not self.batched and on_cpu:
+            return 1
         if not self.batched:
-            return 1 if on_cpu else max(1, share)
+            return max(1, share)
         if share * size < GROUP_FLOATS // 8:
             share = clients  # threads would spend their time waiting for the interpreter
-        return max(1, min(share, GROUP_FLOATS // size) if on_cpu else share)
+        if on_cpu:
+            share = min(share, GROUP_FLOATS // size)
+        return max(1, share)
 
     def samples_at_once(self, sample_size: int) -> int:
         """Returns how many samples of `sample_size` values a CPU's cache holds in a forward pass.
@@ -136,7 +144,9 @@ class Engine(ABC):
         An unbatched engine has half as many: there, networks have convolutions, whose feature maps
         are larger than their images.
         """
-        return GROUP_FLOATS // ((1 if self.batched else 2) * sample_size)
+        if self.batched:
+            return GROUP_FLOATS // sample_size
+        return GROUP_FLOATS // (2 * sample_size)
 
     @contextmanager
     def guard(self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:

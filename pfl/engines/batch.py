@@ -69,12 +69,14 @@ class Batch:
 
     def select(self, row: int) -> Batch:
         """Returns the batch of one client, without padding (and without its origin)."""
-        n, rows = self.counts[row], slice(row, row + 1)
+        n = self.counts[row]
+        rows = slice(row, row + 1)
         return Batch(self.inputs[rows, :n], self.targets[rows, :n], [n])
 
     def sample_weights(self, dtype: torch.dtype) -> Tensor:
         """Returns [A, B]: 1 / count for real samples, 0 for padding; each row sums to 1."""
-        width, device = self.inputs.shape[1], self.inputs.device
+        width = self.inputs.shape[1]
+        device = self.inputs.device
         if self.is_full:  # without a copy to the device
             return torch.full((self.clients, width), 1 / width, dtype=dtype, device=device)
         return _weights(self.sizes, width, dtype)
@@ -103,7 +105,8 @@ class StepBlock:
     @classmethod
     def of(cls, batch: Batch, dtype: torch.dtype) -> StepBlock:
         """Returns a block of one step."""
-        inputs, targets = batch.inputs.flatten(0, 1), batch.targets.flatten(0, 1)
+        inputs = batch.inputs.flatten(0, 1)
+        targets = batch.targets.flatten(0, 1)
         picks = torch.arange(len(inputs), device=inputs.device)
         counts = np.array([batch.counts])
         picks = picks.view(1, *batch.inputs.shape[:2])
@@ -128,7 +131,8 @@ class StepBlock:
             flat = index.reshape(-1)
             inputs = scaled(self.inputs.index_select(0, flat)).unflatten(0, index.shape)
             targets = self.targets.index_select(0, flat).unflatten(0, index.shape)
-            inputs, targets = cast(inputs, self.dtype), cast(targets, self.dtype)
+            inputs = cast(inputs, self.dtype)
+            targets = cast(targets, self.dtype)
             batch = Batch(inputs, targets, counts, self.origin(k))
             batch.sizes = self.sizes[k]  # a copy to a GPU in each step would wait for it
             yield batch
@@ -150,7 +154,16 @@ def _weights(counts: Tensor, width: int, dtype: torch.dtype) -> Tensor:
 
 def cast(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Returns floating values in `dtype`, and others (classes, tokens) unchanged."""
-    return values.to(dtype) if values.is_floating_point() else values
+    if values.is_floating_point():
+        return values.to(dtype)
+    return values
+
+
+def rows_of(values: Tensor | None, rows: slice | int | Tensor) -> Tensor | None:
+    """Returns some rows of a tensor, or None where there is no tensor."""
+    if values is None:
+        return None
+    return values[rows]
 
 
 def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:

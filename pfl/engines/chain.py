@@ -42,14 +42,15 @@ class Chain:
         pooled = _pools_narrow_convolutions(steps)
         if pooled:  # one kernel for a convolution and its pooling
             steps = [step for step in steps if type(step) is not nn.MaxPool2d]
-        self.steps, self.spans = steps, spans
+        self.steps = steps
+        self.spans = spans
         starts = sorted(span.start for own in spans.values() for span in own)
         self.order = {start: n for n, start in enumerate(starts)}  # their order in the space
         self.shapes = [[_shape(step, p) for p in step.parameters()] for step in self.steps]
         kinds = [KINDS[type(step)] for step in self.steps]
         self.batched = "convolution" not in kinds
         if pooled:
-            kinds = [f"pooled {kind}" if kind == "convolution" else kind for kind in kinds]
+            kinds = [kind.replace("convolution", "pooled convolution") for kind in kinds]
         self.layers = Layers(
             kinds,
             settings=[_settings(step) for step in self.steps],
@@ -83,17 +84,22 @@ class Chain:
                 return None
             chain = cls([step for step in steps if not isinstance(step, nn.Flatten)], spans)
             first: Any = chain.steps[chain.layers.first]
-            return chain if first.in_features == inputs[0].numel() else None
+            if first.in_features != inputs[0].numel():
+                return None
+            return chain
         flat = "linear" not in kinds or "flatten" in kinds[: kinds.index("linear")]
-        return cls(steps, spans) if inputs.ndim == 4 and flat else None
+        if inputs.ndim != 4 or not flat:
+            return None
+        return cls(steps, spans)
 
     def models(self, w: Tensor, moving: list[bool] | None = None) -> list[Models]:
         """Returns the models w [C, P]: in one object, or one object each with convolutions.
 
         Only the `moving` parameters can be changed; None for all.
         """
-        rows = [w] if self.batched else w.split(1)
-        return [Models(self, row, moving) for row in rows]
+        if self.batched:
+            return [Models(self, w, moving)]
+        return [Models(self, row, moving) for row in w.split(1)]
 
 
 class Models:
@@ -110,7 +116,9 @@ class Models:
     """
 
     def __init__(self, chain: Chain, w: Tensor, moving: list[bool] | None = None) -> None:
-        self.chain, self.w, self.is_single = chain, w, len(w) == 1
+        self.chain = chain
+        self.w = w
+        self.is_single = len(w) == 1
         self.parameters: list[list[Tensor]] = []
         for step, shapes in zip(chain.steps, chain.shapes, strict=True):
             parts = zip(chain.spans[step], shapes, strict=True)
@@ -134,9 +142,14 @@ class Models:
             The input of every layer followed by the output of the last, [C, B, K], or that output
             alone if nothing is to `keep`; and what the layers' derivatives need besides.
         """
-        chain, x = self.chain, inputs[0] if self.is_single else inputs
+        chain = self.chain
+        x = inputs
+        axes = 2  # of clients and samples
+        if self.is_single:
+            x = inputs[0]
+            axes = 1
         if chain.batched:
-            x = x.flatten(1 if self.is_single else 2)
+            x = x.flatten(axes)
         if chain.layers.channels_last:
             x = x.to(memory_format=torch.channels_last)
         return forward(x, chain.layers, self.parameters, keep)
@@ -150,8 +163,11 @@ class Models:
         further derivative by the input of the last layer. The models `into` move, in the same
         memory if the step has no offset.
         """
-        places = self.parameters, into.parameters
-        backward(*kept, d, into.layers, *places, step.shrink, -step.lr, also)
+        values, extra = kept
+        beta = step.shrink
+        alpha = -step.lr
+        own = self.parameters
+        backward(values, extra, d, into.layers, own, into.parameters, beta, alpha, also)
 
     def train(
         self,
@@ -168,10 +184,21 @@ class Models:
         own, None for 1 / B. Returns the batches' weighted mean losses, [K, C].
         """
         if self.is_single:
-            picks, weights = picks[:, 0], None if weights is None else weights[:, 0]
-        batches = inputs, targets, picks, weights
-        places = self.parameters, into.parameters, self.w, into.w
-        losses: Tensor = train(*batches, into.layers, *places, step)
+            picks = picks[:, 0]
+            if weights is not None:
+                weights = weights[:, 0]
+        losses: Tensor = train(
+            inputs,
+            targets,
+            picks,
+            weights,
+            into.layers,
+            self.parameters,
+            into.parameters,
+            self.w,
+            into.w,
+            step,
+        )
         return losses.view(len(losses), -1)
 
 
@@ -229,7 +256,9 @@ def _has_kernel(step: nn.Module) -> bool:
 def _shape(step: nn.Module, parameter: Tensor) -> tuple[int, ...]:
     """Returns the shape of a parameter's view; the bias of a linear layer is a row."""
     row = isinstance(step, nn.Linear) and parameter.ndim == 1
-    return (1, *parameter.shape) if row else tuple(parameter.shape)
+    if row:
+        return (1, *parameter.shape)
+    return tuple(parameter.shape)
 
 
 def _settings(step: nn.Module) -> list[int]:
@@ -237,7 +266,8 @@ def _settings(step: nn.Module) -> list[int]:
     window: tuple[Any, ...] = ()
     last: list[int] = []
     if isinstance(step, nn.Conv2d):
-        window, last = (step.stride, step.padding, step.dilation), [step.groups]
+        window = (step.stride, step.padding, step.dilation)
+        last = [step.groups]
     elif isinstance(step, nn.GroupNorm):
         last = [step.num_groups]
     elif isinstance(step, nn.MaxPool2d):

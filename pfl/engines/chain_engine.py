@@ -16,7 +16,7 @@ from pfl.engines.batch import Batch, Buffers, StepBlock, default_loss
 from pfl.engines.chain import Chain, Models
 from pfl.engines.chain_kernels import train
 from pfl.engines.local_step import TAKE_GRADIENT, Step
-from pfl.engines.objective import Objective, Outputs, Samples
+from pfl.engines.objective import BatchSamples, Objective, Outputs
 from pfl.engines.runner import ModelRunner
 from pfl.torchscript import is_scripted
 
@@ -32,14 +32,16 @@ class ChainEngine(Engine):
 
     def __init__(self, runner: ModelRunner, chain: Chain) -> None:
         super().__init__(runner)
-        self.chain, self.batched = chain, chain.batched
+        self.chain = chain
+        self.batched = chain.batched
         self.serves_objectives = chain.steps[-1] is runner.network.get_submodule(runner.head)
 
     def gradient(
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         g = torch.empty_like(w)
-        models, into = self.chain.models(w), self.chain.models(g)
+        models = self.chain.models(w)
+        into = self.chain.models(g)
         return self.train(models, StepBlock.of(batch, w.dtype), into, TAKE_GRADIENT, objective), g
 
     def descend(
@@ -50,12 +52,16 @@ class ChainEngine(Engine):
         buffers: Buffers = None,
         objective: Objective | None = None,
     ) -> tuple[Tensor, list[int]]:
-        active, losses, counts = 0, [v.new_empty(0)], []
+        active = 0
+        losses = [v.new_empty(0)]
+        counts: list[int] = []
         for block in blocks:
-            rows, own = v[: block.clients], step.rows(slice(block.clients))
+            rows = v[: block.clients]
+            own = step.rows(slice(block.clients))
             counts += block.counts.ravel().tolist()
             if block.clients != active:
-                active, into = block.clients, self.chain.models(rows, step.moving)
+                active = block.clients
+                into = self.chain.models(rows, step.moving)
                 models = into
                 if own.offset is not None:
                     models = self.chain.models(torch.empty_like(rows))
@@ -68,7 +74,9 @@ class ChainEngine(Engine):
         if not self.batched:
             return super().outputs(w, batch, buffers)
         outputs = Models(self.chain, w).forward(batch.inputs, keep=False)[0][0]
-        return outputs[None] if len(w) == 1 else outputs
+        if len(w) == 1:
+            return outputs[None]
+        return outputs
 
     def predict(self, w: Tensor, inputs: Tensor, buffers: Tensor | None = None) -> Tensor:
         return Models(self.chain, w[None]).forward(inputs[None], keep=False)[0][0]
@@ -90,7 +98,8 @@ class ChainEngine(Engine):
                 continue
             for c, model in enumerate(models):
                 client = slice(c, c + 1)
-                own, f = step.rows(client), objective and objective.rows(client)
+                own = step.rows(client)
+                f = objective and objective.rows(client)
                 losses.append(self._train_part(model, batch.select(c), into[c], own, f))
         return torch.cat(losses)
 
@@ -104,7 +113,9 @@ class ChainEngine(Engine):
         with torch.enable_grad(), self.runner.precision():
             features, outputs = (x.detach().requires_grad_() for x in kept[0][-2:])
             if objective is None:
-                flat = outputs if model.is_single else outputs.flatten(0, 1)
+                flat = outputs
+                if not model.is_single:
+                    flat = outputs.flatten(0, 1)
                 losses = self.runner.per_sample(flat, batch.targets.flatten(0, 1))
             else:
                 losses = self._losses(objective, Outputs(outputs, features), batch)
@@ -112,21 +123,23 @@ class ChainEngine(Engine):
             loss = (losses.view_as(weights) * weights).sum(1)
             ends = (outputs, features)
             found: Sequence[Any] = torch.autograd.grad(loss.sum(), ends, allow_unused=True)
-        d = torch.zeros_like(outputs) if found[0] is None else found[0]  # f may use features alone
-        model.backward(kept, d, into, step, found[1])
+        d, also = found
+        if d is None:  # the objective uses the features alone
+            d = torch.zeros_like(outputs)
+        model.backward(kept, d, into, step, also)
         step.apply_after_gradient(into.w, model.w)
         return loss.detach()
 
     def _losses(self, objective: Objective, result: Outputs, batch: Batch) -> Tensor:
         """Returns the objective of each sample, [A, B], or [B] for a single model's `result`."""
         own: dict[str, Any] = dict(objective.own)
-        samples = Samples(batch.inputs, batch.targets)
+        samples = BatchSamples(batch.inputs, batch.targets)
         single = batch.clients == 1
         if single:
             own = {name: values[0] for name, values in own.items()}
-            samples = Samples(batch.inputs[0], batch.targets[0])
+            samples = BatchSamples(batch.inputs[0], batch.targets[0])
         for name, w in objective.older.items():
-            own[name] = self._run(w[None] if w.dim() == 1 else w, batch.inputs)
+            own[name] = self._run(torch.atleast_2d(w), batch.inputs)
         if single:
             return objective.losses(result, samples, own)
         losses: Tensor = vmap(objective.losses)(result, samples, own)
@@ -136,10 +149,12 @@ class ChainEngine(Engine):
     def _run(self, w: Tensor, inputs: Tensor) -> Outputs:
         """Returns what models [A, P], or one for all, give for inputs [A, B, ...]."""
         A = len(inputs)
-        common = len(w) < A
-        kept = Models(self.chain, w).forward(inputs.flatten(0, 1)[None] if common else inputs)[0]
-        outputs, features = (x.unflatten(0, (A, -1)) if common else x for x in (kept[-1], kept[-2]))
-        return Outputs(outputs, features)
+        models = Models(self.chain, w)
+        if len(w) == A:
+            kept = models.forward(inputs)[0]
+            return Outputs(kept[-1], kept[-2])
+        kept = models.forward(inputs.flatten(0, 1)[None])[0]
+        return Outputs(kept[-1].unflatten(0, (A, -1)), kept[-2].unflatten(0, (A, -1)))
 
 
 class CompiledChainEngine(ChainEngine):
@@ -151,7 +166,9 @@ class CompiledChainEngine(ChainEngine):
 
     def __init__(self, runner: ModelRunner, chain: Chain) -> None:
         super().__init__(runner, chain)
-        self.name = "compiled chain" if self.releases_gil() else "eager chain"
+        self.name = "eager chain"
+        if self.releases_gil():
+            self.name = "compiled chain"
 
     @staticmethod
     def supports(runner: ModelRunner, targets: Tensor) -> bool:
@@ -177,10 +194,11 @@ class CompiledChainEngine(ChainEngine):
     ) -> Tensor:
         if objective is not None:
             return super().train(models, block, into, step, objective)
-        stored = (block.inputs, block.targets)
+        x = block.inputs
+        y = block.targets
         if len(models) == 1:
             weights = block.sample_weights()
-            return models[0].train(*stored, block.picks, weights, into[0], step).flatten()
+            return models[0].train(x, y, block.picks, weights, into[0], step).flatten()
         # With convolutions, a call takes all consecutive steps of equal size of one client.
         means = torch.empty(block.counts.shape, dtype=block.dtype)
         for c, model in enumerate(models):
@@ -190,5 +208,5 @@ class CompiledChainEngine(ChainEngine):
             for first, last in itertools.pairwise([0, *changes.tolist(), len(block.counts)]):
                 steps = slice(first, last)
                 picks = block.picks[steps, client, : block.counts[first, c]]
-                means[steps, client] = model.train(*stored, picks, None, into[c], own)
+                means[steps, client] = model.train(x, y, picks, None, into[c], own)
         return means.flatten()

@@ -49,17 +49,22 @@ def cross_entropy(outputs: Tensor, targets: Tensor, minus_one: Tensor) -> tuple[
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Returns the product of two matrices, or of two batches of matrices."""
-    return torch.mm(left, right) if left.dim() == 2 else torch.bmm(left, right)
+    if left.dim() == 2:
+        return torch.mm(left, right)
+    return torch.bmm(left, right)
 
 
 def linear(x: Tensor, parameters: list[Tensor]) -> Tensor:
     """Returns x W' + b, for one model or for each of several."""
     weight = parameters[0]
-    rows, outputs = x.size(-2), weight.size(-2)
+    rows = x.size(-2)
+    outputs = weight.size(-2)
     # Twice as fast on CPUs with the longer side last, but for few outputs of many rows.
     if outputs < rows and (rows <= 512 or outputs > 32):
         y = product(weight, x.mT).mT
-        return y.add_(parameters[1]) if len(parameters) > 1 else y
+        if len(parameters) > 1:
+            y.add_(parameters[1])
+        return y
     if len(parameters) == 1:
         return product(x, weight.mT)
     if x.dim() == 2:
@@ -101,7 +106,8 @@ def pool_pairs(x: Tensor) -> Tensor:
 
     PyTorch's pooling, which also finds the place of each maximum, takes five times as long.
     """
-    h, w = x.size(2) // 2 * 2, x.size(3) // 2 * 2
+    h = x.size(2) // 2 * 2
+    w = x.size(3) // 2 * 2
     rows = torch.maximum(x[:, :, 0:h:2, :w], x[:, :, 1:h:2, :w])
     return torch.maximum(rows[:, :, :, 0::2], rows[:, :, :, 1::2])
 
@@ -113,12 +119,14 @@ def forward(
     values = [x]
     kept: list[list[Tensor]] = [[]]
     for n, kind in enumerate(layers.kinds):
-        x, s = values[-1], layers.settings[n]
+        x = values[-1]
+        s = layers.settings[n]
         extra: list[Tensor] = []
         if kind == "linear":
             y = linear(x, parameters[n])
         elif kind == "convolution" or kind == "pooled convolution":
-            w, bias = parameters[n][0], parameters[n][1] if len(parameters[n]) > 1 else None
+            w = parameters[n][0]
+            bias = parameters[n][1] if len(parameters[n]) > 1 else None
             if kind == "pooled convolution" and keep:
                 y, extra = pooled_convolution(x, w, bias, s[2:4])
             else:
@@ -174,20 +182,27 @@ def backward(
     """
     for k in range(len(layers.kinds) - layers.first):
         n = len(layers.kinds) - 1 - k
-        kind, s, x, y = layers.kinds[n], layers.settings[n], values[n], values[n + 1]
+        kind = layers.kinds[n]
+        s = layers.settings[n]
+        x = values[n]
+        y = values[n + 1]
         on = n > layers.first
         if kind == "linear":
-            before = product(d, parameters[n][0]) if on else d
+            before = d
+            if on:
+                before = product(d, parameters[n][0])
             if into[n][0].numel() > 0:
                 add_product(into[n][0], d.mT, x, beta, alpha)
             if len(into[n]) > 1 and into[n][1].numel() > 0:
                 bias = into[n][1]
                 ones = torch.ones([1, d.size(-2)], dtype=d.dtype, device=d.device)
-                left = ones if d.dim() == 2 else ones.expand(d.size(0), 1, d.size(1))
-                add_product(bias, left, d, beta, alpha)
+                if d.dim() == 3:
+                    ones = ones.expand(d.size(0), 1, d.size(1))
+                add_product(bias, ones, d, beta, alpha)
             d = before
         elif kind == "convolution" or kind == "pooled convolution":
-            w, sizes = parameters[n][0], [d.size(1)] if len(into[n]) > 1 else None
+            w = parameters[n][0]
+            sizes = [d.size(1)] if len(into[n]) > 1 else None
             bias_moves = len(into[n]) > 1 and into[n][-1].numel() > 0
             wanted = [on, into[n][0].numel() > 0, bias_moves]
             if kind == "pooled convolution":
@@ -250,15 +265,22 @@ def train(
     """
     chosen: list[Tensor] = []
     dtype = parameters[layers.first][0].dtype
-    offset, scale, shift, part = step.offset, step.scale, step.shift, step.part
+    offset = step.offset
+    scale = step.scale
+    shift = step.shift
+    part = step.part
     mask = step.mask
-    still = v.clone() if part is not None else v
+    still = v
+    if part is not None:
+        still = v.clone()
     if layers.flat:
         inputs = inputs.flatten(1)
     # Done once for all batches: with small models every call costs time.
     y = targets[picks].unsqueeze(-2)
     minus_one = torch.full([1], -1.0, dtype=w.dtype, device=w.device).expand_as(y[0])
-    rate = -step.lr if weights is not None else -step.lr / picks.size(-1)
+    rate = -step.lr
+    if weights is None:
+        rate = -step.lr / picks.size(-1)
     factors = None if weights is None else weights.unsqueeze(-2)
     shape = picks.size()[1:] + inputs.size()[1:]
     picks = picks.flatten(1)
@@ -297,7 +319,11 @@ def train(
         ):
             v.copy_(torch.where(part, v, still))
     losses = torch.stack(chosen).neg_().squeeze(-2)
-    return losses.mean(-1) if weights is None else (losses * weights).sum(-1)
+    if weights is None:
+        return losses.mean(-1)
+    return (losses * weights).sum(-1)
 
 
-forward, backward, train = scripted(forward), scripted(backward), scripted(train)
+forward = scripted(forward)
+backward = scripted(backward)
+train = scripted(train)

@@ -55,7 +55,9 @@ class DebugEngine(SequentialEngine):
     def guard(self, clients: Any, shared: Callable[[], Mapping[str, Tensor]]) -> Iterator[None]:
         ids = np.array(clients.ids)
         before = {name: values.clone() for name, values in shared().items()}
-        named = f"client {', '.join(map(str, ids.tolist()))}" if len(ids) else "no client"
+        named = "no client"
+        if len(ids):
+            named = f"client {', '.join(map(str, ids.tolist()))}"
         self._place = f"{named} in round {clients.round + 1}"
         try:
             yield
@@ -63,7 +65,9 @@ class DebugEngine(SequentialEngine):
             raise
         except Exception as error:
             raise DebugError(f"{self._place}: {type(error).__name__}: {error}") from error
-        changed = [] if np.array_equal(ids, clients.ids) else ["`clients.ids`"]
+        changed = []
+        if not np.array_equal(ids, clients.ids):
+            changed.append("`clients.ids`")
         for name, values in shared().items():
             if not torch.equal(values.nan_to_num(), before[name].nan_to_num()):
                 changed.append(f"`{name}`")
@@ -83,7 +87,9 @@ class DebugEngine(SequentialEngine):
         leaves = [(n, m) for n, m in network.named_modules() if not any(m.children())]
 
         def check_output(name: str, module: nn.Module, _: Any, output: Any) -> None:
-            layer = f"{name} ({type(module).__name__})" if name else type(module).__name__
+            layer = type(module).__name__
+            if name:
+                layer = f"{name} ({layer})"
             self._require_finite(output, f"the output of layer {layer} is")
 
         hooks = [m.register_forward_hook(partial(check_output, n)) for n, m in leaves]

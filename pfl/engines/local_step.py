@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from pfl.engines.batch import rows_of
 from pfl.errors import ConfigError, require
 from pfl.parameters import replace_values_in, values_in
 from pfl.proximal import soft_threshold
@@ -50,14 +51,16 @@ class Step(NamedTuple):
     def rows(self, rows: slice) -> "Step":
         """Returns the same step for some rows of v."""
         terms = (self.shift, self.offset, self.scale, self.mask)
-        shift, offset, scale, mask = (None if t is None else t[rows] for t in terms)
+        shift, offset, scale, mask = (rows_of(term, rows) for term in terms)
         return self._replace(shift=shift, offset=offset, scale=scale, mask=mask)
 
     def gradient_point(self, v: Tensor) -> Tensor:
         """Returns u, the point at which the gradient is taken: v itself without an offset."""
         if self.offset is None:
             return v
-        return self.offset + (v if self.scale is None else self.scale * v)
+        if self.scale is None:
+            return self.offset + v
+        return self.offset + self.scale * v
 
     def apply_after_gradient(self, v: Tensor, u: Tensor) -> None:
         """Applies decay, shift, threshold and mask to v, after the gradient was subtracted."""
@@ -114,8 +117,13 @@ class LocalOptimizer:
         factory: OptimizerFactory | None = None,
         part: Tensor | None = None,
     ) -> None:
-        self.w, self.lr, self.weight_decay, self.part = w, lr, weight_decay, part
-        self._moving = w if part is None or factory is None else values_in(part, w)
+        self.w = w
+        self.lr = lr
+        self.weight_decay = weight_decay
+        self.part = part
+        self._moving = w
+        if part is not None and factory is not None:
+            self._moving = values_in(part, w)
         self._optimizer: Optimizer | None = None
         if factory is not None:
             self._parameter = torch.nn.Parameter(self._moving)  # shares its memory
@@ -125,14 +133,16 @@ class LocalOptimizer:
 
     def step(self, g: Tensor, active: int) -> None:
         """Moves the first `active` rows along -g [C, P]; the other rows keep their values."""
-        part, w = self.part, self._moving
+        part = self.part
+        w = self._moving
         if self._optimizer is not None and part is not None:
             w.copy_(values_in(part, self.w))  # others may have changed them
             g = values_in(part, g)
         if self.weight_decay:
             g = torch.add(g, w, alpha=self.weight_decay)
         if self._optimizer is None:
-            g = g if part is None else torch.where(part, g, 0.0)
+            if part is not None:
+                g = torch.where(part, g, 0.0)
             w[:active].sub_(g[:active], alpha=self.lr)
             return
         # Momentum would also move the rows whose client has no data left.

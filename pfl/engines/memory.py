@@ -15,7 +15,8 @@ def clients_that_fit(oracle: Oracle, batch: Batch, vectors: int, share: float) -
     be computed. The batch is one client's, as large as any; `vectors` is the number of vectors of P
     values that a client needs besides, models and client states.
     """
-    device, w = batch.inputs.device, oracle.space.vector.detach().repeat(2, 1)
+    device = batch.inputs.device
+    w = oracle.space.vector.detach().repeat(2, 1)
     inputs, targets = (x.repeat_interleave(2, 0) for x in (batch.inputs, batch.targets))
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

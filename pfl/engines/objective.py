@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from pfl.errors import ConfigError
 
 
-class Samples(NamedTuple):
+class BatchSamples(NamedTuple):
     """The samples of one client in a mini-batch: inputs [n, ...] and targets [n, ...]."""
 
     inputs: Tensor
@@ -26,7 +26,7 @@ class Outputs(NamedTuple):
     features: Tensor
 
 
-ObjectiveLoss: TypeAlias = Callable[[Tensor, Tensor, Samples, Mapping[str, Any]], Tensor]
+ObjectiveLoss: TypeAlias = Callable[[Tensor, Tensor, BatchSamples, Mapping[str, Any]], Tensor]
 """loss(outputs, features, samples, own) -> [n]: a loss for each of a client's n samples."""
 
 
@@ -69,7 +69,7 @@ class Objective:
         older = {name: w if w.dim() == 1 else w[rows] for name, w in self.older.items()}
         return Objective(self.loss, own, older)
 
-    def losses(self, result: Outputs, samples: Samples, own: Mapping[str, Any]) -> Tensor:
+    def losses(self, result: Outputs, samples: BatchSamples, own: Mapping[str, Any]) -> Tensor:
         """Returns the loss of each of a client's n samples, [n].
 
         Raises:
@@ -77,10 +77,13 @@ class Objective:
         """
         losses = self.loss(result.outputs, result.features, samples, own)
         if not isinstance(losses, Tensor) or losses.shape != samples.targets.shape[:1]:
-            shape = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+            n = len(samples.targets)
+            returned = type(losses).__name__
+            if isinstance(losses, Tensor):
+                returned = str(list(losses.shape))
             raise ConfigError(
-                f"model: the objective returns {shape} for {len(samples.targets)} samples; it must "
-                f"return one loss for each of them, [{len(samples.targets)}]"
+                f"model: the objective returns {returned} for {n} samples; it must return one loss "
+                f"for each of them, [{n}]"
             )
         return losses
 
@@ -105,7 +108,9 @@ def run_watched(network: nn.Module, head: str, run: Callable[[], Tensor]) -> Out
     """
     with watched_head(network, head) as calls:
         outputs = run()
-    args: tuple[Any, ...] = calls[-1][0] if calls else ()
+    args: tuple[Any, ...] = ()
+    if calls:
+        args = calls[-1][0]
     if len(args) != 1 or not isinstance(args[0], Tensor):
         raise ConfigError(
             f"model.network: {type(network).__name__} does not call its last layer {head!r} with "

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import get_args
 
@@ -43,6 +43,8 @@ class Oracle:
             "none" in a private copy.
         engine: "auto" takes the fastest engine that works for the network (`select_engine`);
             "sequential", "vmap" and "debug" are taken as they are.
+        count: Is told how many sample gradients each call of `gradient` or `descend` takes, in the
+            thread of the call; None: nobody counts.
 
     Attributes:
         engine: The engine in use.
@@ -67,12 +69,18 @@ class Oracle:
     engine: Engine
 
     def __init__(
-        self, network: nn.Module, space: ParameterSpace, loss: Loss, engine: EngineName = "auto"
+        self,
+        network: nn.Module,
+        space: ParameterSpace,
+        loss: Loss,
+        engine: EngineName = "auto",
+        count: Callable[[int], None] | None = None,
     ) -> None:
         if engine not in get_args(EngineName):
             names = ", ".join(get_args(EngineName))
             raise ConfigError(f"engine: {engine!r} is unknown; choose one of {names}")
         self.requested = engine
+        self._count = count
         loss = copy.deepcopy(loss)
         if hasattr(loss, "reduction"):
             loss.reduction = "none"
@@ -80,7 +88,8 @@ class Oracle:
         self._use(SequentialEngine(ModelRunner(network, private_copy(network), space, loss)))
 
     def _use(self, engine: Engine) -> None:
-        self.engine, self.runner = engine, engine.runner
+        self.engine = engine
+        self.runner = engine.runner
         self._objective_engine: Engine | None = None
 
     @property
@@ -142,6 +151,7 @@ class Oracle:
         batch: Batch,
         buffers: Tensor | None = None,
         objective: Objective | ObjectiveLoss | None = None,
+        counted: list[int] | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the mean loss [A] of each row of a batch, and its gradient [C, P].
 
@@ -152,10 +162,16 @@ class Oracle:
             buffers: [C, number of changing buffer values]; changed in place by running the network.
             objective: A loss that replaces the method's; see `pfl.engines.objective.Objective`. A
                 function alone needs no tensors of the clients.
+            counted: How many sample gradients of each row are counted; None: one for each sample.
+                It is 0 for a client that has stopped, and whose row is not used.
         """
         A = batch.clients
         engine, f = self._engine_of(objective)
         loss, g = engine.gradient(w[:A], batch, buffers, f)
+        if counted is None:
+            counted = batch.counts
+        if self._count is not None:
+            self._count(sum(counted))
         if len(w) > A:
             g = torch.cat([g, g.new_zeros(len(w) - A, w.shape[1])])
         return loss, g
@@ -171,11 +187,14 @@ class Oracle:
             )
         with _choosing:
             if self._objective_engine is None:
-                at, few = self.space.vector, self._few
+                at = self.space.vector
+                few = self._few
                 inputs, targets = (cast(x.to(at.device), at.dtype) for x in few)
                 batch = Batch(inputs[None], targets[None], [len(inputs)])
                 self._objective_engine = select_objective_engine(self.engine, batch)
-        return self._objective_engine, loss if isinstance(loss, Objective) else Objective(loss)
+        if not isinstance(loss, Objective):
+            loss = Objective(loss)
+        return self._objective_engine, loss
 
     def losses(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the method's loss of each of n samples, [n], for use in an objective."""
@@ -198,7 +217,10 @@ class Oracle:
         if step.part is not None:
             step = step._replace(moving=self.space.moving(step.part))
         engine, f = self._engine_of(objective)
-        return engine.descend(v, blocks, step, buffers, f)
+        losses, counts = engine.descend(v, blocks, step, buffers, f)
+        if self._count is not None:
+            self._count(sum(counts))
+        return losses, counts
 
     # ---- evaluation ---------------------------------------------------------------------------
 
@@ -246,7 +268,10 @@ class Oracle:
         Networks that draw random numbers share one generator, and take one thread. 0 frees the
         replicas.
         """
-        limit = 1 if self.runner.is_stochastic else self.engine.max_threads
-        threads = threads if limit is None else min(threads, limit)
+        limit = self.engine.max_threads
+        if self.runner.is_stochastic:
+            limit = 1
+        if limit is not None:
+            threads = min(threads, limit)
         self.runner.allocate_replicas(threads)
         return threads

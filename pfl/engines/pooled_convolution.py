@@ -17,14 +17,18 @@ def windows(x: Tensor, height: int, width: int, padding: list[int]) -> Tensor:
     A window is what a convolution reads for a 2x2 square of its outputs. The samples come last
     in memory, so that one matrix product serves all of them.
     """
-    b, channels = x.size(0), x.size(1)
-    rows, columns = x.size(2) + 2 * padding[0], x.size(3) + 2 * padding[1]
+    b = x.size(0)
+    channels = x.size(1)
+    rows = x.size(2) + 2 * padding[0]
+    columns = x.size(3) + 2 * padding[1]
     images = x.permute(1, 2, 3, 0)
     if padding[0] + padding[1] > 0:
         images = x.new_zeros([channels, rows, columns, b])
         inner = images.narrow(1, padding[0], x.size(2)).narrow(2, padding[1], x.size(3))
         inner.copy_(x.permute(1, 2, 3, 0))
-    n, m, row = (rows - height) // 2 + 1, (columns - width) // 2 + 1, columns * b
+    n = (rows - height) // 2 + 1
+    m = (columns - width) // 2 + 1
+    row = columns * b
     read = images.contiguous().as_strided(
         [channels, height, width, n, m, b], [rows * row, row, b, 2 * row, 2 * b, 1]
     )
@@ -33,9 +37,12 @@ def windows(x: Tensor, height: int, width: int, padding: list[int]) -> Tensor:
 
 def sum_windows(d: Tensor, height: int, width: int, padding: list[int], x: Tensor) -> Tensor:
     """Returns the derivative by the images x of a function whose derivative by `windows` is d."""
-    b, channels = x.size(0), x.size(1)
-    rows, columns = x.size(2) + 2 * padding[0], x.size(3) + 2 * padding[1]
-    n, m = (rows - height) // 2 + 1, (columns - width) // 2 + 1
+    b = x.size(0)
+    channels = x.size(1)
+    rows = x.size(2) + 2 * padding[0]
+    columns = x.size(3) + 2 * padding[1]
+    n = (rows - height) // 2 + 1
+    m = (columns - width) // 2 + 1
     # Images consist of 2x2 tiles, and windows of whole tiles: first sum over the rows of tiles.
     parts = d.view(channels, height // 2, 2, width, n, m * b)
     total = d.new_zeros([channels, 2, width, (rows + 1) // 2, m * b])
@@ -55,7 +62,10 @@ def copies(matrix: Tensor, w: Tensor) -> Tensor:
 
     A row of the matrix is one output of a square: the kernel, moved by a row, a column, or both.
     """
-    outputs, channels, height, width = w.size(0), w.size(1), w.size(2), w.size(3)
+    outputs = w.size(0)
+    channels = w.size(1)
+    height = w.size(2)
+    width = w.size(3)
     a, b, c, d, e, f = matrix.view(2, 2, outputs, channels, height + 1, width + 1).stride()
     sizes = [2, 2, outputs, channels, height, width]
     return matrix.as_strided(sizes, [a + e, b + f, c, d, e, f])
@@ -68,12 +78,14 @@ def pooled_convolution(
 
     Kernels w [K, C, h, w] have odd sides and move by one pixel.
     """
-    height, width = w.size(2) + 1, w.size(3) + 1
+    height = w.size(2) + 1
+    width = w.size(3) + 1
     read = windows(x, height, width, padding)
     matrix = w.new_zeros([4 * w.size(0), read.size(0)])
     copies(matrix, w).copy_(w)
     four = torch.mm(matrix, read).view(4, w.size(0), -1)
-    upper, lower = torch.maximum(four[0], four[1]), torch.maximum(four[2], four[3])
+    upper = torch.maximum(four[0], four[1])
+    lower = torch.maximum(four[2], four[3])
     y = torch.maximum(upper, lower)
     if bias is not None:
         y.add_(bias.unsqueeze(1))
@@ -100,7 +112,9 @@ def pooled_convolution_backward(
     torch.sub(upper, four[1], out=four[0])
     torch.sub(lower, four[3], out=four[2])
     four = four.view(4 * w.size(0), -1)
-    by_x, by_w, by_bias = d, w, d
+    by_x = d
+    by_w = w
+    by_bias = d
     if wanted[0]:
         products = torch.mm(matrix.mT, four)
         by_x = sum_windows(products, w.size(2) + 1, w.size(3) + 1, padding, x)

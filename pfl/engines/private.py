@@ -62,9 +62,12 @@ class PrivateEngine(Engine):
         draws: Draws,
     ) -> None:
         super().__init__(inner.runner)
-        self.inner, self.name, self.batched = inner, inner.name, inner.batched
+        self.inner = inner
+        self.name = inner.name
+        self.batched = inner.batched
         self.max_threads = inner.max_threads
-        self.clip, self.noise_multiplier = clip, noise_multiplier
+        self.clip = clip
+        self.noise_multiplier = noise_multiplier
         self.batch_size = batch_size
         self.draws = draws
         self._used: dict[int, tuple[int, set[int]]] = {}  # round and steps, by client
@@ -76,8 +79,10 @@ class PrivateEngine(Engine):
         owner = torch.arange(batch.clients, device=w.device).repeat_interleave(batch.sizes)
         columns = torch.arange(batch.inputs.shape[1], device=w.device)
         real = columns < batch.sizes[:, None]  # a mini-batch may be empty
-        inputs, targets = batch.inputs[real][:, None], batch.targets[real][:, None]
-        total, loss = torch.zeros_like(w), w.new_zeros(len(w))
+        inputs = batch.inputs[real][:, None]
+        targets = batch.targets[real][:, None]
+        total = torch.zeros_like(w)
+        loss = w.new_zeros(len(w))
         size = max(1, GROUP_FLOATS // w.shape[1])
         for begin in range(0, len(owner), size):
             part = slice(begin, begin + size)
@@ -109,10 +114,12 @@ class PrivateEngine(Engine):
                 "mini-batches of model.batch_size, which are not counted; take another method"
             )
         for row in range(batch.clients):
-            client, step = int(origin.ids[row]), origin.seed(row)  # type: ignore[attr-defined]
+            client = int(origin.ids[row])  # type: ignore[attr-defined]
+            step = origin.seed(row)
             number, steps = self._used.get(client, (-1, set()))
             if number != origin.round:  # type: ignore[attr-defined]
-                number, steps = origin.round, set()  # type: ignore[attr-defined]
+                number = origin.round  # type: ignore[attr-defined]
+                steps = set()
             if step in steps:
                 raise ConfigError(
                     "loop.sample_privacy: the method takes two gradients of one mini-batch, and "

@@ -13,11 +13,14 @@ from pfl.engines.batch import Batch, default_loss
 from pfl.engines.runner import ModelRunner, Transform, name_of
 from pfl.engines.sequential import SequentialEngine
 from pfl.errors import ConfigError
-from pfl.parameters import BufferSpace, private_copy
+from pfl.parameters import BufferSpace, never_trained, private_copy, unregistered_parameters
 from pfl.randomness import isolated
 
 MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AttributeError, AssertionError)
 """Errors of a network or a loss that does not fit the data; timm asserts the sizes of images."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""Layers that use the mean of the batch in training, and without statistics in evaluation, too."""
 
 
 def probe(
@@ -49,6 +52,12 @@ def probe(
         if buffer is not old or version_of(buffer) != version or not torch.equal(buffer, value):
             moved.add(name.rpartition(".")[0])
     changed = [n for n in now if n.rpartition(".")[0] in moved]
+    norms = [m for m in network.modules() if isinstance(m, BATCH_NORMS)]
+    with isolated(device):
+        if all(norm.running_mean is not None for norm in norms):
+            _check_batch_is_not_mixed(plain, batch.inputs[0], training=False)
+        if not (norms or changed or is_stochastic):
+            _check_batch_is_not_mixed(plain, batch.inputs[0], training=True)
     with torch.no_grad():
         for name, buffer in now.items():
             buffer.copy_(before[name][2])
@@ -58,17 +67,26 @@ def probe(
 
 def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_layers: bool) -> None:
     """Raises a ConfigError unless data, network and loss fit each other."""
-    name, shape = type(runner.network).__name__, list(batch.inputs.shape[2:])
-    inputs, targets = batch.inputs[0], batch.targets[0]
+    name = type(runner.network).__name__
+    shape = list(batch.inputs.shape[2:])
+    inputs = batch.inputs[0]
+    targets = batch.targets[0]
+    lost = unregistered_parameters(runner.network)
     w = runner.space.vector.detach().clone()[None]
     try:
         with torch.no_grad(), runner.precision():
             outputs = runner.load(w[0], None, training=True)[0](inputs)
     except MISFITS as error:
-        single = ", in a batch of one sample, as a client's last one is with this model.batch_size"
+        if lost:  # they stay on another device, or in another dtype
+            raise never_trained(name, list(lost)) from error
+        single = ""
+        if len(inputs) == 1:
+            single = (
+                ", in a batch of one sample, as a client's last one is with this model.batch_size"
+            )
         raise ConfigError(
-            f"network: {name} cannot process inputs of shape {shape}"
-            f"{single if len(inputs) == 1 else ''}: {first_line(error)}{_advice(error, shape)}"
+            f"network: {name} cannot process inputs of shape {shape}{single}: "
+            f"{first_line(error)}{_advice(error, shape)}"
         ) from error
     if not isinstance(outputs, Tensor):
         raise ConfigError(
@@ -81,13 +99,15 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
             f"debug an error names the layer"
         )
     if classes is not None and (outputs.ndim < 2 or outputs.shape[1] < classes):
-        one = outputs.numel() == len(outputs)
-        less = "for a regression, make the targets floating numbers"
+        advice = "if the labels begin with 1, subtract 1"
+        if outputs.numel() == len(outputs):
+            advice = "for a regression, make the targets floating numbers"
         raise ConfigError(
             f"network: {name} gives outputs of shape {list(outputs.shape[1:])} for data "
-            f"with {classes} classes; give it num_classes={classes}, or, "
-            f"{less if one else 'if the labels begin with 1, subtract 1'}"
+            f"with {classes} classes; give it num_classes={classes}, or, {advice}"
         )
+    if lost:
+        _check_lost_are_unused(runner, inputs, lost)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # PyTorch's, of a broadcast that is refused below
@@ -96,6 +116,11 @@ def _check_fit(runner: ModelRunner, batch: Batch, classes: int | None, names_lay
     except ConfigError:
         raise
     except MISFITS as error:
+        if "sparse tensor" in str(error):
+            raise ConfigError(
+                f"network: {_sparse_layers(runner.network)} of {name} has a sparse gradient; make "
+                f"it with sparse=False"
+            ) from error
         if runner.loss is default_loss and targets.is_floating_point():
             raise ConfigError(
                 f"data: the targets {list(targets.shape)} are {targets.dtype}, so that the loss is "
@@ -124,6 +149,68 @@ def _advice(error: Exception, shape: list[int]) -> str:
     if len(shape) == 3 and shape[2] in (1, 3) and shape[0] == shape[1] > 3:
         return "; channels come first, as of inputs.transpose(0, 3, 1, 2)"
     return ""
+
+
+def _sparse_layers(network: nn.Module) -> str:
+    """Returns the names of the layers that were made with sparse=True, or "a layer"."""
+    names = [name for name, layer in network.named_modules() if getattr(layer, "sparse", False)]
+    return ", ".join(names) or "a layer"
+
+
+def _check_lost_are_unused(runner: ModelRunner, inputs: Tensor, lost: dict[str, Tensor]) -> None:
+    """Refuses a network whose outputs have gradients for parameters that PyTorch does not list.
+
+    A teacher that runs inside of `torch.no_grad()` has none.
+    """
+    with torch.enable_grad(), runner.precision():
+        network, _ = runner.load(runner.space.vector.detach(), None, training=True)
+        outputs = network(inputs.clone())  # a network may change its inputs
+    if not outputs.requires_grad:
+        return
+    slopes = torch.autograd.grad(outputs.sum(), list(lost.values()), allow_unused=True)
+    used = [name for name, slope in zip(lost, slopes, strict=True) if slope is not None]
+    if used:
+        raise never_trained(type(network).__name__, used)
+
+
+@torch.no_grad()
+def _check_batch_is_not_mixed(runner: ModelRunner, inputs: Tensor, *, training: bool) -> None:
+    """Refuses a network whose outputs for one sample depend on what is beside it in the batch.
+
+    The sample is run beside itself and beside a changed copy of another one. The model is a little
+    off its start, where a last layer may be 0.
+    """
+    sample = inputs[:1]
+    other = inputs[-1:].flip(tuple(range(1, inputs.ndim)))
+    if other.is_floating_point():  # tokens stay tokens
+        other = 2 * other + 1
+    w = runner.space.vector.detach()
+    w = w + 0.01 * torch.randn_like(w)
+    results = []
+    for neighbour in (sample, other):
+        torch.manual_seed(0)  # dropout draws the same twice
+        network, _ = runner.load(w, None, training=training)
+        try:
+            with runner.precision():
+                outputs = network(torch.cat([sample, neighbour]))
+        except MISFITS:  # the network does not take the changed copy
+            return
+        results.append(outputs[0].double())
+    alone, beside = results
+    if alone.shape != beside.shape or not (alone.isfinite().all() and beside.isfinite().all()):
+        return
+    tolerance = 0.001
+    if runner.device.type != "cpu" or runner.is_mixed_precision:
+        tolerance = 0.1
+    if (beside - alone).norm() > tolerance * alone.norm() + 1e-6:
+        mode = "evaluation"
+        if training:
+            mode = "training"
+        raise ConfigError(
+            f"network: in {mode} mode the outputs of {type(runner.network).__name__} for a sample "
+            f"depend on the other samples of the batch; take means, maxima and norms over the "
+            f"values of one sample, not over axis 0"
+        )
 
 
 def _check_samples_are_independent(runner: ModelRunner, outputs: Tensor, targets: Tensor) -> None:
@@ -160,8 +247,10 @@ def _channels_last_pays(runner: ModelRunner, batch: Batch, is_transformed: bool)
 
 
 def _random_state(device: torch.device) -> list[Tensor]:
-    on_gpu = [torch.cuda.get_rng_state(device)] if device.type == "cuda" else []
-    return [torch.get_rng_state(), *on_gpu]
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return states
 
 
 def first_line(error: Exception) -> str:

@@ -96,7 +96,10 @@ class ModelRunner:
         """Returns this thread's network, in training or evaluation mode, and its parameters."""
         thread = threading.get_ident()
         if thread not in self._of_thread:
-            self._of_thread[thread] = self._unused.pop() if self._unused else self._main
+            own = self._main
+            if self._unused:
+                own = self._unused.pop()
+            self._of_thread[thread] = own
         network, parameters = self._of_thread[thread]
         if network.training != training:
             network.train(training)
@@ -109,7 +112,9 @@ class ModelRunner:
 
     def laid_out(self, inputs: Tensor) -> Tensor:
         """Returns the inputs in the memory layout that the network runs fastest with."""
-        return inputs.to(memory_format=torch.channels_last) if self.channels_last else inputs
+        if self.channels_last:
+            return inputs.to(memory_format=torch.channels_last)
+        return inputs
 
     # ---- losses and scores --------------------------------------------------------------------
 
@@ -121,10 +126,11 @@ class ModelRunner:
         """
         losses = self.loss(outputs, targets)
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != len(targets):
-            kind = type(losses).__name__
-            shape = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"a {kind}"
+            returned = f"a {type(losses).__name__}"
+            if isinstance(losses, Tensor):
+                returned = f"shape {list(losses.shape)}"
             raise ConfigError(
-                f"loss: {name_of(self.loss)} returns {shape} for a batch of "
+                f"loss: {name_of(self.loss)} returns {returned} for a batch of "
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return self._mean_over_targets(losses, targets)
@@ -192,14 +198,19 @@ class ModelRunner:
         """
         if isinstance(self.loss, nn.BCEWithLogitsLoss | nn.MultiLabelSoftMarginLoss):
             return 0.0
-        return 0.5 if isinstance(self.loss, nn.BCELoss) else None
+        if isinstance(self.loss, nn.BCELoss):
+            return 0.5
+        return None
 
     def decisions(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Returns the predicted classes, labels of 0 and 1, or values, of the targets' shape."""
         if not targets.is_floating_point():
             return outputs.argmax(1)
-        outputs, threshold = outputs.reshape(targets.shape), self.label_threshold
-        return outputs if threshold is None else (outputs > threshold).to(targets.dtype)
+        outputs = outputs.reshape(targets.shape)
+        threshold = self.label_threshold
+        if threshold is None:
+            return outputs
+        return (outputs > threshold).to(targets.dtype)
 
     def predicted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the network's outputs and the targets in the form that metrics expect.
@@ -209,15 +220,20 @@ class ModelRunner:
             padding of sequences; the probabilities of labels [n, L] and the labels [n, L] as
             integers; or values and values, [n] or [n, L].
         """
-        outputs = outputs.float() if outputs.dtype.itemsize < 4 else outputs
+        if outputs.dtype.itemsize < 4:
+            outputs = outputs.float()
         if not targets.is_floating_point():
             return outputs.softmax(1), torch.where(self._real(targets), targets, IGNORED)
         outputs = outputs.reshape(targets.shape)
         if targets.shape[1:] == (1,):
-            outputs, targets = outputs.flatten(), targets.flatten()
-        if (threshold := self.label_threshold) is None:
+            outputs = outputs.flatten()
+            targets = targets.flatten()
+        threshold = self.label_threshold
+        if threshold is None:
             return outputs, targets
-        return outputs if threshold else outputs.sigmoid(), (targets > 0.5).long()
+        if threshold == 0:  # else the outputs are probabilities
+            outputs = outputs.sigmoid()
+        return outputs, (targets > 0.5).long()
 
     # ---- replicas -----------------------------------------------------------------------------
 
@@ -231,7 +247,9 @@ class ModelRunner:
         """Makes a replica of the network for each of several threads; 0 frees them."""
         self._of_thread = {threading.get_ident(): self._main}
         self._unused = []
-        for _ in range(threads if threads > 1 else 0):
+        if threads < 2:
+            return
+        for _ in range(threads):
             network = private_copy(self.original)
             move(network, self.device, self.space.vector.dtype)
             self.transform(network)

@@ -26,8 +26,9 @@ from pfl.errors import ConfigError
 
 def select_transform(requested: EngineName, device: torch.device) -> Transform:
     """Returns the transform for the layers of a network: Winograd's convolutions on CPUs."""
-    plain = device.type != "cpu" or requested in ("vmap", "debug")
-    return keep_layers if plain else use_winograd
+    if device.type != "cpu" or requested in ("vmap", "debug"):
+        return keep_layers
+    return use_winograd
 
 
 def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> Engine:
@@ -49,7 +50,8 @@ def select_engine(requested: EngineName, runner: ModelRunner, batch: Batch) -> E
         w = runner.space.vector.detach().clone()[None]
         if _has_body(runner):  # two models that differ, as adapters begin at 0
             w = torch.cat([w, 1.1 * w + 0.01])
-            x, y = batch.inputs, batch.targets
+            x = batch.inputs
+            y = batch.targets
             batch = Batch(torch.cat([x, x]), torch.cat([y, y]), 2 * batch.counts)
         # A copy of the inputs, since a network may change what it is given.
         copied = Batch(batch.inputs.clone(), batch.targets, batch.counts)
@@ -71,7 +73,8 @@ def select_objective_engine(engine: Engine, batch: Batch) -> Engine:
     """
     if engine.serves_objectives:
         return engine
-    runner, chosen = engine.runner, cast(Engine, SequentialEngine(engine.runner))
+    runner = engine.runner
+    chosen = cast(Engine, SequentialEngine(engine.runner))
     if engine.batched:
         w = runner.space.vector.detach().clone()[None]
         expected = chosen.gradient(w, Batch(batch.inputs.clone(), batch.targets, batch.counts))[1]
@@ -90,8 +93,9 @@ def _candidates(requested: EngineName, runner: ModelRunner, batch: Batch) -> Ite
     convolves = any(isinstance(m, CONVOLUTIONS) for m in runner.network.modules())
     one_by_one = requested == "auto" and runner.device.type == "cpu" and convolves
     # The kernels of chains are written for one precision.
-    mixed = runner.is_mixed_precision
-    chain = None if mixed else Chain.of(runner.network, runner.space, batch.inputs[0])
+    chain = None
+    if not runner.is_mixed_precision:
+        chain = Chain.of(runner.network, runner.space, batch.inputs[0])
     if chain is not None and (chain.batched or one_by_one):
         if CompiledChainEngine.supports(runner, batch.targets[0]):
             yield CompiledChainEngine(runner, chain)
@@ -149,9 +153,11 @@ def _fault(engine: Engine, w: Tensor, batch: Batch, expected: Tensor, is_auto: b
                 engine.scores(engine.outputs(w, batch).flatten(0, 1), batch.targets.flatten(0, 1))
     except (*MISFITS, UserWarning) as error:
         return first_line(error)
-    is_rounded = runner.device.type != "cpu" or runner.is_mixed_precision
+    tolerance = 0.001
+    if runner.device.type != "cpu" or runner.is_mixed_precision:
+        tolerance = 0.1
     error_norm = (actual - expected).norm()
-    is_equal = error_norm <= (0.1 if is_rounded else 0.001) * expected.norm() + 1e-6
+    is_equal = error_norm <= tolerance * expected.norm() + 1e-6
     # A gradient that is not finite cannot be compared.
     if is_equal or not expected.isfinite().all():
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import compress
 from typing import Any
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from pfl.engines.base import Engine
-from pfl.engines.batch import Batch, Buffers
+from pfl.engines.batch import Batch, Buffers, rows_of
 from pfl.engines.local_step import Step
-from pfl.engines.objective import Objective, Samples, run_watched
+from pfl.engines.objective import BatchSamples, Objective, run_watched
 from pfl.randomness import isolated
 
 Consume = Callable[[int, Sequence[Tensor], Sequence[Tensor]], None]
@@ -69,11 +69,14 @@ class SequentialEngine(Engine):
         objective: Objective | None = None,
     ) -> Tensor:
         """Returns the losses [A]; `consume` gets each row, its parameters and their gradients."""
-        runner, losses = self.runner, []
-        randomness = isolated if runner.is_stochastic else nullcontext
-        with torch.enable_grad(), runner.precision(), randomness(w.device):
+        runner = self.runner
+        losses = []
+        randomness: AbstractContextManager[None] = nullcontext()
+        if runner.is_stochastic:
+            randomness = isolated(w.device)
+        with torch.enable_grad(), runner.precision(), randomness:
             for c in range(batch.clients):
-                own = None if buffers is None else buffers[c]
+                own = rows_of(buffers, c)
                 loss, parameters, pieces = self.run_client(c, w[c], batch, own, moving, objective)
                 with torch.no_grad():
                     consume(c, parameters, pieces)
@@ -93,9 +96,12 @@ class SequentialEngine(Engine):
 
         Only the `moving` parameters are returned and differentiated; None for all.
         """
-        runner, count = self.runner, batch.counts[c]
+        runner = self.runner
+        count = batch.counts[c]
         targets = batch.targets[c, :count]
-        given = {} if objective is None else self._batch_arguments(c, batch, buffers, objective)
+        given: dict[str, Any] = {}
+        if objective is not None:
+            given = self._batch_arguments(c, batch, buffers, objective)
         if runner.is_stochastic:
             torch.manual_seed(batch.origin.seed(c))
         network, loaded = runner.load(w, buffers, training=True)
@@ -105,7 +111,7 @@ class SequentialEngine(Engine):
             losses = runner.per_sample(network(inputs), targets)
         else:
             result = run_watched(network, runner.head, lambda: network(inputs))
-            losses = objective.losses(result, Samples(batch.inputs[c, :count], targets), given)
+            losses = objective.losses(result, BatchSamples(batch.inputs[c, :count], targets), given)
         loss = runner.mean_of(losses, targets)
         pieces = torch.autograd.grad(loss, parameters, materialize_grads=True)
         if buffers is not None and runner.buffers.size:
@@ -119,7 +125,9 @@ class SequentialEngine(Engine):
         given: dict[str, Any] = {name: rows[c] for name, rows in objective.own.items()}
         inputs = self.runner.laid_out(batch.inputs[c, : batch.counts[c]])
         for name, models in objective.older.items():
-            w = models if models.dim() == 1 else models[c]
+            w = models
+            if models.dim() == 2:
+                w = models[c]
             with torch.no_grad():
                 network, _ = self.runner.load(w, buffers, training=False)
                 given[name] = run_watched(network, self.runner.head, partial(network, inputs))
@@ -128,4 +136,6 @@ class SequentialEngine(Engine):
 
 def chosen(parameters: Sequence[Tensor], moving: list[bool] | None) -> Sequence[Tensor]:
     """Returns the parameters that move: all of them for None."""
-    return parameters if moving is None else list(compress(parameters, moving))
+    if moving is None:
+        return parameters
+    return list(compress(parameters, moving))

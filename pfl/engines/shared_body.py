@@ -47,7 +47,8 @@ class SharedBodyEngine(Engine):
         size = FULL // (width * self.places)
         if size <= 1:
             return self.sequential.gradient(w, batch)
-        g, loss = torch.empty_like(w), w.new_empty(len(w))
+        g = torch.empty_like(w)
+        loss = w.new_empty(len(w))
         weights = self.runner.weights(batch, w.dtype)
         for first in range(0, batch.clients, size):
             rows = slice(first, first + size)

@@ -41,7 +41,9 @@ class ClientThreads:
 
     def workers(self, items: int) -> int:
         """Returns how many threads share `items` tasks; 1 in a worker, since pools do not nest."""
-        return 1 if hasattr(_inside, "threads") else max(1, min(self.count, items))
+        if hasattr(_inside, "threads"):
+            return 1
+        return max(1, min(self.count, items))
 
     def map(self, work: Callable[..., R], *items: Sequence) -> Iterable[R]:
         """Returns `work(item)` for every item (or pair of items and so on), in their order.

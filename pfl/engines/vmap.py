@@ -13,7 +13,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from pfl.engines.base import Engine
 from pfl.engines.batch import Batch, Buffers
 from pfl.engines.local_step import Step
-from pfl.engines.objective import Objective, Outputs, Samples, run_watched
+from pfl.engines.objective import BatchSamples, Objective, Outputs, run_watched
 
 Parameters = dict[str, Tensor]
 
@@ -29,7 +29,9 @@ class VmapEngine(Engine):
         self, w: Tensor, batch: Batch, buffers: Buffers = None, objective: Objective | None = None
     ) -> tuple[Tensor, Tensor]:
         runner = self.runner
-        given = {} if objective is None else self._batch_arguments(batch, objective)
+        given: dict[str, Any] = {}
+        if objective is not None:
+            given = self._batch_arguments(batch, objective)
         network, _ = runner.replica(training=True)
 
         def weighted(
@@ -39,16 +41,18 @@ class VmapEngine(Engine):
             if objective is None:
                 return (runner.per_sample(call(), targets) * weights).sum()
             result = run_watched(network, runner.head, call)
-            return (objective.losses(result, Samples(inputs, targets), own) * weights).sum()
+            return (objective.losses(result, BatchSamples(inputs, targets), own) * weights).sum()
 
-        samples = batch.inputs, batch.targets, runner.weights(batch, w.dtype)
+        weights = runner.weights(batch, w.dtype)
+        gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(w.detach(), *samples, given)
+            g, loss = gradients(w.detach(), batch.inputs, batch.targets, weights, given)
         return loss.detach(), g.detach()
 
     def _batch_arguments(self, batch: Batch, objective: Objective) -> dict[str, Any]:
         """Returns the tensors of the batch's clients, and what their older models give."""
-        A, runner = batch.clients, self.runner
+        A = batch.clients
+        runner = self.runner
         given: dict[str, Any] = {name: rows[:A] for name, rows in objective.own.items()}
         network, _ = runner.replica(training=False)
 
@@ -58,7 +62,9 @@ class VmapEngine(Engine):
 
         with torch.no_grad(), runner.precision():
             for name, models in objective.older.items():
-                rows = models.expand(A, -1) if models.dim() == 1 else models[:A]
+                rows = models[:A]
+                if models.dim() == 1:
+                    rows = models.expand(A, -1)
                 given[name] = vmap(run)(rows, batch.inputs)
         return given
 
@@ -68,9 +74,11 @@ class VmapEngine(Engine):
         if step.moving is None or objective is not None:
             return super().take_step(v, batch, step, buffers, objective)
         # Only the gradient of the parameters that move is computed.
-        runner, u = self.runner, step.gradient_point(v)
+        runner = self.runner
+        u = step.gradient_point(v)
         network, _ = runner.replica(training=True)
-        places, at = runner.space.split(v), runner.space.split(u.detach())
+        places = runner.space.split(v)
+        at = runner.space.split(u.detach())
         names = list(compress(at, step.moving))
         chosen = {name: at.pop(name) for name in names}
 
@@ -80,9 +88,10 @@ class VmapEngine(Engine):
             outputs = functional_call(network, {**fixed, **chosen}, (inputs,))
             return (runner.per_sample(outputs, targets) * weights).sum()
 
-        samples = batch.inputs, batch.targets, runner.weights(batch, v.dtype)
+        weights = runner.weights(batch, v.dtype)
+        gradients = vmap(grad_and_value(weighted))
         with torch.enable_grad(), runner.precision():
-            g, loss = vmap(grad_and_value(weighted))(chosen, at, *samples)
+            g, loss = gradients(chosen, at, batch.inputs, batch.targets, weights)
         for name in names:
             places[name].mul_(step.shrink).sub_(g[name].detach(), alpha=step.lr)
         step.apply_after_gradient(v, u)

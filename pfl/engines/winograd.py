@@ -81,13 +81,17 @@ class Convolution(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, m: int, keep: bool = True) -> Tensor:
         # U, V and M are the paper's transforms, [t t, ., .]; `keep`: a backward pass follows.
         B, G, A = _matrices(m, x.dtype)
-        (N, C, H, W), K, t = x.shape, len(w), m + 2
+        N, C, H, W = x.shape
+        K = len(w)
+        t = m + 2
         side = -(-H // m), -(-W // m)
-        high, wide = m * side[0], m * side[1]
+        high = m * side[0]
+        wide = m * side[1]
         blocks = _blocks(N, t * t * side[0] * side[1] * max(C, K))
         padded = x.new_zeros(N, high + 2, wide + 2, C)
         padded[:, 1 : H + 1, 1 : W + 1] = x.permute(0, 2, 3, 1)
-        U, kept = (G @ w.reshape(K * C, 9).mT).view(-1, K, C), []
+        U = (G @ w.reshape(K * C, 9).mT).view(-1, K, C)
+        kept = []
         y = x.new_empty(N, high, wide, K)
         for block in blocks:
             V = B @ _tiles(padded[block], (t, t), m, side).reshape(t * t, -1)
@@ -97,7 +101,10 @@ class Convolution(torch.autograd.Function):
             place = _tiles(y[block], (m, m), m, side)
             place.copy_((A @ torch.bmm(V, U.mT).flatten(1)).view(place.shape))
         ctx.save_for_backward(U, *kept)
-        ctx.m, ctx.shape, ctx.side, ctx.blocks = m, x.shape, side, blocks
+        ctx.m = m
+        ctx.shape = x.shape
+        ctx.side = side
+        ctx.blocks = blocks
         return y[:, :H, :W].permute(0, 3, 1, 2).contiguous(memory_format=torch.channels_last)
 
     @staticmethod
@@ -105,13 +112,19 @@ class Convolution(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None, None]:
         # The transposed steps of `forward`, in the opposite order.
         U, *kept = ctx.saved_tensors
-        m, (N, C, H, W), side, K, t = ctx.m, ctx.shape, ctx.side, dy.size(1), ctx.m + 2
+        m = ctx.m
+        N, C, H, W = ctx.shape
+        side = ctx.side
+        K = dy.size(1)
+        t = ctx.m + 2
         B, G, A = _matrices(m, dy.dtype)
-        high, wide = m * side[0], m * side[1]
+        high = m * side[0]
+        wide = m * side[1]
         dy = dy.permute(0, 2, 3, 1)
         if (high, wide) != (H, W):
             dy = nn.functional.pad(dy, (0, 0, 0, wide - W, 0, high - H))
-        dU, dx = torch.empty_like(U), dy.new_zeros(N, high + 2, wide + 2, C)
+        dU = torch.empty_like(U)
+        dx = dy.new_zeros(N, high + 2, wide + 2, C)
         for block, V in zip(ctx.blocks, kept, strict=True):
             dM = A.mT @ _tiles(dy[block], (m, m), m, side).reshape(m * m, -1)
             dM = dM.view(t * t, -1, K)
@@ -135,21 +148,28 @@ def tile_size(images: int, channels: tuple[int, int], height: int, width: int) -
     tiles = images * -(-height // 4) * -(-width // 4)
     if few >= LEAST and tiles * few >= 5000 and tiles * 8 >= many:
         return 4
-    return 2 if few >= 256 and images >= 8 else None
+    if few >= 256 and images >= 8:
+        return 2
+    return None
 
 
 class WinogradConv2d(nn.Conv2d):
     """A 3x3 convolution of stride 1 and padding 1, computed in the faster of two ways."""
 
     def forward(self, x: Tensor) -> Tensor:
-        channels, m = (self.in_channels, self.out_channels), None
+        channels = (self.in_channels, self.out_channels)
+        m = None
         plain = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
         if plain and x.ndim == 4 and not torch.is_autocast_enabled("cpu"):
             m = tile_size(len(x), channels, *x.shape[2:])
         if m is None:  # with many channels the direct way is faster if the channels come first
-            return super().forward(x.contiguous() if min(channels) >= 256 else x)
+            if min(channels) >= 256:
+                x = x.contiguous()
+            return super().forward(x)
         y: Tensor = Convolution.apply(x, self.weight, m, torch.is_grad_enabled())
-        return y if self.bias is None else y + self.bias.view(-1, 1, 1)
+        if self.bias is None:
+            return y
+        return y + self.bias.view(-1, 1, 1)
 
 
 def use_winograd(network: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from pfl.communication import Message, dense, header, low_rank, low_rank_size, m
 from pfl.distributed.collectives import sum_over_processes
 from pfl.engines.batch import Batch
 from pfl.engines.local_step import LocalOptimizer, Step
-from pfl.engines.objective import Objective, Outputs, Samples
+from pfl.engines.objective import BatchSamples, Objective, Outputs
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.algorithm import FederatedAlgorithm
 from pfl.method.buffered import Buffered
@@ -31,6 +31,7 @@ from pfl.stages.factors import ClientRanks, factor_mask
 
 __all__ = [
     "Batch",
+    "BatchSamples",
     "Buffered",
     "ClientRanks",
     "Clients",
@@ -48,7 +49,6 @@ __all__ = [
     "Outputs",
     "Part",
     "PartlyPersonal",
-    "Samples",
     "Step",
     "Trainable",
     "class_sums",

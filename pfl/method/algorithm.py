@@ -127,7 +127,7 @@ class FederatedAlgorithm(Method):
         self.__dict__["run"] = run
 
     def take_secret(self, secret: Secret) -> None:
-        """Draws noise and private cohorts from a key, such as that of an earlier part of the run."""
+        """Draws noise and private cohorts from a key, such as that of a checkpoint."""
         self.run.loop.take_secret(secret)
         if self.run.private is not None and not self.run.private.privacy.reproducible:
             self.run.private.draw_from(secret)

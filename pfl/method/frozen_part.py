@@ -22,7 +22,7 @@ from pfl.engines.probe import MISFITS
 from pfl.engines.runner import ModelRunner
 from pfl.engines.sequential import SequentialEngine
 from pfl.models.adapters import block_names
-from pfl.parameters import digest, frozen_parameters, private_copy
+from pfl.parameters import checksum, frozen_parameters, private_copy
 
 AT_ONCE = 32  # samples of one forward pass of the frozen part
 
@@ -138,7 +138,7 @@ class _FrozenPart:
         """A checksum of the frozen parameters, the buffers and the samples."""
         network = self.runner.original
         tensors = {**frozen_parameters(network), **dict(network.named_buffers())}
-        return digest({**tensors, self.at: self.samples})
+        return checksum({**tensors, self.at: self.samples})
 
     def __deepcopy__(self, memo: Any) -> _FrozenPart:
         return self  # the copies of a network share the rows

@@ -24,18 +24,16 @@ from pfl.engines.oracle import Oracle
 from pfl.engines.threads import ClientThreads
 from pfl.errors import ConfigError, require, require_one_of
 from pfl.method.groups import ClientGroups
-from pfl.method.log import current_log
+from pfl.method.log import count_gradients, current_log, logging_to
 from pfl.method.progress import Progress
 from pfl.models.adapters import Trainable, train_only
 from pfl.models.classifier import Classifier
-from pfl.parameters import ParameterSpace, digest, frozen_parameters
+from pfl.parameters import ParameterSpace, checksum, frozen_parameters
 from pfl.proximal import soft_threshold
 from pfl.stages.factors import trained_factors
 
 Network: TypeAlias = Classifier | nn.Module
 """Any network. The command line looks for a short name, such as MLP, among our own first."""
-
-ADAPT = "adapt"  # the name of the local steps of an evaluation, which are not counted
 
 
 class LocalTraining(MovableModule):
@@ -106,7 +104,7 @@ class LocalTraining(MovableModule):
         self.network = network
         self.space = ParameterSpace(network)
         self.factors = trained_factors(network, self.space)
-        self.oracle = Oracle(network, self.space, loss or default_loss, engine)
+        self.oracle = Oracle(network, self.space, loss or default_loss, engine, count_gradients)
         self.groups = ClientGroups(self.oracle)
         self.batch_size = batch_size
         self.buffer_policy = buffers
@@ -150,7 +148,7 @@ class LocalTraining(MovableModule):
     def body_digest(self) -> str | None:
         """The checksum of the network's frozen parameters; None if it has none."""
         frozen = frozen_parameters(self.network)
-        return digest(dict(frozen)) if frozen else None
+        return checksum(dict(frozen)) if frozen else None
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the state without the frozen parameters, of which checkpoints have a checksum."""
@@ -185,14 +183,17 @@ class LocalTraining(MovableModule):
         return self.local_steps / np.maximum(self.local_schedule.steps_per_epoch(sizes), 1)
 
     def log_loss(self, name: str, loss: Tensor, counts: list[int]) -> None:
-        """Counts the losses and sample gradients of one batch of a training loop.
+        """Logs the losses of one batch of a training loop.
+
+        The oracle counts the sample gradients, whether their losses are logged or not.
 
         Args:
             name: The mean of the losses over samples is logged as `<name>/loss`.
             loss: The losses of a batch's rows, [A].
-            counts: Number of samples of each row; they are counted in `train/samples`.
+            counts: Number of samples of each row, its weight in the mean.
         """
-        if name != ADAPT and (log := current_log()) is not None:
+        log = current_log()
+        if log is not None:
             log.losses.setdefault(name, []).append((loss, counts))
 
     def local_sgd(
@@ -316,12 +317,13 @@ class LocalTraining(MovableModule):
             losses, counts = oracle.descend(v, blocks, step, clients.buffers, objective)
             self.log_loss(name, losses, counts)
             return
+        log = current_log()
 
         def train_part(part: int) -> tuple[Tensor, list[int]]:
             # Every second client and so on, since the first ones have more samples.
             rows = slice(part, None, parts)
             own = clients.rows(rows)
-            with torch.no_grad():
+            with torch.no_grad(), logging_to(log):
                 return oracle.descend(
                     v[rows], own.step_blocks(schedule), step.rows(rows), own.buffers
                 )
@@ -378,7 +380,7 @@ class LocalTraining(MovableModule):
         start = start.expand(len(clients), self.space.size)
         if steps == 0:
             return start
-        if clients.data.poisson:
+        if clients.data.poisson is not None:
             raise ConfigError(
                 "loop.sample_privacy: the method trains for its evaluation, and these gradients "
                 "are not counted; take another method"
@@ -387,7 +389,8 @@ class LocalTraining(MovableModule):
         if lr is None:
             lr = self.learning_rate(self.progress.rounds)
         amount: Any = {"epochs": epochs, "steps": steps}
-        v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name=ADAPT)
+        with logging_to(None):
+            v = self.local_sgd(learners, start[rows], **amount, lr=lr, part=part, name="adapt")
         back = rows.argsort()
         if learners.buffers is not None:
             clients.buffers = learners.buffers[back]

@@ -96,7 +96,8 @@ def run_round(
             stage.read(received, metrics)
         method.server_update(received)
     _step(method)
-    progress.end_round(totals.samples, int(totals.counts.down), int(totals.counts.up))
+    counts = totals.counts
+    progress.end_round(counts.gradients, int(counts.down), int(counts.up))
 
     row = {"round": progress.rounds, **totals.mean_losses()}
     row["train/samples"] = progress.samples
@@ -106,8 +107,8 @@ def run_round(
         row["virtual_seconds"] = cohort.seconds
     row["participants"] = participants
     if cohort.may_fail:
-        row["dropped"] = int(totals.counts.lost)
-    row |= transport.numbers(int(totals.counts.lost))
+        row["dropped"] = int(counts.lost)
+    row |= transport.numbers(int(counts.lost))
     return RoundResult(row | metrics, totals.tables(method.tables))
 
 

@@ -45,7 +45,7 @@ class Counts:
         down: Bytes that the server has sent.
         up: Bytes that the server has received.
         lost: The number of clients whose messages were lost.
-        lost_gradients: The sample gradients that these have taken.
+        gradients: The sample gradients that all clients have taken.
     """
 
     samples: float = 0.0
@@ -53,7 +53,7 @@ class Counts:
     down: float = 0.0
     up: float = 0.0
     lost: float = 0.0
-    lost_gradients: float = 0.0
+    gradients: float = 0.0
 
     def add(self, other: Counts) -> None:
         """Adds other counts."""
@@ -62,7 +62,7 @@ class Counts:
         self.down += other.down
         self.up += other.up
         self.lost += other.lost
-        self.lost_gradients += other.lost_gradients
+        self.gradients += other.gradients
 
 
 @dataclass
@@ -142,11 +142,13 @@ class RoundTotals:
             self._ranges.setdefault(name, []).append(ends)
         self._row_ids.append(clients.ids)
         self.log.extend(log)
-        self.counts.add(Counts(float(clients.sizes.sum()), len(clients), down, up))
+        samples = float(clients.sizes.sum())
+        taken = log.gradients
+        self.counts.add(Counts(samples, len(clients), down, up, gradients=taken))
 
     def add_lost(self, clients: Clients, down: int, log: Log) -> None:
         """Adds clients whose messages were lost."""
-        self.counts.add(Counts(down=down, lost=len(clients), lost_gradients=log.gradients))
+        self.counts.add(Counts(down=down, lost=len(clients), gradients=log.gradients))
 
     def reduce(self) -> None:
         """Adds counts and losses up over all processes. Every process must call it.
@@ -170,12 +172,6 @@ class RoundTotals:
             self.not_finite |= one.not_finite
             for name, entry in one.losses.items():  # a process without clients has logged nothing
                 self._losses[name] = self._losses.get(name, 0) + entry
-
-    @property
-    def samples(self) -> float:
-        """Number of sample gradients that the clients of all processes took; after `reduce`."""
-        taken = sum(float(count) for _, count in self._losses.values())
-        return self.counts.lost_gradients + taken
 
     def mean_losses(self) -> dict[str, float]:
         """Returns the mean of each loss over samples and processes; after `reduce`.

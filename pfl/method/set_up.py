@@ -88,7 +88,7 @@ def inspect_network(
     data = loop.client_data(device)
     space = method.space
     oracle = method.oracle
-    data.poisson = False
+    data.draw_poisson_samples(None)
     data.show(data.whole_samples)
     sizes = loop.datamodule.client_sizes
     size = method.batch_size

@@ -80,6 +80,8 @@ def set_values(values):
         (set_values(lambda w: "w"), "0 is not a ndarray"),
         (changed(lambda answer: answer["messages"].clear()), "the answer lacks 'w'"),
         (changed(lambda answer: answer["losses"].update(train=[])), "the answer lacks 0"),
+        (changed(lambda answer: answer.update(taken="5")), "the answer's 'taken' is not a int"),
+        (changed(lambda answer: answer.update(taken=-1)), "-1 sample gradients"),
         (changed(lambda _: bytes(100)), "not a message of pfl"),
         (changed(lambda _: pack(np.ones(1 << 24))), "the message has .* at most"),
         (changed(lambda _: pack(5)), "the answer is not one of pfl"),

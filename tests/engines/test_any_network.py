@@ -84,7 +84,6 @@ class Pieces(Written):
 # What they are given: 6 values, or 6 tokens, or images of 2x8x8.
 VECTORS = {
     "BatchNorm without statistics": lambda: chain(nn.BatchNorm1d(4, track_running_stats=False)),
-    "centered": lambda: Written(lambda network, x: x - x.mean(0)),
     "keeps what it computed": lambda: Written(keep),
     "changes its input": lambda: Written(lambda network, x: x.sub_(1)),
     "backward hook": lambda: hooked("register_full_backward_hook"),

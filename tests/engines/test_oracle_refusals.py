@@ -98,3 +98,172 @@ def test_batch_norm_with_one_sample_is_refused_in_one_line():
     network, _, batch = problem(normalized, (12,), labels(3))
     with refused("Sequential", "more than 1 value"):
         make(network, batch.inputs[0, :1], batch.targets[0, :1])
+
+
+class Bag(nn.Module):
+    """Tokens whose vectors are added up, by an embedding with sparse gradients."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.words = layer
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.head(self.words(x).reshape(len(x), -1, 4).sum(1))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap", "auto", "debug"])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_an_embedding_with_sparse_gradients_is_named(kind, engine):
+    tokens = torch.randint(7, (2, 5))
+    with refused("network", "words of Bag", "sparse=False"):
+        make(Bag(kind(7, 4, sparse=True)), tokens, torch.tensor([0, 1]), engine=engine)
+    make(Bag(kind(7, 4)), tokens, torch.tensor([0, 1]))
+
+
+def held(container, *, frozen=False, detached=False):
+    """A network with two layers in `container(layers)`, and a head that is a layer of its own."""
+
+    class Held(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = container([nn.Linear(5, 5), nn.Linear(5, 5)])
+            self.head = nn.Linear(5, 3)
+            self.seen = [self.head]  # what PyTorch finds may be in a list as well
+            if frozen:
+                for layer in self.parts():
+                    layer.requires_grad_(False)
+
+        def parts(self):
+            return self.layers.values() if isinstance(self.layers, dict) else self.layers
+
+        def forward(self, x):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+                for layer in self.parts():
+                    x = layer(x).tanh()
+            return self.head(x)
+
+    return Held()
+
+
+def numbered(layers):
+    return dict(enumerate(layers))
+
+
+FEW = torch.linspace(-1, 1, 10).view(2, 5), torch.tensor([0, 2])
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap", "auto", "debug"])
+@pytest.mark.parametrize("container", [list, tuple, numbered], ids=["list", "tuple", "dict"])
+def test_layers_that_would_never_train_are_named(container, engine):
+    with refused("network: Held", "layers.0.weight", "nn.ModuleList"):
+        make(held(container), *FEW, engine=engine)
+
+
+def test_layers_in_a_list_are_named_where_they_do_not_fit_the_others():
+    """They stay where they are when PyTorch moves the network to a device or a dtype."""
+    inputs, targets = FEW
+    network = held(list)
+    network.head.double()
+    network.layers[0].double()
+    with refused("network: Held", "layers.0.weight", "nn.ModuleList"):
+        make(network, inputs.double(), targets)
+
+
+def test_a_network_of_which_all_layers_are_in_a_list_is_refused():
+    network = held(list)
+    network.layers.append(network.head)
+    del network.head
+    with refused("network: Held", "layers.0.weight", "nn.ModuleList"):
+        ParameterSpace(network)
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        held(nn.ModuleList),
+        held(list, frozen=True),
+        held(list, detached=True),
+        nn.Sequential(nn.Unflatten(1, (5, 1)), nn.RNN(1, 3), nn.Flatten()),
+    ],
+    ids=["ModuleList", "frozen teacher", "teacher without gradients", "RNN"],
+)
+def test_what_is_not_to_be_trained_may_be_in_a_list(network):
+    if isinstance(network, nn.Sequential):  # its list of weights has those that PyTorch finds
+        network = nn.Sequential(network[0], Last(network[1]))
+    make(network, *FEW)
+
+
+class Last(nn.Module):
+    """The last state of a recurrent layer, and a head."""
+
+    def __init__(self, memory):
+        super().__init__()
+        self.memory = memory
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(self.memory(x)[0][:, -1])
+
+
+class Mixed(nn.Module):
+    """A network that does something with a whole batch between two layers."""
+
+    def __init__(self, mix, start=None):
+        super().__init__()
+        self.mix = mix
+        self.first = nn.Linear(5, 4)
+        self.head = nn.Linear(4, 3)
+        if start is not None:
+            nn.init.constant_(self.head.weight, start)
+
+    def forward(self, x):
+        return self.head(self.mix(self, self.first(x)))
+
+
+def softmax_over_the_batch(network, x):
+    return x.softmax(0)
+
+
+def center(network, x):
+    return x - x.mean(0)
+
+
+def center_in_training(network, x):
+    return x - x.mean(0) if network.training else x
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vmap", "auto", "debug"])
+@pytest.mark.parametrize("samples", [1, 2])
+@pytest.mark.parametrize(
+    ("network", "mode"),
+    [
+        (Mixed(center), "evaluation"),
+        (Mixed(softmax_over_the_batch), "evaluation"),
+        (Mixed(center, start=0.0), "evaluation"),
+        (Mixed(center_in_training), "training"),
+    ],
+    ids=["mean", "softmax", "last layer of zeros", "mean in training"],
+)
+def test_a_network_that_mixes_the_samples_of_a_batch_is_refused(network, mode, samples, engine):
+    inputs, targets = FEW
+    with refused("network", f"in {mode} mode", "Mixed", "other samples of the batch"):
+        make(network, inputs[:samples], targets[:samples], engine=engine)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        nn.BatchNorm1d(4),
+        nn.BatchNorm1d(4, track_running_stats=False),
+        nn.LayerNorm(4),
+        nn.GroupNorm(2, 4),
+        nn.Dropout(),
+    ],
+    ids=lambda layer: str(layer),
+)
+def test_norms_and_dropout_are_no_mixing(mix):
+    network = nn.Sequential(nn.Linear(5, 4), mix, nn.Linear(4, 3))
+    state = torch.get_rng_state()
+    make(network, *FEW)
+    assert torch.equal(state, torch.get_rng_state())

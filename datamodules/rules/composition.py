@@ -39,8 +39,13 @@ class Within(Partitioner):
         require("Within.groups", groups, known, f"a whole number with outer={outer!r}")
 
     def bound(self, columns: Columns, *sizes: int) -> "Within":
-        outer, inner = self.outer.bound(columns, *sizes), self.inner.bound(columns, *sizes)
+        outer = self.outer.bound(columns, *sizes)
+        inner = self.inner.bound(columns, *sizes)
         return Within(outer, inner, self.groups)
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        return (*self.outer.id_columns, *self.inner.id_columns)
 
     @property
     def reach(self) -> int | None:

@@ -55,6 +55,14 @@ class FlowerRule(Partitioner):
         return rule
 
     @property
+    def id_columns(self) -> tuple[str, ...]:
+        if "NaturalId" not in self._name:
+            return ()
+        if isinstance(self.partitioner, str):
+            return (self.arguments.get("partition_by", "client_ids"),)
+        return (getattr(self.partitioner, "_partition_by", "client_ids"),)
+
+    @property
     def reach(self) -> int | None:
         return min(map(len, self._columns.values()), default=None)
 

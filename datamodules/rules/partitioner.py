@@ -54,6 +54,11 @@ class Partitioner:
         return self
 
     @property
+    def id_columns(self) -> tuple[str, ...]:
+        """The names of the columns that the rule takes for ids, which a CSV file has as text."""
+        return ()
+
+    @property
     def reach(self) -> int | None:
         """The number of samples, from the first, whose values the rule has; None: any number."""
         return None

@@ -21,10 +21,13 @@ class PerSample(Partitioner):
     Attributes:
         argument: The name of the argument `values` in the constructor of the subclass.
         noun: What a value is, in messages.
+        takes_ids: Whether values are ids, of which each text in a CSV file is another one, or
+            numbers where the column holds numbers.
     """
 
     argument = "client_ids"
     noun = "id"
+    takes_ids = False
 
     def __init__(self, values: Values = None) -> None:
         self._key = f"{type(self).__name__}.{self.argument}"  # for messages
@@ -54,6 +57,12 @@ class PerSample(Partitioner):
         holds = len(values) in (num_train, num_samples)
         require(f"{self._key}.shape", values.shape, holds, expected)
         return rule
+
+    @property
+    def id_columns(self) -> tuple[str, ...]:
+        if not self.takes_ids or self._values is not None:
+            return ()
+        return (self._column,)
 
     @property
     def reach(self) -> int | None:
@@ -114,6 +123,7 @@ class Natural(PerSample):
     """
 
     counts_clients = True
+    takes_ids = True
 
     def __init__(self, client_ids: Sequence[int | str] | str | np.ndarray | None = None) -> None:
         super().__init__(client_ids)
@@ -154,6 +164,8 @@ class Groups(PerSample):
         >>> data.num_clients, data.client_sizes + data.partition.test.sizes
         (2, array([18,  9]))
     """
+
+    takes_ids = True
 
     def __init__(
         self,

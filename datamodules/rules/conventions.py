@@ -233,7 +233,7 @@ class LEAF(Natural):
 
     def __init__(
         self,
-        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+        client_ids: Sequence[str | int] | str | np.ndarray | None = None,
         min_samples: int = 10,
     ) -> None:
         super().__init__(client_ids)

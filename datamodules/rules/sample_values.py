@@ -9,7 +9,7 @@ from ..errors import ConfigError, require
 from ..partitions.index_arrays import IndexArrays
 from .partitioner import Columns, Partitioner, even_owners
 
-Values = Sequence[int | float | str] | str | np.ndarray | None
+Values = Sequence[str | int | float] | str | np.ndarray | None
 
 
 class PerSample(Partitioner):
@@ -125,7 +125,7 @@ class Natural(PerSample):
     counts_clients = True
     takes_ids = True
 
-    def __init__(self, client_ids: Sequence[int | str] | str | np.ndarray | None = None) -> None:
+    def __init__(self, client_ids: Sequence[str | int] | str | np.ndarray | None = None) -> None:
         super().__init__(client_ids)
 
     def count(self) -> int:
@@ -152,8 +152,9 @@ class Groups(PerSample):
     """Groups of client ids: each client holds the samples of several ids.
 
     Args:
-        groups: The ids of each client; ids in no group are not used. None deals all ids to the
-            clients in random order; the numbers of ids per client then differ by at most one.
+        groups: The ids of each client; ids in no group are not used. An id such as 007 must be in
+            quotes, as YAML and Python take it for the number 7. None deals all ids to the clients
+            in random order; the numbers of ids per client then differ by at most one.
         client_ids: As in `Natural`.
 
     Example:
@@ -169,8 +170,8 @@ class Groups(PerSample):
 
     def __init__(
         self,
-        groups: Sequence[Sequence[int | str]] | None = None,
-        client_ids: Sequence[int | str] | str | np.ndarray | None = None,
+        groups: Sequence[Sequence[str | int]] | None = None,
+        client_ids: Sequence[str | int] | str | np.ndarray | None = None,
     ) -> None:
         super().__init__(client_ids)
         self.groups = None if groups is None else [list(group) for group in groups]
@@ -179,8 +180,8 @@ class Groups(PerSample):
         self.counts_clients = True
         filled = len(self.groups) > 0 and all(self.groups)
         require("Groups.groups", groups, filled, "a list of lists with at least one id each")
-        given = [name for group in self.groups for name in group]
-        twice = sorted({str(name) for name in given if given.count(name) > 1})
+        given = [str(name) for group in self.groups for name in group]
+        twice = sorted({name for name in given if given.count(name) > 1})
         require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
 
     def __repr__(self) -> str:
@@ -204,7 +205,10 @@ class Groups(PerSample):
             return number[owners]
         known = len(self.groups)
         require("num_clients", num_clients, num_clients == known, f"{known} or null, as in groups")
-        place = {name: i for i, name in enumerate(names.tolist())}
+        place = {}
+        for number_of_id, name in enumerate(names.tolist()):
+            place[name] = number_of_id
+            place[str(name)] = number_of_id  # "7" is the number 7; 7 is not the text "7" or "007"
         for client, group in enumerate(self.groups):
             for name in group:
                 expected = "groups of ids that samples have, such as " + repr(names.tolist()[0])

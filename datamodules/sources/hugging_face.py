@@ -17,7 +17,11 @@ from ..errors import ConfigError, check_optional, check_whole, one_line, optiona
 from ..samples.images import read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
+from .cells import MISSING, identifiers_of, targets_of
 
+_MISSING_IN_CSV = MISSING | {  # as pandas reads them
+    "#N/A N/A", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "None",
+}  # fmt: skip
 _GRAY = ("1", "L")  # Pillow's modes of images with one channel
 
 
@@ -28,7 +32,8 @@ class HuggingFaceDataModule(FederatedDataModule):
     column of images, scaled to [0, 1] in each batch; the numbers of tokens, int64 [N, length], for
     text; and float32 or int64 [N, ...] for floating or whole numbers, or lists of them. Targets of
     whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are numbered in
-    ascending order; floating numbers mean regression.
+    ascending order; floating numbers mean regression. In CSV files ids and classes are read as in
+    `TableDataModule`: 007, 7 and 07 are three clients.
 
     In a configuration file, LEAF's FEMNIST with a client for each writer:
 
@@ -112,7 +117,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         splits = self._open()
         inputs = self._inputs(splits, self.input_column)
         targets, names = self._classes(splits, self.target_column)
-        ids = None if self.client_column is None else _client_ids(splits, self.client_column)
+        ids = None
+        if self.client_column is not None:
+            ids = _client_ids(splits, self.client_column)
+            if self.path == "csv":
+                ids = identifiers_of(ids.tolist())
         train, test = train_and_test(inputs, targets, len(splits[0]))
         return Loaded(train, test, ids, class_names=names)
 
@@ -122,8 +131,11 @@ class HuggingFaceDataModule(FederatedDataModule):
         datasets = optional_module(key, "datasets")
         folder = Path(self.path).expanduser()
         is_folder = folder.is_dir() and self.data_files is None
-        given = {"data_files": self.data_files, "revision": self.revision}
+        given: dict[str, Any] = {"data_files": self.data_files, "revision": self.revision}
         given["cache_dir"] = str(self.root / "huggingface")
+        if self.path == "csv":  # pandas would read 007 and 7 as one number
+            texts = {self.target_column, self.client_column} - {None, self.input_column}
+            given["converters"] = dict.fromkeys(sorted(texts), _cell)
         try:
             with _quiet(datasets, is_local=is_folder or self.data_files is not None):
                 if is_folder:
@@ -190,6 +202,12 @@ class HuggingFaceDataModule(FederatedDataModule):
             numbers = np.concatenate([_numbers("target_column", s, column) for s in splits])
             return numbers, list(feature.names) if isinstance(feature, ClassLabel) else None
         texts = np.concatenate([_values(s, column, may_be_empty=False) for s in splits])
+        if self.path == "csv":
+            targets = targets_of(texts.tolist())
+            if targets.dtype.kind == "f":
+                return targets.astype(np.float32), None
+            if targets.dtype.kind in "bi":
+                return targets.astype(np.int64), None
         names, classes = np.unique(texts, return_inverse=True)
         return classes.astype(np.int64), names.tolist()
 
@@ -299,6 +317,13 @@ def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
         values = values[:, None]
     kept = np.float32 if values.dtype.kind == "f" else np.int64
     return values if values.dtype == np.uint8 and values.ndim > 1 else values.astype(kept)
+
+
+def _cell(cell: str) -> str | None:
+    """Returns a cell of a CSV file as it is written, or None for a missing value."""
+    if cell in _MISSING_IN_CSV:
+        return None
+    return cell
 
 
 def _client_ids(splits: Sequence[Any], column: str) -> np.ndarray:

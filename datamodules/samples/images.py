@@ -19,7 +19,9 @@ _BLOCK = 64  # items that a worker process reads at a time
 
 
 def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = None) -> np.ndarray:
-    """Reads images as uint8 [N, 3, H, W]; gray images get three equal channels.
+    """Reads images as uint8 [N, 3, H, W], or with 16 bits as float32 in [0, 1]; see `pixels_of`.
+
+    Gray images get three equal channels.
 
     Where PyTorch has several threads, as many worker processes read the files. The result does not
     depend on their number.
@@ -88,6 +90,12 @@ def _stack(
             if items.shape[1:] != item.shape:
                 shapes = ["x".join(map(str, shape)) for shape in (items.shape[1:], item.shape)]
                 raise ConfigError(differ.format(names[0], names[place], *shapes))
+            if items.dtype != item.dtype:
+                raise ConfigError(
+                    f"the items {names[0]} and {names[place]} are read as {items.dtype} and "
+                    f"{item.dtype}; all must have one type (images of 8 bits a pixel become uint8, "
+                    f"those of 16 bits float32)"
+                )
             items[place] = item
             place += 1
     assert items is not None
@@ -129,20 +137,61 @@ class _Blocks(Dataset):
 
 
 def _image(paths: Sequence[Path], size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a list, uint8 [3, H, W]."""
-    from torchvision.datasets.folder import default_loader
+    """Reads an image of a list, [3, H, W]."""
+    from PIL import Image
 
     try:
-        image = default_loader(str(paths[number]))
+        with Image.open(paths[number]) as image:
+            return pixels_of(image, "RGB", size, str(paths[number]))
     except OSError as error:
         raise ConfigError(f"{paths[number]}: cannot be read as an image: {error}") from error
-    pixels = np.asarray(image if size is None else image.resize((size, size)))
-    return pixels.transpose(2, 0, 1)
+
+
+def pixels_of(image: Any, mode: str, size: int | None, name: str) -> np.ndarray:
+    """Returns an image of Pillow as an array [C, H, W]: uint8, or float32 in [0, 1].
+
+    Pixels of 8 bits or less become uint8, 0 to 255. Gray images with 16 bits become float32,
+    v / 65535, which is v / 257 on the scale of 0 to 255, divided by 255.
+
+    Args:
+        image: The image.
+        mode: "L" for one gray channel, "RGB" for three.
+        size: Height and width to which the image is resized (bicubic); None keeps its size.
+        name: The name of the image, for messages.
+    """
+    if has_16_bits(image):
+        return _pixels_of_16_bits(image, len(mode), size)
+    if image.mode[0] in "IF":
+        raise ConfigError(
+            f"{name}: an image of whole or floating numbers with 32 bits (Pillow's mode "
+            f"{image.mode}), whose black and white are not known; it must have 8 or 16 bits a pixel"
+        )
+    image = image.convert(mode)
+    if size is not None:
+        image = image.resize((size, size))
+    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+
+
+def has_16_bits(image: Any) -> bool:
+    """Returns whether an image of Pillow is gray with 16 bits, which `convert` would cut at 255."""
+    if image.mode == "I":  # Pillow reads these formats, which have at most 16 bits, as 32 bits
+        return image.format in ("PNG", "PPM")
+    return image.mode.startswith("I;16")
+
+
+def _pixels_of_16_bits(image: Any, channels: int, size: int | None) -> np.ndarray:
+    from PIL import Image
+
+    values = np.asarray(image).astype(np.float32)
+    if size is not None:
+        resized = Image.fromarray(values).resize((size, size))
+        values = np.asarray(resized).clip(0, 65535)  # as Pillow does with 8 bits
+    return np.repeat(values[None] / np.float32(65535), channels, axis=0)
 
 
 def _fingerprint(paths: Sequence[Path], size: int | None) -> str:
     """Returns a name that differs where files, their order, their content or the size differ."""
-    digest = hashlib.sha256(f"uint8 [N, 3, H, W], size {size}\n".encode())
+    digest = hashlib.sha256(f"uint8 or 16 bits [N, 3, H, W], size {size}\n".encode())
     for path in paths:
         status = path.stat()
         line = f"{os.path.abspath(path)}\0{status.st_size}\0{status.st_mtime_ns}\n"

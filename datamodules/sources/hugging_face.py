@@ -14,7 +14,7 @@ import numpy as np
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_optional, check_whole, one_line, optional_module, require
-from ..samples.images import read_items
+from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 from .cells import MISSING, identifiers_of, targets_of
@@ -22,18 +22,17 @@ from .cells import MISSING, identifiers_of, targets_of
 _MISSING_IN_CSV = MISSING | {  # as pandas reads them
     "#N/A N/A", "-1.#IND", "-1.#QNAN", "1.#IND", "1.#QNAN", "<NA>", "None",
 }  # fmt: skip
-_GRAY = ("1", "L")  # Pillow's modes of images with one channel
 
 
 class HuggingFaceDataModule(FederatedDataModule):
     """A data set of the Hugging Face hub, a folder of `Dataset.save_to_disk`, or local files.
 
     The package `datasets` loads it (`pip install datasets`). Inputs are uint8 [N, C, H, W] for a
-    column of images, scaled to [0, 1] in each batch; the numbers of tokens, int64 [N, length], for
-    text; and float32 or int64 [N, ...] for floating or whole numbers, or lists of them. Targets of
-    whole numbers, `ClassLabel`s and booleans are classes, as are texts, which are numbered in
-    ascending order; floating numbers mean regression. In CSV files ids and classes are read as in
-    `TableDataModule`: 007, 7 and 07 are three clients.
+    column of images, scaled to [0, 1] in each batch (gray images of 16 bits are float32 in [0, 1]);
+    the numbers of tokens, int64 [N, length], for text; and float32 or int64 [N, ...] for floating
+    or whole numbers, or lists of them. Targets of whole numbers, `ClassLabel`s and booleans are
+    classes, as are texts, which are numbered in ascending order; floating numbers mean regression.
+    In CSV files ids and classes are read as in `TableDataModule`: 007, 7 and 07 are three clients.
 
     In a configuration file, LEAF's FEMNIST with a client for each writer:
 
@@ -176,17 +175,19 @@ class HuggingFaceDataModule(FederatedDataModule):
         return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
-        """Returns the images of all splits, which have one column, uint8 [N, C, H, W]."""
+        """Returns the images of all splits, which have one column, [N, C, H, W]."""
         from datasets import concatenate_datasets
 
         table, mode = concatenate_datasets(list(splits)), self.image_mode
         if mode is None:
             (first,) = table[0].values()
-            mode = "L" if first.mode in _GRAY else "RGB"
+            mode = "RGB"
+            if _is_gray(first):
+                mode = "L"
         strict = self.image_mode is None and mode == "L"
         file = None
         if self.cache is not None:
-            key = f"{table._fingerprint} {self.image_size} {mode}"
+            key = f"{table._fingerprint} {self.image_size} {mode}, uint8 or 16 bits"
             file = self.cache / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npy"
         read = functools.partial(_image, table, mode, strict, self.image_size)
         differ = "image_size: None, but the images {} and {} have the shapes {} and {}"
@@ -213,17 +214,18 @@ class HuggingFaceDataModule(FederatedDataModule):
 
 
 def _image(table: Any, mode: str, strict: bool, size: int | None, number: int) -> np.ndarray:
-    """Reads an image of a table with one column, uint8 [C, H, W]; if `strict`, a gray one."""
+    """Reads an image of a table with one column, [C, H, W]; if `strict`, a gray one."""
     (image,) = table[number].values()
-    if strict and image.mode not in _GRAY:
+    if strict and not _is_gray(image):
         raise ConfigError(
             "HuggingFaceDataModule.image_mode: None, but there are gray images and images in "
             "colour; it must be L or RGB"
         )
-    image = image.convert(mode)
-    if size is not None:
-        image = image.resize((size, size))
-    return np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+    return pixels_of(image, mode, size, f"HuggingFaceDataModule: the image {number}")
+
+
+def _is_gray(image: Any) -> bool:
+    return image.mode in ("1", "L") or has_16_bits(image)
 
 
 @contextlib.contextmanager

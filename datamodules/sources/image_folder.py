@@ -33,8 +33,9 @@ class ImageFolderDataModule(FederatedDataModule):
     Class, client and split of an image are either the names of the folders that it lies in or the
     columns of a table. The client may be a person, a hospital, a camera or a domain: with
     `partition=Natural()` each of them is a client. Classes are numbered in the ascending order of
-    their names. Gray images get three equal channels. `levels="client/class"` reads domains such as
-    PACS's:
+    their names. Gray images get three equal channels. Gray images of 16 bits a pixel become float32
+    in [0, 1] instead, and then all images must have 16 bits. `levels="client/class"` reads domains
+    such as PACS's:
 
         pacs/photo/dog/056_0001.jpg
         pacs/sketch/horse/9001.png

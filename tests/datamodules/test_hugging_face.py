@@ -3,6 +3,7 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -263,3 +264,20 @@ def test_floating_targets_and_gaps_of_a_csv_file(tmp_path, one_line):
         read("NA", name="b").setup()
     with one_line("the column 'site' has rows without a value"):
         read("1.5", "None", name="c").setup()
+
+
+@pytest.mark.parametrize(("mode", "channels"), [(None, 1), ("L", 1), ("RGB", 3)])
+def test_pixels_of_16_bits_keep_their_values(mode, channels, tmp_path, one_line):
+    """1000 and 60000 are 1000 / 257 = 3.891 and 60000 / 257 = 233.463 on the scale of 8 bits."""
+    images = [Image.fromarray(np.full((4, 5), value, np.uint16)) for value in (1000, 60000)]
+    folder = saved(tmp_path / "set", train={"picture": images, "label": [0, 1]})
+    data = HuggingFaceDataModule(folder, "picture", "label", image_mode=mode, num_clients=1)
+    inputs, _ = data.samples.gather(torch.arange(2))
+    assert inputs.shape == (2, channels, 4, 5)
+    assert (inputs[0] * 255 - 3.891).abs().max() < 5e-4
+    assert (inputs[1] * 255 - 233.463).abs().max() < 5e-4
+    real = Image.fromarray(np.full((4, 5), 0.5, np.float32))
+    folder = saved(tmp_path / "real", train={"picture": [real], "label": [0]})
+    data = HuggingFaceDataModule(folder, "picture", "label", image_mode=mode, num_clients=1)
+    with one_line("HuggingFaceDataModule: the image 0: ", "mode F)", "must have 8 or 16 bits"):
+        data.setup()

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from ..errors import ConfigError, require
-from .samples import Samples, TensorSamples, check_finite
+from .samples import Samples, TensorSamples, are_scaled, check_finite
 
 
 class Loaded(NamedTuple):
@@ -64,6 +64,18 @@ def check_loaded(name: str, loaded: object) -> None:
                 )
     for remark in _remarks(loaded.train, loaded.test):
         rank_zero_warn(f"{name}: {remark}", category=UserWarning)
+
+
+def tell_scale(name: str, inputs: Tensor) -> None:
+    """Tells whether inputs of type uint8 are divided by 255, as images are."""
+    if inputs.dtype != torch.uint8:
+        return
+    shape = ", ".join(map(str, ("N", *inputs.shape[1:])))
+    if are_scaled(inputs):
+        told = "have the shape of images, and are divided by 255"
+    else:
+        told = "do not have the shape of images, and are not divided by 255"
+    rank_zero_info(f"{name}: the inputs, uint8 [{shape}], {told}")
 
 
 def columns_of(loaded: Loaded) -> dict[str, np.ndarray]:

@@ -42,7 +42,8 @@ class Samples(ABC):
     def gather(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Returns inputs [*S, ...] and targets [*S, ...] at `index`, int64 of any shape S.
 
-        Images stored as uint8, which take a quarter of the memory, become float32 in [0, 1].
+        Inputs stored as uint8, which take a quarter of the memory, become float32: images, which
+        have two axes or more, in [0, 1], and rows of a table as they are.
         """
 
     @abstractmethod
@@ -64,7 +65,7 @@ class TensorSamples(Samples):
     """Samples held in memory.
 
     Args:
-        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 to [0, 1].
+        inputs: Tensor or array [N, ...] of any type; `gather` scales uint8 images to [0, 1].
         targets: Tensor, array or list [N] or [N, ...]; integers and booleans become int64, but
             booleans of several labels, [N, L], become 0 and 1 as float32.
 
@@ -207,8 +208,20 @@ def _join(first: Tensor, second: Tensor) -> Tensor:
 
 
 def scaled(inputs: Tensor) -> Tensor:
-    """Returns uint8 inputs as float32 in [0, 1], and inputs of any other type unchanged."""
-    return inputs.float().div_(255) if inputs.dtype == torch.uint8 else inputs
+    """Returns uint8 inputs [n, ...] as float32, and inputs of any other type unchanged.
+
+    Inputs of the shape of images are divided by 255.
+    """
+    if inputs.dtype != torch.uint8:
+        return inputs
+    if are_scaled(inputs):
+        return inputs.float().div_(255)
+    return inputs.float()
+
+
+def are_scaled(inputs: Tensor) -> bool:
+    """Returns whether inputs are uint8 of the shape of images: [n, H, W], [n, C, H, W] or more."""
+    return inputs.dtype == torch.uint8 and inputs.ndim > 2
 
 
 def check_finite(key: str, values: Tensor) -> None:

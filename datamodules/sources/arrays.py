@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, require
-from ..samples.loaded import Loaded
+from ..samples.loaded import Loaded, tell_scale
 from ..samples.samples import TensorSamples
 
 
@@ -19,8 +19,9 @@ class TensorDataModule(FederatedDataModule):
     """A data set given as tensors, or as NumPy arrays whose types are kept.
 
     Integer targets are classes, floating targets mean regression; booleans [N, L] are L labels of a
-    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are images: they are stored as
-    uint8, and every batch is scaled to float32 in [0, 1].
+    sample, floating 0 and 1 (docs/metrics.md). Inputs of type uint8 are stored as uint8, and become
+    float32 in every batch. Those of the shape of images, [N, H, W] or [N, C, H, W], are divided by
+    255; those of a table, [N, F], are not.
 
     Args:
         inputs: Training inputs [N, ...].
@@ -50,7 +51,7 @@ class TensorDataModule(FederatedDataModule):
         self._loaded = _as_loaded(dict(zip(_KEYS, arrays, strict=True)))
 
     def load(self) -> Loaded:
-        return self._loaded
+        return _told("TensorDataModule", self._loaded)
 
 
 class ArrayDataModule(FederatedDataModule):
@@ -86,18 +87,20 @@ class ArrayDataModule(FederatedDataModule):
         arrays = zip(_KEYS, (inputs, targets, test_inputs, test_targets, client_ids), strict=True)
         given = {key: np.asarray(value) for key, value in arrays if value is not None}
         key = "ArrayDataModule.file"
+        self._file: Path | None = None
         if file is not None:
             require(key, str(file), not given, f"None, as {', '.join(given)} are given")
-        self._file = None if file is None else Path(file).expanduser()
-        if self._file is None:
-            self._loaded = self._convert("an array, as there is no file", given)
-        else:
+            self._file = Path(file).expanduser()
             require(key, str(file), self._file.is_file(), "the path of an existing .npz file")
+        else:
+            self._loaded = self._convert("an array, as there is no file", given)
 
     def load(self) -> Loaded:
         if self._file is None:
-            return self._loaded
-        return self._convert(f"an array in {str(self._file)!r}", _read(self._file))
+            loaded = self._loaded
+        else:
+            loaded = self._convert(f"an array in {str(self._file)!r}", _read(self._file))
+        return _told("ArrayDataModule", loaded)
 
     def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
@@ -151,3 +154,10 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
         None if test is None else TensorSamples(test, arrays["test_targets"]),
         None if ids is None else np.asarray(ids),
     )
+
+
+def _told(name: str, loaded: Loaded) -> Loaded:
+    """Returns what is loaded; a line tells whether inputs of type uint8 are scaled."""
+    assert isinstance(loaded.train, TensorSamples)
+    tell_scale(name, loaded.train.inputs)
+    return loaded

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, check_whole, require
 from ..randomness import choice, fold, uniform
-from ..samples.samples import Samples, TensorSamples, check_finite
+from ..samples.samples import Samples, TensorSamples, are_scaled, check_finite
 
 _BLOCK = 1 << 22  # values that are converted to float64 at a time
 _TRIED = 64  # samples on which transforms are tried when the data are loaded
@@ -315,10 +315,12 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
     """Returns the mean and the standard deviation of each channel, rounded to four digits.
 
     Args:
-        inputs: [N, C, ...]; uint8 values are scaled to [0, 1].
+        inputs: [N, C, ...]; uint8 images are scaled to [0, 1].
     """
     values = inputs.flatten(2) if inputs.ndim > 2 else inputs.unsqueeze(2)
-    scale = 255 if inputs.dtype == torch.uint8 else 1
+    scale = 1
+    if are_scaled(inputs):
+        scale = 255
     sums, count = np.zeros((2, values.shape[1])), values.shape[0] * values.shape[2]
     step = max(1, _BLOCK // max(1, values[0].numel()))
     # Differences to one of the values are exactly 0 in a constant channel.

@@ -20,6 +20,7 @@ from datamodules import (
     Shards,
     SharedTest,
     Sizes,
+    TensorDataModule,
     Within,
 )
 
@@ -62,12 +63,28 @@ def test_arrays_become_tensors_of_standard_types():
     assert x.dtype == torch.float32
     assert (x.tolist(), y.tolist()) == ([[6.0, 7.0]], [3])
     assert y.dtype == torch.int64
-    images = ArrayDataModule((X / X.max() * 255).astype(np.uint8), Y, num_clients=4)
+    pixels = (X / X.max() * 255).astype(np.uint8).reshape(40, 1, 2)
+    images = ArrayDataModule(pixels, Y, num_clients=4)
     assert images.samples.nbytes == 80 + 40 * 8
     assert images.samples.gather(torch.tensor([39]))[0].max() == 1
     regression = ArrayDataModule(X, Y / 2, num_clients=4)
     assert regression.num_classes is None
     assert regression.samples.targets.dtype == torch.float32
+
+
+@pytest.mark.parametrize("kind", [TensorDataModule, ArrayDataModule])
+def test_whether_uint8_is_scaled_is_told(kind, caplog):
+    """The same numbers as a table of four columns and as images of 2 x 2 pixels."""
+    numbers = np.arange(160).astype(np.uint8)
+    caplog.set_level("INFO")
+    table = kind(numbers.reshape(40, 4), Y, num_clients=4)
+    assert table.samples.gather(torch.tensor([39]))[0].tolist() == [[156, 157, 158, 159]]
+    line = f"{kind.__name__}: the inputs, uint8 [N, {{}}], {{}} divided by 255"
+    told = "do not have the shape of images, and are not"
+    assert line.format("4", told) in caplog.messages
+    images = kind(numbers.reshape(40, 2, 2), Y, num_clients=4)
+    assert images.samples.gather(torch.tensor([39]))[0].max() == np.float32(159) / 255
+    assert line.format("2, 2", "have the shape of images, and are") in caplog.messages
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", "longdouble", ">i4", ">u2", "<u2"])

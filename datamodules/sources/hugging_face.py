@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_optional, check_whole, one_line, optional_module, require
 from ..samples.images import has_16_bits, pixels_of, read_items
-from ..samples.loaded import Loaded
+from ..samples.loaded import Loaded, tell_scale
 from ..samples.memory_map import train_and_test
 from .cells import MISSING, identifiers_of, targets_of
 
@@ -172,7 +173,9 @@ class HuggingFaceDataModule(FederatedDataModule):
         if isinstance(feature, Value) and "string" in feature.dtype:
             encode = encoder(self.tokenizer, self.length)
             return np.array([encode(text) for s in splits for text in _values(s, column)])
-        return np.concatenate([_numbers("input_column", s, column) for s in splits])
+        inputs = np.concatenate([_numbers("input_column", s, column) for s in splits])
+        tell_scale("HuggingFaceDataModule", torch.from_numpy(inputs))
+        return inputs
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
         """Returns the images of all splits, which have one column, [N, C, H, W]."""

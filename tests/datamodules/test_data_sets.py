@@ -23,6 +23,9 @@ from datamodules import (
     TensorDataModule,
     Within,
 )
+from models import MLP
+from pfl.algorithms import FedAvg
+from tests.problems import run
 
 
 def test_digits_are_scaled_images_of_ten_classes():
@@ -70,6 +73,19 @@ def test_arrays_become_tensors_of_standard_types():
     regression = ArrayDataModule(X, Y / 2, num_clients=4)
     assert regression.num_classes is None
     assert regression.samples.targets.dtype == torch.float32
+
+
+@pytest.mark.parametrize("engine", ["auto", "sequential"])
+def test_a_run_on_a_table_of_uint8_is_that_on_its_numbers(engine, tmp_path):
+    ages = np.random.default_rng(0).integers(0, 100, (40, 4))
+    rows = []
+    for kind in (np.uint8, np.float32):
+        data = TensorDataModule(ages.astype(kind), Y % 3, num_clients=4, batch_size=3)
+        torch.manual_seed(0)
+        method = FedAvg(MLP(4, (5,), 3), lr=1e-3, engine=engine)
+        trained = run(method, data, 2, root=tmp_path, precision="32-true")
+        rows.append(trained.trainer.recorder.rows)
+    assert len(rows[0]) == 2 and rows[0] == rows[1]
 
 
 @pytest.mark.parametrize("kind", [TensorDataModule, ArrayDataModule])

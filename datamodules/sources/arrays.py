@@ -119,13 +119,30 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     key = f"ArrayDataModule.file: {str(path)!r}"
     try:
         with np.load(path, allow_pickle=False) as stored:
-            arrays = {name: stored[name] for name in stored.files}
+            arrays = {name: _read_array(key, stored, name) for name in stored.files}
+    except ConfigError:
+        raise
     except Exception as error:  # NumPy and zipfile raise many types for files of other formats
         expected = "an .npz file of plain arrays, as numpy.savez writes"
         raise ConfigError(f"{key}; it must be {expected}") from error
     if unknown := ", ".join(sorted(arrays.keys() - set(_KEYS))):
         raise ConfigError(f"{key} holds {unknown}; it must hold only {', '.join(_KEYS)}")
     return arrays
+
+
+def _read_array(key: str, stored: Any, name: str) -> np.ndarray:
+    try:
+        return stored[name]
+    except ValueError as error:
+        if "allow_pickle" not in str(error):
+            raise
+        kind = '"float32"'
+        if name == "client_ids":
+            kind = "str"
+        raise ConfigError(
+            f"{key}: the array {name} is of Python objects, as pandas gives text; it must be saved "
+            f"as {name}.astype({kind})"
+        ) from error
 
 
 def _tensor(key: str, array: np.ndarray) -> Tensor:

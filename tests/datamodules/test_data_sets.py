@@ -112,6 +112,21 @@ def test_arrays_of_any_number_type_and_byte_order_are_read(kind, tmp_path):
     assert (x.tolist(), y.tolist()) == (X.tolist(), Y.tolist())
 
 
+def test_arrays_of_objects_are_named(one_line, tmp_path):
+    """As `frame["hospital"].to_numpy()` gives text."""
+    path, ids = tmp_path / "mine.npz", np.array(["north", "south"] * 20, object)
+    np.savez(path, inputs=X, targets=Y, client_ids=ids)
+    told = "the array client_ids is of Python objects", "saved as client_ids.astype(str)"
+    with one_line("ArrayDataModule.file: ", *told):
+        ArrayDataModule(file=path, partition=Natural()).setup()
+    np.savez(path, inputs=X, targets=Y, client_ids=ids.astype(str))
+    assert ArrayDataModule(file=path, partition=Natural()).client_names == ["north", "south"]
+    np.savez(path, inputs=X.astype(object), targets=Y)
+    told = "the array inputs is of Python objects", 'saved as inputs.astype("float32")'
+    with one_line("ArrayDataModule.file: ", *told):
+        ArrayDataModule(file=path, num_clients=2).setup()
+
+
 def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
     with one_line("ArrayDataModule.targets: None; it must be an array"):
         ArrayDataModule(X, num_clients=2)
@@ -135,7 +150,7 @@ def test_wrong_arrays_and_files_are_refused(one_line, tmp_path):
     with one_line("more.npz' holds label", "client_ids"):
         ArrayDataModule(file=tmp_path / "more.npz", num_clients=2).setup()
     np.savez(tmp_path / "objects.npz", inputs=np.array([{}, []], object), targets=Y)
-    with one_line("objects.npz'; it must be an .npz file of plain arrays"):
+    with one_line("objects.npz': the array inputs is of Python objects"):
         ArrayDataModule(file=tmp_path / "objects.npz", num_clients=2).setup()
 
 

@@ -119,7 +119,7 @@ class ModelRunner:
         Raises:
             ConfigError: The loss does not return one value (or one tensor) per sample.
         """
-        losses = self.loss(outputs, targets)
+        losses = self.loss(outputs, self.as_compared(outputs, targets))
         if not isinstance(losses, Tensor) or losses.ndim == 0 or len(losses) != len(targets):
             kind = type(losses).__name__
             shape = f"shape {list(losses.shape)}" if isinstance(losses, Tensor) else f"a {kind}"
@@ -128,6 +128,13 @@ class ModelRunner:
                 f"{len(targets)}; it must return one value per sample (reduction='none')"
             )
         return self._mean_over_targets(losses, targets)
+
+    def as_compared(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the targets as the loss takes them: labels [n] of one output [n, 1] as [n, 1]."""
+        has_one_label = targets.is_floating_point() and targets.ndim == 1
+        if has_one_label and outputs.shape[1:] == (1,) and self.label_threshold is not None:
+            return targets.unsqueeze(1)
+        return targets
 
     def mean_of(self, losses: Tensor, targets: Tensor) -> Tensor:
         """Returns the mean of the losses [n] of n samples, weighted by their real targets."""

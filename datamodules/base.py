@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from lightning import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, check_optional, check_whole, require
@@ -16,7 +17,7 @@ from .loaders import SampleDataset, Selection, ShuffleSampler, make_loader, visi
 from .partitions.index_arrays import IndexArrays
 from .partitions.measures import is_owned
 from .partitions.partition import Partition
-from .protocols.protocol import Pool, Protocol, SplitOwn
+from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
@@ -25,6 +26,8 @@ from .samples.samples import Samples, concatenate
 from .transforms.transform import Pipeline, Transform
 
 Split = Literal["train", "val", "test"]
+
+_SHOWN = 20  # clients that a line names
 
 
 class FederatedDataModule(LightningDataModule, ABC):
@@ -150,6 +153,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
+        if isinstance(self.protocol, OfficialSplit):
+            _tell_newcomers(name, partition)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
         about = partition.about or {  # what is partitioned and how, for `Partition.save`
             "data": name,
@@ -313,6 +318,20 @@ class FederatedDataModule(LightningDataModule, ABC):
         changes = ", ".join(map(repr, self._transforms.transforms))
         ends = f"; transforms {changes}." if changes else "."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
+
+
+def _tell_newcomers(name: str, partition: Partition) -> None:
+    """Tells which clients have official test samples only, and how they become newcomers."""
+    newcomers = np.flatnonzero((partition.train.sizes == 0) & (partition.test.sizes > 0))
+    if not len(newcomers):
+        return
+    shown = ", ".join(map(str, newcomers[:_SHOWN]))
+    if len(newcomers) > _SHOWN:
+        shown += ", ..."
+    rank_zero_info(
+        f"{name}: {len(newcomers)} of {len(partition)} clients have official test samples only, "
+        f"and never train; loop.unseen: [{shown}] scores them as newcomers"
+    )
 
 
 class ClientDataModule(LightningDataModule):

@@ -10,6 +10,7 @@ from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.partition import Partition
 from .splits import split_off
 
+
 class Pool(NamedTuple):
     """The samples of a data set: the training samples, followed by the official test samples."""
 

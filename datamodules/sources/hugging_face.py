@@ -134,8 +134,10 @@ class HuggingFaceDataModule(FederatedDataModule):
         given: dict[str, Any] = {"data_files": self.data_files, "revision": self.revision}
         given["cache_dir"] = str(self.root / "huggingface")
         if self.path == "csv":  # pandas would read 007 and 7 as one number
-            texts = {self.target_column, self.client_column} - {None, self.input_column}
-            given["converters"] = dict.fromkeys(sorted(texts), _cell)
+            given["converters"] = {self.target_column: _cell}
+            if self.client_column is not None:
+                given["converters"][self.client_column] = _cell
+            given["converters"].pop(self.input_column, None)
         try:
             with _quiet(datasets, is_local=is_folder or self.data_files is not None):
                 if is_folder:

@@ -91,10 +91,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         if isinstance(partition, Given):
             protocol = partition.protocol(protocol)
         protocol = self.default_protocol() if protocol is None else protocol
-        is_rule, is_protocol = isinstance(partition, Partitioner), isinstance(protocol, Protocol)
+        is_rule = isinstance(partition, Partitioner)
+        is_protocol = isinstance(protocol, Protocol)
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
         require(f"{name}.protocol", protocol, is_protocol, "a Protocol, such as SplitOwn()")
-        self.partitioner, self.protocol = partition, protocol
+        self.partitioner = partition
+        self.protocol = protocol
         known = num_clients is not None or partition.counts_clients
         expected = "a whole number, unless partition=Natural() or another rule determines it"
         require(f"{name}.num_clients", num_clients, known, expected)
@@ -122,7 +124,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         loaded = self.load()
         name = type(self).__name__
         check_loaded(name, loaded)
-        samples, num_train = loaded.train, len(loaded.train)
+        samples = loaded.train
+        num_train = len(loaded.train)
         if loaded.test is not None and len(loaded.test):
             samples = concatenate(loaded.train, loaded.test)
         holds = len(samples) > num_train or not self.protocol.needs_official_test
@@ -148,7 +151,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if names is not None and not fits:
             given = f"{repr(names)[:60]}; it must be a list of {self._num_clients} different names"
             raise ConfigError(f"{name}.client_names: {given}")
-        whole, rng = Pool(labels, num_train, len(samples)), generator(self.seed, "protocol")
+        whole = Pool(labels, num_train, len(samples))
+        rng = generator(self.seed, "protocol")
         partition = self.protocol.split(owned, whole, rng)
         if not partition.train.sizes.any():
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
@@ -245,7 +249,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         """
         splits = self.partition.splits
         require("label_counts.split", split, split in splits, "'train', 'val' or 'test'")
-        targets, classes = host_targets(self.samples), self.num_classes
+        targets = host_targets(self.samples)
+        classes = self.num_classes
         if classes is None or not self.has_labels:
             raise ConfigError(
                 f"label_counts: targets are {targets.dtype} of shape {targets.shape}; they must be "
@@ -270,7 +275,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         `samples_unused` are those that the rule could have assigned and that no client has;
         official test samples count if the protocol gives them to clients to split.
         """
-        parts, unused = self.partition, np.ones(self._pool, bool)
+        parts = self.partition
+        unused = np.ones(self._pool, bool)
         for arrays in parts.splits.values():
             unused &= ~is_owned(arrays, len(self.samples))[: self._pool]
         return {
@@ -314,7 +320,8 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def describe(self) -> str:
         """Describes partition rule, protocol and seed in words, for the record of a run."""
-        rule, protocol = self.partitioner.describe(), self.protocol.describe()
+        rule = self.partitioner.describe()
+        protocol = self.protocol.describe()
         changes = ", ".join(map(repr, self._transforms.transforms))
         ends = f"; transforms {changes}." if changes else "."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
@@ -349,8 +356,11 @@ class ClientDataModule(LightningDataModule):
 
     def __init__(self, data: FederatedDataModule, client: int) -> None:
         super().__init__()
-        self.samples, self.transforms, self.seed = data.samples, data.transforms, data.seed
-        self.batch_size, self.num_workers = data.batch_size, data.num_workers
+        self.samples = data.samples
+        self.transforms = data.transforms
+        self.seed = data.seed
+        self.batch_size = data.batch_size
+        self.num_workers = data.num_workers
         self.client = client
         self.train, self.val, self.test = (part[client] for part in data.partition.splits.values())
 

@@ -122,12 +122,14 @@ class Ragged(IndexArrays):
     @classmethod
     def shared(cls, indices: np.ndarray, num_clients: int) -> "Ragged":
         """Builds index arrays in which all clients have the same array, stored once."""
-        start, size = np.int64(0), np.int64(len(indices))
+        start = np.int64(0)
+        size = np.int64(len(indices))
         starts, sizes = (np.broadcast_to(number, num_clients) for number in (start, size))
         return cls(indices.astype(np.int64), starts, sizes)
 
     def of(self, clients: np.ndarray | slice) -> np.ndarray:
-        starts, sizes = self.starts[clients], self.sizes[clients]
+        starts = self.starts[clients]
+        sizes = self.sizes[clients]
         total = int(sizes.sum())
         adjacent = not total or starts[-1] + sizes[-1] == starts[0] + total
         if isinstance(clients, slice) and adjacent:

@@ -70,7 +70,8 @@ class Partition:
 
         The docstring of this module describes the content.
         """
-        arrays, parts = dict[str, np.ndarray](), dict[str, Ragged]()
+        arrays = dict[str, np.ndarray]()
+        parts = dict[str, Ragged]()
         for split, part in self.splits.items():
             if not isinstance(part, Ragged):  # arrays that are computed on access
                 part = Ragged.from_sizes(part.flat, part.sizes)
@@ -125,7 +126,8 @@ def read(file: str | os.PathLike) -> Partition:
         ConfigError: There is no such file, or it is damaged or not one of `Partition.save`, or
             clients share samples, or have one several times, though the file does not say so.
     """
-    path, key = Path(file).expanduser(), f"Given.file: {os.fspath(file)!r}"
+    path = Path(file).expanduser()
+    key = f"Given.file: {os.fspath(file)!r}"
     if not path.is_file():
         raise ConfigError(f"{key}; it must be the path of an existing file")
     try:

@@ -86,7 +86,8 @@ class SplitOwn(Protocol):
     def __init__(self, test: float = 0.2, validation: float = 0.1) -> None:
         self.test = _check_share("test", test, self)
         super().__init__(validation)
-        key, total = "SplitOwn.test + SplitOwn.validation", test + validation
+        key = "SplitOwn.test + SplitOwn.validation"
+        total = test + validation
         require(key, total, total < 1, "below 1, as the rest is for training")
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
@@ -124,7 +125,8 @@ class MatchLabels(Protocol):
         super().__init__(validation)
 
     def split(self, owned: IndexArrays, pool: Pool, rng: np.random.Generator) -> Partition:
-        labels, num_train = pool.labels, pool.num_train
+        labels = pool.labels
+        num_train = pool.num_train
         expected = "SplitOwn or SharedTest, unless every sample has one integer label"
         require("protocol", self, labels is not None, expected)
         assert labels is not None

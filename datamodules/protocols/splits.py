@@ -32,7 +32,8 @@ def split_off(
     kind = owned[0].dtype
     parts = [Ragged.from_sizes(np.empty(held.sum(), kind), held) for held in sizes]
     for clients in owned.blocks():
-        samples, held = owned.of(clients), owned.sizes[clients]
+        samples = owned.of(clients)
+        held = owned.sizes[clients]
         # Numbers are drawn even if nothing is split off, so that later draws stay the same.
         draws = rng.random(len(samples))
         if not any(shares):
@@ -44,7 +45,8 @@ def split_off(
         numbers = np.tile(np.arange(len(sizes), dtype=np.int8), len(held))
         part[order] = np.repeat(numbers, sizes[:, clients].T.ravel())
         for number, ragged in enumerate(parts):
-            mine, begin = samples[part == number], ragged.starts[clients.start]
+            mine = samples[part == number]
+            begin = ragged.starts[clients.start]
             ragged.indices[begin : begin + len(mine)] = mine
     return [*parts[:-1], parts[-1] if any(shares) else Ragged.from_sizes(owned.flat, owned.sizes)]
 
@@ -52,7 +54,8 @@ def split_off(
 def _split_drawn(
     owned: Drawn, labels: np.ndarray | None, shares: tuple[float, ...], rng: Generator
 ) -> list[IndexArrays]:
-    key, begin = int(rng.integers(1 << 63)), 0
+    key = int(rng.integers(1 << 63))
+    begin = 0
     labels = None if labels is None else labels[: owned.total]
     parts: list[IndexArrays] = []
     for size in _part_sizes(np.array([owned.size]), shares)[:, 0].tolist():

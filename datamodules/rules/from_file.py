@@ -40,7 +40,8 @@ class Given(Partitioner):
         return len(self._partition)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        stored, about = self._partition, self._partition.about
+        stored = self._partition
+        about = self._partition.about
         found = (len(targets), targets_hash(targets))
         expected = (about.get("samples"), about.get("targets_hash"))
         if found != expected:

@@ -244,6 +244,7 @@ def check_clients(num_clients: int, total: int) -> None:
 
 def check_least(rule: Partitioner, name: str, total: int, num_clients: int) -> None:
     """Raises a ConfigError if the argument of this name exceeds the mean samples per client."""
-    mean, least = total // num_clients, getattr(rule, name)
+    mean = total // num_clients
+    least = getattr(rule, name)
     expected = f"at most {mean}, the mean number of samples with num_clients={num_clients}"
     require(f"{type(rule).__name__}.{name}", least, least <= mean, expected)

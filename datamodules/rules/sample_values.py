@@ -77,7 +77,8 @@ class PerSample(Partitioner):
         Raises:
             ConfigError: There are no values, their number is wrong, or some are missing.
         """
-        values, noun = self._values, self.noun
+        values = self._values
+        noun = self.noun
         if values is None:
             raise ConfigError(
                 f"{self._key}: None; it must be given, as the data set has no client ids"

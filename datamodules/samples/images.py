@@ -71,7 +71,8 @@ def _stack(
     read: Callable[[int], np.ndarray], names: Sequence[object], differ: str, file: Path | None
 ) -> np.ndarray:
     items: np.ndarray | None = None
-    place, blocks = 0, _Blocks(read, len(names))
+    place = 0
+    blocks = _Blocks(read, len(names))
     workers = min(torch.get_num_threads(), len(blocks))
     # With a generator of its own the loader does not draw from the global random state.
     loader = DataLoader(
@@ -107,7 +108,8 @@ def _stack(
 def _allocate(shape: tuple[int, ...], dtype: np.dtype, file: Path | None) -> np.ndarray:
     if file is None:
         return np.empty(shape, dtype)
-    free, needed = shutil.disk_usage(file.parent).free, math.prod(shape) * dtype.itemsize
+    free = shutil.disk_usage(file.parent).free
+    needed = math.prod(shape) * dtype.itemsize
     if free <= needed:  # a process that writes to a mapped file on a full disk is killed
         raise ConfigError(
             f"cache: {str(file.parent)!r} has {free / 2**20:.0f} MiB of free space; it must have "
@@ -123,7 +125,8 @@ class _Blocks(Dataset):
     """
 
     def __init__(self, read: Callable[[int], np.ndarray], number: int) -> None:
-        self.read, self.number = read, number
+        self.read = read
+        self.number = number
 
     def __len__(self) -> int:
         return -(-self.number // _BLOCK)

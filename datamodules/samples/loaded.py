@@ -99,7 +99,8 @@ def host_targets(samples: Samples) -> np.ndarray:
 
 def _remarks(train: Samples, test: Samples | None) -> list[str]:
     """Returns sentences about samples that can be used, but are probably not what was meant."""
-    found, targets = [], train.targets
+    found = []
+    targets = train.targets
     if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
         both = [targets] if test is None or test.targets is None else [targets, test.targets]
         classes = torch.cat(both)

@@ -83,7 +83,8 @@ class TensorSamples(Samples):
     ) -> None:
         inputs = _as_tensor("TensorSamples.inputs", inputs)
         targets = _as_tensor("TensorSamples.targets", targets)
-        shape, number = tuple(inputs.shape), len(inputs) if inputs.ndim else 0
+        shape = tuple(inputs.shape)
+        number = len(inputs) if inputs.ndim else 0
         require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
         shape = tuple(targets.shape)
         expected = f"({number}, ...), one target per input"
@@ -105,7 +106,8 @@ class TensorSamples(Samples):
         )
 
     def to(self, device: torch.device | str) -> "TensorSamples":
-        inputs, targets = self.inputs.to(device), self.targets.to(device)
+        inputs = self.inputs.to(device)
+        targets = self.targets.to(device)
         if inputs is self.inputs and targets is self.targets:
             return self
         return TensorSamples(inputs, targets)
@@ -174,7 +176,8 @@ def concatenate(first: Samples, second: Samples) -> Samples:
     """Joins training and official test samples; the indices of the latter follow the former."""
     if isinstance(first, TensorSamples) and isinstance(second, TensorSamples):
         for key in ("inputs", "targets"):
-            a, b = getattr(first, key), getattr(second, key)
+            a = getattr(first, key)
+            b = getattr(second, key)
             sizes = ", ".join(map(str, ("N", *a.shape[1:])))
             fits = a.shape[1:] == b.shape[1:]
             require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")

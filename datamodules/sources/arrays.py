@@ -165,7 +165,8 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
     for missing, other in (("test_inputs", "test_targets"), ("test_targets", "test_inputs")):
         if arrays[missing] is None and arrays[other] is not None:
             raise ConfigError(f"{missing}: None; it must be given, as {other} is")
-    test, ids = arrays["test_inputs"], arrays["client_ids"]
+    test = arrays["test_inputs"]
+    ids = arrays["client_ids"]
     return Loaded(
         TensorSamples(arrays["inputs"], arrays["targets"]),
         None if test is None else TensorSamples(test, arrays["test_targets"]),

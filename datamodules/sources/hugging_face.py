@@ -97,12 +97,16 @@ class HuggingFaceDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         self.path, self.configuration = path, name  # a Lightning data module has a `name` already
-        self.data_files, self.revision = data_files, revision
-        self.input_column, self.target_column = input_column, target_column
+        self.data_files = data_files
+        self.revision = revision
+        self.input_column = input_column
+        self.target_column = target_column
         self.client_column = client_column
-        self.train_split, self.test_split = train_split, test_split
+        self.train_split = train_split
+        self.test_split = test_split
         self.image_size = check_optional("HuggingFaceDataModule.image_size", image_size)
-        self.image_mode, self.tokenizer = image_mode, tokenizer
+        self.image_mode = image_mode
+        self.tokenizer = tokenizer
         self.length = check_whole("HuggingFaceDataModule.length", length)
         self.cache = None if cache is None else Path(cache).expanduser()
         self.root = Path(root).expanduser()
@@ -153,7 +157,8 @@ class HuggingFaceDataModule(FederatedDataModule):
             found = {"train": found}
         named = {"train_split": self.train_split, "test_split": self.test_split}
         for argument, split in named.items():
-            holds, expected = split is None or split in found, f"one of {', '.join(found)}"
+            holds = split is None or split in found
+            expected = f"one of {', '.join(found)}"
             require(f"HuggingFaceDataModule.{argument}", split, holds, expected)
         splits = [found[split] for split in named.values() if split is not None]
         for argument in ("input_column", "target_column", "client_column"):
@@ -183,7 +188,8 @@ class HuggingFaceDataModule(FederatedDataModule):
         """Returns the images of all splits, which have one column, [N, C, H, W]."""
         from datasets import concatenate_datasets
 
-        table, mode = concatenate_datasets(list(splits)), self.image_mode
+        table = concatenate_datasets(list(splits))
+        mode = self.image_mode
         if mode is None:
             (first,) = table[0].values()
             mode = "RGB"
@@ -236,7 +242,8 @@ def _is_gray(image: Any) -> bool:
 @contextlib.contextmanager
 def _quiet(datasets: Any, is_local: bool) -> Iterator[None]:
     """Keeps `datasets` from logging errors, which are raised as well, and local progress bars."""
-    level, shown = datasets.logging.get_verbosity(), datasets.is_progress_bar_enabled()
+    level = datasets.logging.get_verbosity()
+    shown = datasets.is_progress_bar_enabled()
     hub = logging.getLogger("huggingface_hub")  # tells every retry without a network
     datasets.logging.set_verbosity(logging.CRITICAL)
     hub_level = hub.level

@@ -76,7 +76,8 @@ class ImageFolderDataModule(FederatedDataModule):
         require("ImageFolderDataModule.levels", levels, levels in (None, *known), ", ".join(known))
         both = table is not None and levels is not None
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
-        self.levels, self.table = levels or "class", table
+        self.levels = levels or "class"
+        self.table = table
         self.cache = None if cache is None else Path(cache).expanduser()
         self.image_size = check_optional("ImageFolderDataModule.image_size", image_size)
 
@@ -97,7 +98,8 @@ class ImageFolderDataModule(FederatedDataModule):
 
     def _find(self) -> tuple[list["_Image"], int]:
         """Returns all images, the training images first, and the number of training images."""
-        key, folder = f"ImageFolderDataModule.folder: {str(self.folder)!r}", self.folder
+        key = f"ImageFolderDataModule.folder: {str(self.folder)!r}"
+        folder = self.folder
         if not folder.is_dir():
             raise ConfigError(f"{key} is not a folder; it must hold images at {self._place()}")
         found = self._walk() if self.table is None else self._rows(self.table)
@@ -115,7 +117,8 @@ class ImageFolderDataModule(FederatedDataModule):
         return "/".join(f"<{level}>" for level in (*self.levels.split("/"), "image"))
 
     def _walk(self) -> list["_Image"]:
-        images, levels = [], self.levels.split("/")
+        images = []
+        levels = self.levels.split("/")
         for path in sorted(self.folder.rglob("*")):
             if path.suffix.lower() not in SUFFIXES or not path.is_file():
                 continue
@@ -173,6 +176,7 @@ class _Image(NamedTuple):
 def _image(path: Path, values: dict[str, str], place: str) -> _Image:
     """Returns an image, with `values` from its folders or its row, which is at `place`."""
     split = values.get("split", "train")
-    key, known = f"ImageFolderDataModule: the split of {place}", ("train", "test")
+    key = f"ImageFolderDataModule: the split of {place}"
+    known = ("train", "test")
     require(key, split, split in known, "train or test")
     return _Image(path, values["class"], values.get("client"), split)

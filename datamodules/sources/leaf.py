@@ -91,7 +91,8 @@ class LeafDataModule(FederatedDataModule):
         parts = [self._read(files) for files in self._files()]
         users, number = np.unique(np.concatenate([p[0] for p in parts]), return_inverse=True)
         enough = np.bincount(number) >= self.min_samples
-        key, most = f"{type(self).__name__}.min_samples", int(np.bincount(number).max())
+        key = f"{type(self).__name__}.min_samples"
+        most = int(np.bincount(number).max())
         expected = f"at most {most}, the largest number of samples of a user"
         require(key, self.min_samples, bool(enough.any()), expected)
         ids = np.full(len(users), "", object)
@@ -131,7 +132,8 @@ class LeafDataModule(FederatedDataModule):
                     if user in columns:
                         raise ValueError(f"the user {user} is listed twice")
                     data = content["user_data"][user]
-                    inputs, targets = self.inputs(data["x"]), self.targets(data["y"])
+                    inputs = self.inputs(data["x"])
+                    targets = self.targets(data["y"])
                     if (n := len(inputs)) != len(targets):
                         raise ValueError(f"{user} has {n} inputs and {len(targets)} targets")
                     columns[user] = np.full(len(targets), user), inputs, targets

@@ -92,7 +92,8 @@ class Sent140DataModule(LeafDataModule):
         super().__init__(**kwargs)
         self.embeddings = None if embeddings is None else Path(embeddings).expanduser()
         if self.embeddings is not None:
-            key, suffix = "Sent140DataModule.embeddings", self.embeddings.suffix
+            key = "Sent140DataModule.embeddings"
+            suffix = self.embeddings.suffix
             holds = self.embeddings.is_file() and suffix in (".txt", ".json")
             expected = (
                 "an existing file: glove.6B.300d.txt of nlp.stanford.edu/data/glove.6B.zip, or the "

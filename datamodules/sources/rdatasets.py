@@ -125,12 +125,14 @@ class RDatasetsDataModule(FederatedDataModule):
         expected = f"one of {', '.join(known)}"
         require(f"{key}.client_column", client_column, self.client_column in known, expected)
         self.min_samples = check_whole(f"{key}.min_samples", min_samples)
-        self.table, self.path = _TABLES[name], Path(root).expanduser() / f"{name}.npz"
+        self.table = _TABLES[name]
+        self.path = Path(root).expanduser() / f"{name}.npz"
 
     def prepare_data(self) -> None:
         if self.path.is_file():
             return
-        rows, table = rdata(self.table.file), self.table
+        rows = rdata(self.table.file)
+        table = self.table
         if table.target == "result":
             rows = rows[rows["result"] != "invalid"]
         if table.target == "late":

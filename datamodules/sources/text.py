@@ -57,7 +57,8 @@ class MovieLensDataModule(FederatedDataModule):
     ) -> None:
         super().__init__(**kwargs)
         name = type(self).__name__
-        self.tokenizer, self.root = tokenizer, Path(root).expanduser()
+        self.tokenizer = tokenizer
+        self.root = Path(root).expanduser()
         self.length = check_whole(f"{name}.length", length)
         self.min_film_ratings = check_whole(f"{name}.min_film_ratings", min_film_ratings)
         self.min_user_ratings = check_whole(f"{name}.min_user_ratings", min_user_ratings)
@@ -129,18 +130,23 @@ class InstructionDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.file, self.tokenizer = Path(file).expanduser(), tokenizer
+        self.file = Path(file).expanduser()
+        self.tokenizer = tokenizer
         self.length = check_whole("InstructionDataModule.length", length, 2)
-        self.end, self.padding = end, padding
+        self.end = end
+        self.padding = padding
         require("InstructionDataModule.file", str(file), self.file.is_file(), "an existing file")
 
     def load(self) -> Loaded:
         encode = encoder(self.tokenizer, None)
-        inputs, targets, users = [], [], []
+        inputs = []
+        targets = []
+        users = []
         for number, line in enumerate(self.file.read_text(encoding="utf-8").splitlines(), 1):
             try:
                 row = json.loads(line)
-                prompt, answer = encode(row["prompt"]), [*encode(row["answer"]), self.end]
+                prompt = encode(row["prompt"])
+                answer = [*encode(row["answer"]), self.end]
                 users.append(str(row.get("user", 0)))
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise ConfigError(

@@ -241,7 +241,8 @@ class Pipeline:
     """
 
     def __init__(self, transforms: Sequence[Transform] = (), seed: int = 0) -> None:
-        self.transforms, self._seed = list(transforms), seed
+        self.transforms = list(transforms)
+        self._seed = seed
 
     @property
     def per_client(self) -> bool:
@@ -258,7 +259,8 @@ class Pipeline:
             return self
         index = torch.linspace(0, len(train) - 1, min(len(train), _TRIED)).long()
         some = train.gather(index)[0]
-        kind, expected = str(some.dtype), "floating, or uint8 images, where transforms are given"
+        kind = str(some.dtype)
+        expected = "floating, or uint8 images, where transforms are given"
         require("inputs.dtype", kind, some.is_floating_point(), expected)
         bound = [transform.bound(train, num_clients) for transform in self.transforms]
         result = Pipeline(bound, self._seed)
@@ -321,7 +323,8 @@ def channel_statistics(inputs: Tensor) -> tuple[list[float], list[float]]:
     scale = 1
     if are_scaled(inputs):
         scale = 255
-    sums, count = np.zeros((2, values.shape[1])), values.shape[0] * values.shape[2]
+    sums = np.zeros((2, values.shape[1]))
+    count = values.shape[0] * values.shape[2]
     step = max(1, _BLOCK // max(1, values[0].numel()))
     # Differences to one of the values are exactly 0 in a constant channel.
     offset = values[0, :, 0].double().numpy() / scale
@@ -340,5 +343,6 @@ def _round_digits(values: np.ndarray) -> list[float]:
 
 def check_images(transform: Transform, inputs: Tensor) -> None:
     """Raises a ConfigError unless inputs are images [n, C, H, W]."""
-    key, shape = f"{type(transform).__name__}: the inputs' shape", tuple(inputs.shape)
+    key = f"{type(transform).__name__}: the inputs' shape"
+    shape = tuple(inputs.shape)
     require(key, shape, inputs.ndim == 4, "(n, C, H, W), images")

@@ -87,10 +87,12 @@ class FederatedDataModule(LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         name = type(self).__name__
-        partition = self.default_rule() if partition is None else partition
+        if partition is None:
+            partition = self.default_rule()
         if isinstance(partition, Given):
             protocol = partition.protocol(protocol)
-        protocol = self.default_protocol() if protocol is None else protocol
+        if protocol is None:
+            protocol = self.default_protocol()
         is_rule = isinstance(partition, Partitioner)
         is_protocol = isinstance(protocol, Protocol)
         require(f"{name}.partition", partition, is_rule, "a Partitioner, such as IID()")
@@ -134,9 +136,13 @@ class FederatedDataModule(LightningDataModule, ABC):
         self._samples = samples
         # The rule assigns the first samples, as many as both the protocol and the rule allow.
         targets = host_targets(samples)
-        labels = targets if targets.dtype.kind == "i" and targets.ndim == 1 else None
+        labels = None
+        if targets.dtype.kind == "i" and targets.ndim == 1:
+            labels = targets
         rule = self.partitioner.bound(columns_of(loaded), num_train, len(samples))
-        pool = len(samples) if self.protocol.assigns_official_test else num_train
+        pool = num_train
+        if self.protocol.assigns_official_test:
+            pool = len(samples)
         self._pool = pool
         if rule.reach is not None:
             pool = min(pool, rule.reach)
@@ -144,7 +150,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._num_clients is None:
             self._num_clients = rule.count()
         assert self._num_clients is not None
-        self._class_names = None if loaded.class_names is None else list(loaded.class_names)
+        if loaded.class_names is not None:
+            self._class_names = list(loaded.class_names)
         owned = rule.assign(targets[:pool], self._num_clients, generator(self.seed, "partition"))
         self._client_names = names = rule.client_names(owned)
         fits = isinstance(names, list) and len({*names}) == self._num_clients
@@ -160,15 +167,18 @@ class FederatedDataModule(LightningDataModule, ABC):
         if isinstance(self.protocol, OfficialSplit):
             _tell_newcomers(name, partition)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
-        about = partition.about or {  # what is partitioned and how, for `Partition.save`
-            "data": name,
-            "train_samples": num_train,
-            "rule": repr(self.partitioner),
-            "protocol": repr(self.protocol),
-            "seed": self.seed,
-            "description": self.describe(),
-            **({} if self._client_names is None else {"client_names": self._client_names}),
-        }
+        about = partition.about
+        if not about:  # what is partitioned and how, for `Partition.save`
+            about = {
+                "data": name,
+                "train_samples": num_train,
+                "rule": repr(self.partitioner),
+                "protocol": repr(self.protocol),
+                "seed": self.seed,
+                "description": self.describe(),
+            }
+            if self._client_names is not None:
+                about["client_names"] = self._client_names
         self._partition = replace(partition, targets=targets, about=about)
 
     def _ready(self) -> None:
@@ -200,7 +210,9 @@ class FederatedDataModule(LightningDataModule, ABC):
     @property
     def num_clients(self) -> int:
         """M, the number of clients."""
-        return self._num_clients if self._num_clients is not None else len(self.partition)
+        if self._num_clients is None:
+            return len(self.partition)
+        return self._num_clients
 
     @property
     def client_names(self) -> list[str] | None:
@@ -323,7 +335,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         rule = self.partitioner.describe()
         protocol = self.protocol.describe()
         changes = ", ".join(map(repr, self._transforms.transforms))
-        ends = f"; transforms {changes}." if changes else "."
+        ends = "."
+        if changes:
+            ends = f"; transforms {changes}."
         return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
 
 
@@ -378,7 +392,9 @@ class ClientDataModule(LightningDataModule):
         """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
         require("split", split, split in indices, "'train', 'val' or 'test'")
-        key = visit_key(self.seed, "client visits") if split == "train" else None
+        key = None
+        if split == "train":
+            key = visit_key(self.seed, "client visits")
         return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
 
     def _loader(self, split: Split, sampler: Sampler | None = None) -> DataLoader:

@@ -35,7 +35,9 @@ class SampleDataset(Dataset):
     ) -> None:
         self.samples = samples
         self.indices = torch.as_tensor(indices)
-        self.transforms = Pipeline() if transforms is None else transforms
+        if transforms is None:
+            transforms = Pipeline()
+        self.transforms = transforms
         self.owners = torch.as_tensor(owners).expand(len(self.indices))
         self.augmented = augmented
 

@@ -161,4 +161,6 @@ def stable_argsort(keys: np.ndarray) -> np.ndarray:
     Keys that fit into 16 bits, for which NumPy has a radix sort, are sorted several times faster.
     """
     narrow = keys.max(initial=0) < 1 << 16
-    return np.argsort(keys.astype(np.uint16) if narrow else keys, kind="stable")
+    if narrow:
+        keys = keys.astype(np.uint16)
+    return np.argsort(keys, kind="stable")

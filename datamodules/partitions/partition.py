@@ -181,7 +181,9 @@ def _part(
             f"{key}: {split}_sizes add up to {sizes.sum()}; they must add up to {len(indices)}, "
             f"the number of {split}_indices{', or all be that number' if split == 'test' else ''}"
         )
-    return Ragged.shared(indices, len(sizes)) if is_shared else Ragged.from_sizes(indices, sizes)
+    if is_shared:
+        return Ragged.shared(indices, len(sizes))
+    return Ragged.from_sizes(indices, sizes)
 
 
 def _number_shared(partition: Partition) -> int:
@@ -211,7 +213,8 @@ def _check_samples(key: str, partition: Partition) -> None:
     sizes = {name: len(part) for name, part in partition.splits.items()}
     if len(set(sizes.values())) > 1:
         raise ConfigError(f"{key} has {sizes} clients; all splits must have as many")
-    (clients, samples), stated = _find_repeats(partition), partition.about
+    clients, samples = _find_repeats(partition)
+    stated = partition.about
     if len(clients) != (expected := stated.get("repeated_samples", 0)):
         such = f" (the sample {samples[0]} of client {clients[0]})" if len(clients) else ""
         raise ConfigError(

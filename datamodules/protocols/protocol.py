@@ -59,8 +59,10 @@ class Protocol(ABC):
 
     def describe(self) -> str:
         """Describes the protocol in words, for the record of a run."""
-        also = f", validated on {self.validation:.0%} of its own" if self.validation else ""
-        return self.words.format_map(vars(self)) + (also or ", without validation")
+        also = ", without validation"
+        if self.validation:
+            also = f", validated on {self.validation:.0%} of its own"
+        return self.words.format_map(vars(self)) + also
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"

@@ -59,7 +59,9 @@ class Within(Partitioner):
         return Within(outer, inner, self.groups)
 
     def assign(self, targets: np.ndarray, num_clients: int, rng: Generator) -> IndexArrays:
-        number = self.groups if self.groups is not None else self.outer.count()
+        number = self.groups
+        if number is None:
+            number = self.outer.count()
         assert number is not None
         enough = f"at least {number}, the number of groups"
         require("num_clients", num_clients, num_clients >= number, enough)
@@ -183,7 +185,8 @@ class LabelDistribution(CountsByClass):
         short = np.flatnonzero(counts.sum(0) > available)
         if len(short):
             label = short[0]
-            key = "LabelDistribution.size" if self.size else key
+            if self.size:
+                key = "LabelDistribution.size"
             found = f"{counts[:, label].sum()} samples of class number {label}"
             require(key, found, False, f"at most {available[label]}, as many as the data have")
         return counts.T

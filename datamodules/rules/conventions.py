@@ -173,7 +173,9 @@ class PFLlibPathological(CountsByClass):
         return counts
 
     def describe(self) -> str:
-        sizes = "equal" if self.balance else "random"
+        sizes = "random"
+        if self.balance:
+            sizes = "equal"
         return f"{self.classes} classes per client as PFLlib's pat, shares of a class {sizes}"
 
 
@@ -210,7 +212,8 @@ class FLBenchClasses(CountsByClass):
             if len(who):
                 share, rest = divmod(samples, len(who))
                 counts[label, who] = share
-                counts[label, who[-1]] += rest if rest < share else 0
+                if rest < share:
+                    counts[label, who[-1]] += rest
         return counts
 
 

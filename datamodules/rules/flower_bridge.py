@@ -109,7 +109,9 @@ class FlowerRule(Partitioner):
     @property
     def _name(self) -> str:
         given = self.partitioner
-        return given if isinstance(given, str) else type(given).__name__
+        if isinstance(given, str):
+            return given
+        return type(given).__name__
 
     def describe(self) -> str:
         arguments = ", ".join(f"{key}={value}" for key, value in self.arguments.items())
@@ -148,7 +150,9 @@ def flower_partitioner(
             if labels.dtype.kind not in "biuf":
                 labels = np.unique(labels, return_inverse=True)[1]
             known = rule.bound(_Columns(self.dataset), len(labels), len(labels))
-            number = known.count() if num_partitions is None else num_partitions
+            number = num_partitions
+            if number is None:
+                number = known.count()
             expected = f"a whole number with {rule!r}"
             require("flower_partitioner.num_partitions", number, number is not None, expected)
             assert number is not None

@@ -31,9 +31,10 @@ class PerSample(Partitioner):
 
     def __init__(self, values: Values = None) -> None:
         self._key = f"{type(self).__name__}.{self.argument}"  # for messages
-        self._column = values if isinstance(values, str) else "client_ids"
+        self._column = "client_ids"
         self._values: np.ndarray | None = None
         if isinstance(values, str):
+            self._column = values
             setattr(self, self.argument, values)  # for `repr`
         elif values is not None:
             self._values = np.asarray(values)
@@ -44,7 +45,9 @@ class PerSample(Partitioner):
             if self._column in columns:
                 rule = self._with(columns[self._column])
             elif self._column != "client_ids":
-                known = f"one of {', '.join(columns)}" if columns else "None, as it has no columns"
+                known = "None, as it has no columns"
+                if columns:
+                    known = f"one of {', '.join(columns)}"
                 raise ConfigError(
                     f"{self._key}: {self._column!r} is not a column of the data set; it must be "
                     f"{known}"
@@ -66,10 +69,14 @@ class PerSample(Partitioner):
 
     @property
     def reach(self) -> int | None:
-        return None if self._values is None else len(self._values)
+        if self._values is None:
+            return None
+        return len(self._values)
 
     def restricted(self, samples: np.ndarray | slice) -> "PerSample":
-        return self if self._values is None else self._with(self._values[samples])
+        if self._values is None:
+            return self
+        return self._with(self._values[samples])
 
     def sample_values(self, total: int | None = None) -> np.ndarray:
         """Returns the value of every sample, [N]; N is `total` if that is known.
@@ -145,7 +152,9 @@ class Natural(PerSample):
         return number[places]
 
     def describe(self) -> str:
-        by = "" if self._column == "client_ids" else f", by the column {self._column}"
+        by = ""
+        if self._column != "client_ids":
+            by = f", by the column {self._column}"
         return f"samples held by the clients they came from (natural{by})"
 
 
@@ -175,9 +184,10 @@ class Groups(PerSample):
         client_ids: Sequence[str | int] | str | np.ndarray | None = None,
     ) -> None:
         super().__init__(client_ids)
-        self.groups = None if groups is None else [list(group) for group in groups]
-        if self.groups is None:
+        self.groups: list[list[str | int]] | None = None
+        if groups is None:
             return
+        self.groups = [list(group) for group in groups]
         self.counts_clients = True
         filled = len(self.groups) > 0 and all(self.groups)
         require("Groups.groups", groups, filled, "a list of lists with at least one id each")
@@ -186,11 +196,15 @@ class Groups(PerSample):
         require("Groups.groups", groups, not twice, f"without ids in two places ({twice})")
 
     def __repr__(self) -> str:
-        column = "" if self._column == "client_ids" else f", client_ids={self._column!r}"
+        column = ""
+        if self._column != "client_ids":
+            column = f", client_ids={self._column!r}"
         return f"Groups(groups={self.groups!r}{column})"
 
     def count(self) -> int | None:
-        return None if self.groups is None else len(self.groups)
+        if self.groups is None:
+            return None
+        return len(self.groups)
 
     def client_names(self, owned: IndexArrays) -> list[str] | None:
         if self.groups is None:
@@ -218,7 +232,9 @@ class Groups(PerSample):
         return number[owners]
 
     def describe(self) -> str:
-        how = "at random" if self.groups is None else "as given"
+        how = "as given"
+        if self.groups is None:
+            how = "at random"
         return f"samples held by groups of client ids, grouped {how}"
 
 
@@ -249,10 +265,14 @@ class ByValue(PerSample):
         self._by_target = values is None
 
     def bound(self, columns: Columns, num_train: int, num_samples: int) -> "PerSample":
-        return self if self._by_target else super().bound(columns, num_train, num_samples)
+        if self._by_target:
+            return self
+        return super().bound(columns, num_train, num_samples)
 
     def owners(self, targets: np.ndarray, num_clients: int, rng: Generator) -> np.ndarray:
-        values = targets if self._by_target else self.sample_values(len(targets))
+        values = targets
+        if not self._by_target:
+            values = self.sample_values(len(targets))
         kind = f"{values.dtype} of shape {values.shape}"
         holds = values.ndim == 1 and values.dtype.kind in "biuf"
         require("ByValue.values", kind, holds, "one number per sample")
@@ -263,7 +283,9 @@ class ByValue(PerSample):
         return owners
 
     def describe(self) -> str:
-        what = "their target" if self._by_target else "a given value"
+        what = "a given value"
+        if self._by_target:
+            what = "their target"
         if self._column != "client_ids":
             what = f"the column {self._column}"
         return f"samples sorted by {what} and cut into one piece per client"

@@ -33,7 +33,9 @@ def decode(paths: Sequence[Path], size: int | None = None, cache: Path | None = 
             is written to the array does not reach the file. A second call with the same, unchanged
             files reads nothing else. None keeps the images in memory.
     """
-    file = None if cache is None else cache / f"{_fingerprint(paths, size)}.npy"
+    file = None
+    if cache is not None:
+        file = cache / f"{_fingerprint(paths, size)}.npy"
     differ = "image_size: None, but {} and {} have the shapes {} and {}; it must be given"
     return read_items(functools.partial(_image, paths, size), paths, differ, file)
 
@@ -74,11 +76,13 @@ def _stack(
     place = 0
     blocks = _Blocks(read, len(names))
     workers = min(torch.get_num_threads(), len(blocks))
+    if workers == 1:
+        workers = 0  # this process reads
     # With a generator of its own the loader does not draw from the global random state.
     loader = DataLoader(
         blocks,
         batch_size=None,
-        num_workers=workers if workers > 1 else 0,
+        num_workers=workers,
         collate_fn=unchanged,
         generator=torch.Generator(),
     )

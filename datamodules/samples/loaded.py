@@ -102,7 +102,9 @@ def _remarks(train: Samples, test: Samples | None) -> list[str]:
     found = []
     targets = train.targets
     if targets is not None and not targets.is_floating_point() and targets.ndim == 1:
-        both = [targets] if test is None or test.targets is None else [targets, test.targets]
+        both = [targets]
+        if test is not None and test.targets is not None:
+            both.append(test.targets)
         classes = torch.cat(both)
         if classes.min() == 1 and 2 <= classes.max() == len(classes := classes.unique()):
             found.append(

@@ -84,7 +84,9 @@ class TensorSamples(Samples):
         inputs = _as_tensor("TensorSamples.inputs", inputs)
         targets = _as_tensor("TensorSamples.targets", targets)
         shape = tuple(inputs.shape)
-        number = len(inputs) if inputs.ndim else 0
+        number = 0
+        if inputs.ndim:
+            number = len(inputs)
         require("TensorSamples.inputs.shape", shape, number > 0, "(N, ...) with N > 0 samples")
         shape = tuple(targets.shape)
         expected = f"({number}, ...), one target per input"
@@ -142,13 +144,14 @@ class DatasetSamples(Samples):
         device: torch.device | str = "cpu",
     ) -> None:
         self._length = len(dataset)  # type: ignore[arg-type]
+        self.targets = None
         if targets is not None:
             targets = _as_tensor("DatasetSamples.targets", targets)
             shape = tuple(targets.shape)
             expected = f"({self._length}, ...), one target per item"
             require("DatasetSamples.targets.shape", shape, shape[:1] == (self._length,), expected)
+            self.targets = _as_targets(targets)
         self.dataset = dataset
-        self.targets = None if targets is None else _as_targets(targets)
         self.device = torch.device(device)
 
     def __len__(self) -> int:
@@ -182,7 +185,9 @@ def concatenate(first: Samples, second: Samples) -> Samples:
             fits = a.shape[1:] == b.shape[1:]
             require(f"test_{key}.shape", tuple(b.shape), fits, f"({sizes}), as of {key}")
             require(f"test_{key}.dtype", b.dtype, a.dtype == b.dtype, f"{a.dtype}, as of {key}")
-        kind = type(first) if type(first) is type(second) else TensorSamples
+        kind = TensorSamples
+        if type(first) is type(second):
+            kind = type(first)
         return kind(_join(first.inputs, second.inputs), torch.cat([first.targets, second.targets]))
     if isinstance(first, DatasetSamples) and isinstance(second, DatasetSamples):
         given = [targets for targets in (first.targets, second.targets) if targets is not None]
@@ -192,7 +197,10 @@ def concatenate(first: Samples, second: Samples) -> Samples:
                 "must be given for both, or for neither"
             )
         joined: Dataset = ConcatDataset([first.dataset, second.dataset])
-        return DatasetSamples(joined, torch.cat(given) if given else None, first.device)
+        all_targets = None
+        if given:
+            all_targets = torch.cat(given)
+        return DatasetSamples(joined, all_targets, first.device)
     raise ConfigError(
         f"Loaded.test: {type(second).__name__}, but Loaded.train is {type(first).__name__}; both "
         "must be TensorSamples, or both DatasetSamples"
@@ -257,7 +265,9 @@ def _as_targets(targets: Tensor) -> Tensor:
     """Returns targets [N, ...] as classes (int64), or as values or several labels (floating)."""
     if targets.dtype == torch.bool and targets.ndim > 1:
         return targets.float()
-    return targets if targets.is_floating_point() else targets.long()
+    if targets.is_floating_point():
+        return targets
+    return targets.long()
 
 
 def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:

@@ -167,11 +167,12 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
             raise ConfigError(f"{missing}: None; it must be given, as {other} is")
     test = arrays["test_inputs"]
     ids = arrays["client_ids"]
-    return Loaded(
-        TensorSamples(arrays["inputs"], arrays["targets"]),
-        None if test is None else TensorSamples(test, arrays["test_targets"]),
-        None if ids is None else np.asarray(ids),
-    )
+    train = TensorSamples(arrays["inputs"], arrays["targets"])
+    if test is not None:
+        test = TensorSamples(test, arrays["test_targets"])
+    if ids is not None:
+        ids = np.asarray(ids)
+    return Loaded(train, test, ids)
 
 
 def _told(name: str, loaded: Loaded) -> Loaded:

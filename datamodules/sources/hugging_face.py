@@ -96,7 +96,8 @@ class HuggingFaceDataModule(FederatedDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.path, self.configuration = path, name  # a Lightning data module has a `name` already
+        self.path = path
+        self.configuration = name  # a Lightning data module has a `name` already
         self.data_files = data_files
         self.revision = revision
         self.input_column = input_column
@@ -108,7 +109,9 @@ class HuggingFaceDataModule(FederatedDataModule):
         self.image_mode = image_mode
         self.tokenizer = tokenizer
         self.length = check_whole("HuggingFaceDataModule.length", length)
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.root = Path(root).expanduser()
 
     def prepare_data(self) -> None:
@@ -163,8 +166,10 @@ class HuggingFaceDataModule(FederatedDataModule):
         splits = [found[split] for split in named.values() if split is not None]
         for argument in ("input_column", "target_column", "client_column"):
             column = getattr(self, argument)
-            # The test samples may lack client ids; see `_client_ids`.
-            for split in splits[:1] if argument == "client_column" else splits:
+            known = splits
+            if argument == "client_column":
+                known = splits[:1]  # the test samples may lack client ids; see `_client_ids`
+            for split in known:
                 names = split.column_names
                 expected = f"one of the columns, which are {', '.join(names)}"
                 holds = column is None or column in names
@@ -212,7 +217,9 @@ class HuggingFaceDataModule(FederatedDataModule):
         feature = splits[0].features[column]
         if not isinstance(feature, Value) or "string" not in feature.dtype:
             numbers = np.concatenate([_numbers("target_column", s, column) for s in splits])
-            return numbers, list(feature.names) if isinstance(feature, ClassLabel) else None
+            if isinstance(feature, ClassLabel):
+                return numbers, list(feature.names)
+            return numbers, None
         texts = np.concatenate([_values(s, column, may_be_empty=False) for s in splits])
         if self.path == "csv":
             targets = targets_of(texts.tolist())
@@ -274,8 +281,10 @@ def encoder(
         return _hub_encoder(tokenizer, length)
 
     def encode(text: str) -> list[int]:
-        found = tokenizer(text) if callable(tokenizer) else [byte + 1 for byte in text.encode()]
-        found = list(found)[:length]
+        if callable(tokenizer):
+            found = list(tokenizer(text))[:length]
+        else:
+            found = [byte + 1 for byte in text.encode()][:length]
         return found + [0] * ((length or 0) - len(found))
 
     return encode
@@ -289,8 +298,10 @@ def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
     try:
         from tokenizers import Tokenizer
 
-        kind = Tokenizer.from_file if Path(name).is_file() else Tokenizer.from_pretrained
-        known = kind(name)
+        if Path(name).is_file():
+            known = Tokenizer.from_file(name)
+        else:
+            known = Tokenizer.from_pretrained(name)
     except Exception as error:  # the package and the hub's client raise many types
         raise ConfigError(
             f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({one_line(error)}); it "
@@ -308,14 +319,18 @@ def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
 def _values(split: Any, column: str, may_be_empty: bool = True) -> np.ndarray:
     """Returns a column [N, ...], without missing values; an empty text may be one."""
     values = split.select_columns([column]).with_format("numpy")[:][column]
-    texts = values.tolist() if values.dtype.kind in "OU" and values.ndim == 1 else ()
+    texts = []
+    if values.dtype.kind in "OU" and values.ndim == 1:
+        texts = values.tolist()
     missing = any(x is None or (not may_be_empty and str(x) == "") for x in texts)
     if missing or (values.dtype.kind == "f" and np.isnan(values).any()):
         raise ConfigError(
             f"HuggingFaceDataModule: the column {column!r} has rows without a value; it must have "
             "one in each row"
         )
-    return values.astype(str) if values.dtype == object and isinstance(values[0], str) else values
+    if values.dtype == object and isinstance(values[0], str):
+        return values.astype(str)
+    return values
 
 
 def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
@@ -329,8 +344,11 @@ def _numbers(argument: str, split: Any, column: str) -> np.ndarray:
         )
     if argument == "input_column" and values.ndim == 1:
         values = values[:, None]
-    kept = np.float32 if values.dtype.kind == "f" else np.int64
-    return values if values.dtype == np.uint8 and values.ndim > 1 else values.astype(kept)
+    if values.dtype.kind == "f":
+        return values.astype(np.float32)
+    if values.dtype == np.uint8 and values.ndim > 1:
+        return values
+    return values.astype(np.int64)
 
 
 def _cell(cell: str) -> str | None:
@@ -342,5 +360,7 @@ def _cell(cell: str) -> str | None:
 
 def _client_ids(splits: Sequence[Any], column: str) -> np.ndarray:
     """Returns the client of each training sample, and of each test sample if they have one."""
-    with_ids = splits if all(column in split.column_names for split in splits) else splits[:1]
+    with_ids = splits
+    if not all(column in split.column_names for split in splits):
+        with_ids = splits[:1]
     return np.concatenate([_values(split, column, may_be_empty=False) for split in with_ids])

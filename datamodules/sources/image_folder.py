@@ -78,7 +78,9 @@ class ImageFolderDataModule(FederatedDataModule):
         require("ImageFolderDataModule.levels", levels, not both, "None, as there is a table")
         self.levels = levels or "class"
         self.table = table
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.image_size = check_optional("ImageFolderDataModule.image_size", image_size)
 
     def prepare_data(self) -> None:
@@ -90,7 +92,9 @@ class ImageFolderDataModule(FederatedDataModule):
         classes, labels = np.unique([image.label for image in found], return_inverse=True)
         train, test = train_and_test(self._decode(found), labels.astype(np.int64), num_train)
         owners = [image.client for image in found]
-        ids = None if owners[0] is None else np.array(owners)
+        ids = None
+        if owners[0] is not None:
+            ids = np.array(owners)
         return Loaded(train, test, ids, class_names=classes.tolist())
 
     def _decode(self, found: list["_Image"]) -> np.ndarray:

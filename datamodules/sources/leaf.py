@@ -190,10 +190,14 @@ class FEMNISTDataModule(LeafDataModule):
         return pixels.astype(np.uint8)
 
     def clients(self, users: np.ndarray) -> np.ndarray:
-        count = len(users) if self.writers is None else self.writers
+        count = len(users)
+        if self.writers is not None:
+            count = self.writers
         expected = f"at most {len(users)}, the number of writers with enough samples"
         require("FEMNISTDataModule.writers", self.writers, count <= len(users), expected)
-        agents = count if self.agents is None else self.agents
+        agents = count
+        if self.agents is not None:
+            agents = self.agents
         expected = f"at most {count}, the number of writers"
         require("FEMNISTDataModule.agents", self.agents, agents <= count, expected)
         names = [users[i % agents] for i in range(count)]  # a client has its first writer's name
@@ -224,7 +228,9 @@ class CelebADataModule(LeafDataModule):
         self, image_size: int = 84, cache: str | os.PathLike | None = None, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
-        self.cache = None if cache is None else Path(cache).expanduser()
+        self.cache = None
+        if cache is not None:
+            self.cache = Path(cache).expanduser()
         self.image_size = check_whole("CelebADataModule.image_size", image_size)
 
     def prepare_data(self) -> None:

@@ -90,8 +90,9 @@ class Sent140DataModule(LeafDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.embeddings = None if embeddings is None else Path(embeddings).expanduser()
-        if self.embeddings is not None:
+        self.embeddings = None
+        if embeddings is not None:
+            self.embeddings = Path(embeddings).expanduser()
             key = "Sent140DataModule.embeddings"
             suffix = self.embeddings.suffix
             holds = self.embeddings.is_file() and suffix in (".txt", ".json")

@@ -121,7 +121,9 @@ class RDatasetsDataModule(FederatedDataModule):
         key = type(self).__name__
         require(f"{key}.name", name, name in _TABLES, f"one of {', '.join(_TABLES)}")
         known = _TABLES[name].clients
-        self.client_column = known[0] if client_column is None else client_column
+        self.client_column = known[0]
+        if client_column is not None:
+            self.client_column = client_column
         expected = f"one of {', '.join(known)}"
         require(f"{key}.client_column", client_column, self.client_column in known, expected)
         self.min_samples = check_whole(f"{key}.min_samples", min_samples)

@@ -93,7 +93,9 @@ class TableDataModule(FederatedDataModule):
         holds = target_kind in (None, *_KINDS)
         require("TableDataModule.target_kind", target_kind, holds, "classes, numbers or None")
         self.target_kind = target_kind
-        self.test_file = None if test_file is None else Path(test_file).expanduser()
+        self.test_file = None
+        if test_file is not None:
+            self.test_file = Path(test_file).expanduser()
         for key, path in (("file", self.file), ("test_file", self.test_file)):
             if path is not None:
                 exists = path.suffix in (".csv", ".parquet") and path.is_file()

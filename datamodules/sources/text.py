@@ -156,7 +156,9 @@ class InstructionDataModule(FederatedDataModule):
             answer = answer[: self.length]
             prompt = prompt[max(0, len(prompt) + len(answer) - self.length - 1) :]
             whole = prompt + answer
-            scored = [IGNORED] * (len(prompt) - 1) + answer if prompt else answer[1:]
+            scored = answer[1:]
+            if prompt:
+                scored = [IGNORED] * (len(prompt) - 1) + answer
             missing = self.length - len(whole) + 1
             inputs.append(whole[:-1] + [self.padding] * missing)
             targets.append(scored + [IGNORED] * missing)

@@ -110,7 +110,8 @@ class ImageDataModule(FederatedDataModule):
                 "call prepare_data() first, which downloads the data"
             )
         try:
-            (inputs, targets), test = self.read(train=True), self.read(train=False)
+            inputs, targets = self.read(train=True)
+            test = self.read(train=False)
         except Exception as error:  # damaged files raise many types
             raise ConfigError(
                 f"{self._key} holds {self.title}, which cannot be read "
@@ -128,7 +129,9 @@ class ImageDataModule(FederatedDataModule):
         return Loaded(TensorSamples(inputs, targets), TensorSamples(*test))
 
     def describe(self) -> str:
-        some = f"{self.train_samples} training samples only, " if self.train_samples else ""
+        some = ""
+        if self.train_samples:
+            some = f"{self.train_samples} training samples only, "
         return some + super().describe()
 
     @property

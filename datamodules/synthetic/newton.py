@@ -82,7 +82,8 @@ def coupled_softmax(
         except np.linalg.LinAlgError:
             return None
         eigenvalues = np.linalg.eigvalsh(curvature)
-        flat = _FLAT * eigenvalues.max() if flat is None else flat
+        if flat is None:
+            flat = _FLAT * eigenvalues.max()
         if eigenvalues.min() <= flat:
             return None
         slope = float((gradients * (s + d) + 2 * tie * own * d).sum(1).mean())
@@ -125,7 +126,9 @@ class _Softmax:
 
     def derivatives(self, z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns gradients [M, Q] and Hessians [M, Q, Q] of all f_i, Q = (classes - 1) d."""
-        x, basis, (clients, size) = self.x, self.basis, z.shape
+        x = self.x
+        basis = self.basis
+        clients, size = z.shape
         share = np.exp(self._scores(z))
         share /= share.sum(-1, keepdims=True)
         residual = (share - self.hit) @ basis

@@ -101,8 +101,12 @@ class Normalize(Transform):
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
-        self.mean = mean if mean is None else [float(value) for value in mean]
-        self.std = std if std is None else [float(value) for value in std]
+        self.mean = None
+        self.std = None
+        if mean is not None:
+            self.mean = [float(value) for value in mean]
+        if std is not None:
+            self.std = [float(value) for value in std]
         if self.mean is not None or self.std is not None:
             sizes = [len(values or ()) for values in (self.mean, self.std)]
             matches = sizes[0] == sizes[1] > 0
@@ -159,7 +163,8 @@ class RandomCrop(Transform):
         check_images(self, inputs)
         if draws.visit is None:
             return inputs
-        p, (height, width) = self.padding, inputs.shape[2:]
+        p = self.padding
+        height, width = inputs.shape[2:]
         moved = uniform(draws.visit, 2) < self.probability
         shifts = (choice(draws.visit, 2 * p + 1, number) for number in (0, 1))
         down, right = (torch.where(moved, shift, p) for shift in shifts)
@@ -288,12 +293,16 @@ class Pipeline:
         """
         index = samples.reshape(-1).long()
         ids = clients.expand(samples.shape).reshape(-1)
-        seen = None if visits is None else fold(visits.expand(samples.shape).reshape(-1), index)
+        seen = None
+        if visits is not None:
+            seen = fold(visits.expand(samples.shape).reshape(-1), index)
         for number, transform in enumerate(self.transforms):
             # One key per transform, so that two of them draw independent numbers.
             client = fold(torch.full_like(ids, self._seed), torch.full_like(ids, number))
             client = fold(client, ids)
-            visit = None if seen is None else fold(seen, torch.full_like(seen, number))
+            visit = None
+            if seen is not None:
+                visit = fold(seen, torch.full_like(seen, number))
             inputs = transform(inputs, Draws(ids, client, fold(client, index), visit))
             name = f"transforms: the result of {type(transform).__name__}"
             shape = tuple(inputs.shape) if isinstance(inputs, Tensor) else type(inputs).__name__

@@ -21,11 +21,11 @@ from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
-from .samples.loaded import Loaded, check_loaded, columns_of, host_targets
+from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns
 from .samples.samples import Samples, concatenate
 from .transforms.transform import Pipeline, Transform
 
-Split = Literal["train", "val", "test"]
+SplitName = Literal["train", "val", "test"]
 
 _SHOWN = 20  # clients that a line names
 
@@ -139,7 +139,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         labels = None
         if targets.dtype.kind == "i" and targets.ndim == 1:
             labels = targets
-        rule = self.partitioner.bound(columns_of(loaded), num_train, len(samples))
+        rule = self.partitioner.bound(rule_columns(loaded), num_train, len(samples))
         pool = num_train
         if self.protocol.assigns_official_test:
             pool = len(samples)
@@ -254,7 +254,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         one = torch.zeros(1, dtype=torch.int64)
         return self.transforms(self.samples.gather(one)[0], one, one).shape[1:]
 
-    def label_counts(self, split: Split = "train", clients: slice = slice(None)) -> np.ndarray:
+    def label_counts(self, split: SplitName = "train", clients: slice = slice(None)) -> np.ndarray:
         """Returns the samples of each class that every client has in a split, int64 [M, K].
 
         `clients`, a slice of step 1, are those that are counted for. Targets must be classes.
@@ -297,7 +297,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             "clients_without_test_samples": int((parts.test.sizes == 0).sum()),
         }
 
-    def dataset(self, client: int, split: Split = "train") -> SampleDataset:
+    def dataset(self, client: int, split: SplitName = "train") -> SampleDataset:
         """Returns the samples of one client as a map-style `torch.utils.data.Dataset`.
 
         An item is a pair (input, target), after the transforms, as in the first epoch. The samples
@@ -388,7 +388,7 @@ class ClientDataModule(LightningDataModule):
     def test_dataloader(self) -> DataLoader:
         return self._loader("test")
 
-    def dataset(self, split: Split = "train") -> SampleDataset:
+    def dataset(self, split: SplitName = "train") -> SampleDataset:
         """Returns the samples of a split, in ascending order, as the client sees them."""
         indices = {"train": self.train, "val": self.val, "test": self.test}
         require("split", split, split in indices, "'train', 'val' or 'test'")
@@ -397,7 +397,7 @@ class ClientDataModule(LightningDataModule):
             key = visit_key(self.seed, "client visits")
         return SampleDataset(self.samples, indices[split], self.transforms, self.client, key)
 
-    def _loader(self, split: Split, sampler: Sampler | None = None) -> DataLoader:
+    def _loader(self, split: SplitName, sampler: Sampler | None = None) -> DataLoader:
         part = self.dataset(split)
         batches = Selection(
             part.samples, part.indices, part.transforms, self.client, part.augmented

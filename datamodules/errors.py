@@ -59,6 +59,6 @@ def optional_module(key: str, name: str, package: str | None = None) -> Any:
         ) from error
 
 
-def one_line(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Returns the type and the message of an error on one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())

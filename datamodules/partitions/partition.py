@@ -29,7 +29,7 @@ from ..files import replaced
 from .index_arrays import IndexArrays, Ragged
 
 FORMAT = 1
-SPLITS = ("train", "val", "test")
+SPLIT_NAMES = ("train", "val", "test")
 _HASH_CHUNK = 1 << 20  # entries converted to little-endian int64 at a time
 
 
@@ -119,7 +119,7 @@ class Partition:
         return digest.hexdigest()
 
 
-def read(file: str | os.PathLike) -> Partition:
+def read_partition(file: str | os.PathLike) -> Partition:
     """Reads a partition that `Partition.save` wrote, with `about` and without targets.
 
     Raises:
@@ -135,7 +135,7 @@ def read(file: str | os.PathLike) -> Partition:
             about: dict[str, Any] = json.loads(str(stored["about"]))
             train, val, test = (
                 _part(split, stored[f"{split}_indices"], stored[f"{split}_sizes"], about, key)
-                for split in SPLITS
+                for split in SPLIT_NAMES
             )
     except ConfigError:
         raise

@@ -65,7 +65,7 @@ def _split_drawn(
         labels = labels[: owned.total]
     parts: list[IndexArrays] = []
     for size in _part_sizes(np.array([owned.size]), shares)[:, 0].tolist():
-        parts.append(Part(key, len(owned), size, owned.total, owned, labels, begin))
+        parts.append(DrawnPart(key, len(owned), size, owned.total, owned, labels, begin))
         begin += size
     if not any(shares):
         parts[-1] = owned
@@ -73,7 +73,7 @@ def _split_drawn(
 
 
 @dataclass(frozen=True, eq=False)
-class Part(Drawn):
+class DrawnPart(Drawn):
     """A part of every client's samples, computed on access.
 
     Parts with the same key and the same whole are disjoint if their ranges are.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, one_line, require
+from ..errors import ConfigError, error_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from .partitioner import Columns, Partitioner
 
@@ -86,7 +86,7 @@ class FlowerRule(Partitioner):
             raise
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             key = f"FlowerRule.partitioner: {self._name}"
-            raise ConfigError(f"{key} failed: {one_line(error)}") from error
+            raise ConfigError(f"{key} failed: {error_line(error)}") from error
         require("num_clients", num_clients, made == num_clients, f"{made}, as of {self._name}")
         sizes = np.array([len(part) for part in parts])
         return Ragged.from_sizes(np.concatenate(parts).astype(np.int64), sizes)

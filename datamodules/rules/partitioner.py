@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.random import Generator
 
-from ..errors import ConfigError, check_whole, one_line, require
+from ..errors import ConfigError, check_whole, error_line, require
 from ..partitions.index_arrays import IndexArrays, Ragged
 from ..partitions.lazy import Drawn, Subsets
 
@@ -108,7 +108,7 @@ class Partitioner:
         except (LookupError, AttributeError) as error:
             raise ConfigError(
                 f"{type(self).__name__}.words: {self.words!r}; it must be text, with attributes "
-                f"of the rule in braces: {one_line(error)}"
+                f"of the rule in braces: {error_line(error)}"
             ) from error
 
     def __repr__(self) -> str:

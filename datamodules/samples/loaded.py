@@ -78,7 +78,7 @@ def tell_scale(name: str, inputs: Tensor) -> None:
     rank_zero_info(f"{name}: the inputs, uint8 [{shape}], {told}")
 
 
-def columns_of(loaded: Loaded) -> dict[str, np.ndarray]:
+def rule_columns(loaded: Loaded) -> dict[str, np.ndarray]:
     """Returns the values of the samples that rules may need, by name."""
     columns = {name: np.asarray(values) for name, values in (loaded.columns or {}).items()}
     if loaded.client_ids is not None:

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset
 
-from ..errors import ConfigError, one_line, require
+from ..errors import ConfigError, error_line, require
+
+IGNORED = -100  # a target that counts nowhere if the loss has no `ignore_index`, as in PyTorch
 
 _BLOCK = 1 << 20  # entries that are checked at a time
 ITEMS = (
@@ -257,7 +259,7 @@ def _as_tensor(key: str, values: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"{key}: an object of type {type(values).__name__}; it must be a tensor, or numbers "
-            f"that torch.as_tensor accepts: {one_line(error)}"
+            f"that torch.as_tensor accepts: {error_line(error)}"
         ) from error
 
 
@@ -280,7 +282,7 @@ def stack_items(items: list[Any]) -> tuple[Tensor, Tensor]:
         inputs, targets = (torch.stack([torch.as_tensor(v) for v in c]) for c in columns)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {one_line(error)}"
+            f"DatasetSamples.dataset: an item is {_kind(items[0])}; {ITEMS}: {error_line(error)}"
         ) from error
     return inputs, targets
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, one_line, optional_module, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, optional_module, require
 from ..samples.images import has_16_bits, pixels_of, read_items
 from ..samples.loaded import Loaded, tell_scale
 from ..samples.memory_map import train_and_test
@@ -153,8 +153,9 @@ class HuggingFaceDataModule(FederatedDataModule):
                     found = datasets.load_dataset(self.path, self.configuration, **given)
         except Exception as error:  # `datasets`, the hub's client and the readers raise many types
             raise ConfigError(
-                f"{key} cannot be loaded ({one_line(error)}); it must be the name of a data set on "
-                "huggingface.co, a folder of save_to_disk, or parquet, csv or json with data_files"
+                f"{key} cannot be loaded ({error_line(error)}); it must be the name of a data set "
+                "on huggingface.co, a folder of save_to_disk, or parquet, csv or json with "
+                "data_files"
             ) from error
         if isinstance(found, datasets.Dataset):  # a single table that save_to_disk has written
             found = {"train": found}
@@ -304,7 +305,7 @@ def _hub_encoder(name: str, length: int | None) -> Callable[[str], list[int]]:
             known = Tokenizer.from_pretrained(name)
     except Exception as error:  # the package and the hub's client raise many types
         raise ConfigError(
-            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({one_line(error)}); it "
+            f"HuggingFaceDataModule.tokenizer: {name!r} cannot be loaded ({error_line(error)}); it "
             "must be bytes, a function, a tokenizer.json, or a tokenizer of huggingface.co, for "
             "which the package tokenizers must be installed, by: pip install tokenizers"
         ) from error

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, check_optional, check_whole, one_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require
 from ..protocols.protocol import OfficialSplit
 from ..rules.sample_values import Natural
 from ..samples.images import decode
@@ -139,7 +139,7 @@ class LeafDataModule(FederatedDataModule):
                     columns[user] = np.full(len(targets), user), inputs, targets
             except (KeyError, TypeError, ValueError) as error:
                 raise ConfigError(
-                    f"{key} cannot be read ({one_line(error)}); it must be a file of LEAF's "
+                    f"{key} cannot be read ({error_line(error)}); it must be a file of LEAF's "
                     f"{self.leaf_name}"
                 ) from error
         if not columns:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, check_optional, check_whole, one_line, require
+from ..errors import ConfigError, check_optional, check_whole, error_line, require
 from .leaf import LeafDataModule
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -153,7 +153,7 @@ def read_vectors(path: Path, limit: int | None = None) -> tuple[list[str], Tenso
             raise ValueError("the numbers of words and vectors differ")
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({one_line(error)}); it "
+            f"Sent140DataModule.embeddings: {str(path)!r} cannot be read ({error_line(error)}); it "
             "must hold a vector for each word"
         ) from error
     return vocabulary, torch.from_numpy(np.pad(vectors, ((0, 1), (0, 0))))

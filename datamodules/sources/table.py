@@ -11,7 +11,7 @@ import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from ..base import FederatedDataModule
-from ..errors import ConfigError, one_line, optional_module, require
+from ..errors import ConfigError, error_line, optional_module, require
 from ..rules.partitioner import Partitioner
 from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
@@ -276,7 +276,7 @@ def _read_parquet(path: Path) -> tuple[list[str], list[_Column]]:
     try:
         table = parquet.read_table(path)
     except (pyarrow.ArrowException, OSError) as error:
-        raise ConfigError(f"{key} cannot be read: {one_line(error)}") from error
+        raise ConfigError(f"{key} cannot be read: {error_line(error)}") from error
     numbers = ("int", "uint", "halffloat", "float", "double")
     columns = []
     for column in table.columns:

@@ -13,11 +13,9 @@ from ..errors import ConfigError, check_whole, require
 from ..files import replaced
 from ..rules.sample_values import Natural
 from ..samples.loaded import Loaded
-from ..samples.samples import TensorSamples
+from ..samples.samples import IGNORED, TensorSamples
 from .hugging_face import encoder
 from .rdatasets import rdata
-
-IGNORED = -100  # a target that is not scored, as in PyTorch
 
 
 class MovieLensDataModule(FederatedDataModule):

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from pfl.datamodules.samples.samples import IGNORED
 from pfl.engines.batch import Batch
 from pfl.errors import ConfigError
 from pfl.models.classifier import head_name
@@ -21,8 +22,6 @@ Loss: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 Precision: TypeAlias = Callable[[], AbstractContextManager[None]]
 Transform: TypeAlias = Callable[[nn.Module], bool]
 Replica: TypeAlias = tuple[nn.Module, list[nn.Parameter]]
-
-IGNORED = -100  # the class of padding where the loss has no `ignore_index`, as in PyTorch
 
 
 def keep_layers(network: nn.Module) -> bool:

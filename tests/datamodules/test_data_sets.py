@@ -92,7 +92,7 @@ def test_a_run_on_a_table_of_uint8_is_that_on_its_numbers(engine, tmp_path):
 def test_whether_uint8_is_scaled_is_told(kind, caplog):
     """The same numbers as a table of four columns and as images of 2 x 2 pixels."""
     numbers = np.arange(160).astype(np.uint8)
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
     table = kind(numbers.reshape(40, 4), Y, num_clients=4)
     assert table.samples.gather(torch.tensor([39]))[0].tolist() == [[156, 157, 158, 159]]
     line = f"{kind.__name__}: the inputs, uint8 [N, {{}}], {{}} divided by 255"

@@ -299,7 +299,7 @@ def test_a_client_with_official_test_samples_only_is_a_newcomer(caplog, tmp_path
         inputs[:4], targets[:4], inputs[4:], targets[4:], ids, partition=Natural(),
         protocol=OfficialSplit(validation=0.0),
     )  # fmt: skip
-    with caplog.at_level("INFO"):
+    with caplog.at_level("INFO", logger="lightning.pytorch.utilities.rank_zero"):
         assert data.client_names == ["a", "b", "c"]
     told = "1 of 3 clients have official test samples only, and never train; loop.unseen: [1]"
     assert any(told in line for line in caplog.messages)

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from lightning import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader, Sampler
 
 from .errors import ConfigError, check_optional, check_whole, require
@@ -21,8 +21,8 @@ from .protocols.protocol import OfficialSplit, Pool, Protocol, SplitOwn
 from .randomness import generator
 from .rules.from_file import Given
 from .rules.partitioner import IID, Partitioner
-from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns
-from .samples.samples import Samples, concatenate
+from .samples.loaded import Loaded, check_loaded, host_targets, rule_columns, told_scale
+from .samples.samples import Samples, TensorSamples, concatenate
 from .transforms.transform import Pipeline, Transform
 
 SplitName = Literal["train", "val", "test"]
@@ -74,6 +74,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     default_rule: ClassVar[type[Partitioner]] = IID  # where `partition` is None
     default_protocol: ClassVar[type[Protocol]] = SplitOwn  # where `protocol` is None
+    tells_scale: ClassVar[bool] = False  # whether the description says what happens to uint8
 
     def __init__(
         self,
@@ -165,7 +166,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             rule_text = f"{self.partitioner!r} and {self.protocol!r}"
             raise ConfigError(f"{name}: no client has a training sample, by {rule_text}")
         if isinstance(self.protocol, OfficialSplit):
-            _tell_newcomers(name, partition)
+            _warn_of_newcomers(name, partition)
         self._transforms = self._transforms.bound(loaded.train, self._num_clients)
         about = partition.about
         if not about:  # what is partitioned and how, for `Partition.save`
@@ -338,20 +339,24 @@ class FederatedDataModule(LightningDataModule, ABC):
         ends = "."
         if changes:
             ends = f"; transforms {changes}."
-        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{ends}"
+        scale = ""
+        if self.tells_scale and isinstance(self._samples, TensorSamples):
+            scale = told_scale(self._samples.inputs)
+        return f"{self.num_clients} clients, {rule}; {protocol}; seed {self.seed}{scale}{ends}"
 
 
-def _tell_newcomers(name: str, partition: Partition) -> None:
-    """Tells which clients have official test samples only, and how they become newcomers."""
+def _warn_of_newcomers(name: str, partition: Partition) -> None:
+    """Warns which clients have official test samples only, and how they become newcomers."""
     newcomers = np.flatnonzero((partition.train.sizes == 0) & (partition.test.sizes > 0))
     if not len(newcomers):
         return
     shown = ", ".join(map(str, newcomers[:_SHOWN]))
     if len(newcomers) > _SHOWN:
         shown += ", ..."
-    rank_zero_info(
+    rank_zero_warn(
         f"{name}: {len(newcomers)} of {len(partition)} clients have official test samples only, "
-        f"and never train; loop.unseen: [{shown}] scores them as newcomers"
+        f"and never train; loop.unseen: [{shown}] scores them as newcomers",
+        category=UserWarning,
     )
 
 

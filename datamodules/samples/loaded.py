@@ -5,11 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from ..errors import ConfigError, require
 from .samples import Samples, TensorSamples, are_scaled, check_finite
+
+_PIXELS = 64  # so many columns of uint8 may be images, as small as 8x8
 
 
 class Loaded(NamedTuple):
@@ -66,16 +68,13 @@ def check_loaded(name: str, loaded: object) -> None:
         rank_zero_warn(f"{name}: {remark}", category=UserWarning)
 
 
-def tell_scale(name: str, inputs: Tensor) -> None:
-    """Tells whether inputs of type uint8 are divided by 255, as images are."""
+def told_scale(inputs: Tensor) -> str:
+    """Says whether inputs of type uint8 are divided by 255, for the description of a data set."""
     if inputs.dtype != torch.uint8:
-        return
-    shape = ", ".join(map(str, ("N", *inputs.shape[1:])))
+        return ""
     if are_scaled(inputs):
-        told = "have the shape of images, and are divided by 255"
-    else:
-        told = "do not have the shape of images, and are not divided by 255"
-    rank_zero_info(f"{name}: the inputs, uint8 [{shape}], {told}")
+        return "; uint8 inputs of the shape of images, divided by 255"
+    return "; uint8 inputs of a table, not divided by 255"
 
 
 def rule_columns(loaded: Loaded) -> dict[str, np.ndarray]:
@@ -117,6 +116,13 @@ def _remarks(train: Samples, test: Samples | None) -> list[str]:
             found.append(
                 f"the inputs have the shape {tuple(train.inputs.shape)}, which looks like images "
                 "with the channels last; PyTorch's networks need [N, C, H, W]"
+            )
+    if isinstance(train, TensorSamples) and train.inputs.dtype == torch.uint8:
+        size = train.inputs[0].numel()
+        if train.inputs.ndim == 2 and size >= _PIXELS:
+            found.append(
+                f"the inputs, uint8 [N, {size}], are taken for a table, and are not divided by "
+                "255; images need the shape [N, C, H, W]"
             )
     if isinstance(train, TensorSamples) and isinstance(test, TensorSamples):
         same = torch.equal(train.targets, test.targets) and torch.equal(train.inputs, test.inputs)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, require
-from ..samples.loaded import Loaded, tell_scale
+from ..samples.loaded import Loaded
 from ..samples.samples import TensorSamples
 
 
@@ -37,6 +37,8 @@ class TensorDataModule(FederatedDataModule):
         (2, [14, 14, 14, 14, 14])
     """
 
+    tells_scale = True
+
     def __init__(
         self,
         inputs: Tensor | np.ndarray,
@@ -51,7 +53,7 @@ class TensorDataModule(FederatedDataModule):
         self._loaded = _as_loaded(dict(zip(_KEYS, arrays, strict=True)))
 
     def load(self) -> Loaded:
-        return _told("TensorDataModule", self._loaded)
+        return self._loaded
 
 
 class ArrayDataModule(FederatedDataModule):
@@ -72,6 +74,8 @@ class ArrayDataModule(FederatedDataModule):
         >>> data.samples.inputs.dtype, data.num_clients
         (torch.float32, 2)
     """
+
+    tells_scale = True
 
     def __init__(
         self,
@@ -97,10 +101,8 @@ class ArrayDataModule(FederatedDataModule):
 
     def load(self) -> Loaded:
         if self._file is None:
-            loaded = self._loaded
-        else:
-            loaded = self._convert(f"an array in {str(self._file)!r}", _read(self._file))
-        return _told("ArrayDataModule", loaded)
+            return self._loaded
+        return self._convert(f"an array in {str(self._file)!r}", _read(self._file))
 
     def _convert(self, expected: str, arrays: dict[str, np.ndarray]) -> Loaded:
         """Converts arrays, by name, and notes which are rounded; `expected` is for an error."""
@@ -173,10 +175,3 @@ def _as_loaded(given: Mapping[str, Any]) -> Loaded:
     if ids is not None:
         ids = np.asarray(ids)
     return Loaded(train, test, ids)
-
-
-def _told(name: str, loaded: Loaded) -> Loaded:
-    """Returns what is loaded; a line tells whether inputs of type uint8 are scaled."""
-    assert isinstance(loaded.train, TensorSamples)
-    tell_scale(name, loaded.train.inputs)
-    return loaded

@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from ..base import FederatedDataModule
 from ..errors import ConfigError, check_optional, check_whole, error_line, optional_module, require
 from ..samples.images import has_16_bits, pixels_of, read_items
-from ..samples.loaded import Loaded, tell_scale
+from ..samples.loaded import Loaded
 from ..samples.memory_map import train_and_test
 from .cells import MISSING, identifiers_of, targets_of
 
@@ -75,6 +74,8 @@ class HuggingFaceDataModule(FederatedDataModule):
         >>> data.tokenizer, data.length
         ('bytes', 128)
     """
+
+    tells_scale = True
 
     def __init__(
         self,
@@ -186,9 +187,7 @@ class HuggingFaceDataModule(FederatedDataModule):
         if isinstance(feature, Value) and "string" in feature.dtype:
             encode = encoder(self.tokenizer, self.length)
             return np.array([encode(text) for s in splits for text in _values(s, column)])
-        inputs = np.concatenate([_numbers("input_column", s, column) for s in splits])
-        tell_scale("HuggingFaceDataModule", torch.from_numpy(inputs))
-        return inputs
+        return np.concatenate([_numbers("input_column", s, column) for s in splits])
 
     def _images(self, splits: Sequence[Any]) -> np.ndarray:
         """Returns the images of all splits, which have one column, [N, C, H, W]."""

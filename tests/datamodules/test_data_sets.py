@@ -89,18 +89,21 @@ def test_a_run_on_a_table_of_uint8_is_that_on_its_numbers(engine, tmp_path):
 
 
 @pytest.mark.parametrize("kind", [TensorDataModule, ArrayDataModule])
-def test_whether_uint8_is_scaled_is_told(kind, caplog):
+def test_whether_uint8_is_scaled_is_told(kind):
     """The same numbers as a table of four columns and as images of 2 x 2 pixels."""
     numbers = np.arange(160).astype(np.uint8)
-    caplog.set_level("INFO", logger="lightning.pytorch.utilities.rank_zero")
     table = kind(numbers.reshape(40, 4), Y, num_clients=4)
     assert table.samples.gather(torch.tensor([39]))[0].tolist() == [[156, 157, 158, 159]]
-    line = f"{kind.__name__}: the inputs, uint8 [N, {{}}], {{}} divided by 255"
-    told = "do not have the shape of images, and are not"
-    assert line.format("4", told) in caplog.messages
+    assert table.describe().endswith("seed 0; uint8 inputs of a table, not divided by 255.")
     images = kind(numbers.reshape(40, 2, 2), Y, num_clients=4)
     assert images.samples.gather(torch.tensor([39]))[0].max() == np.float32(159) / 255
-    assert line.format("2, 2", "have the shape of images, and are") in caplog.messages
+    assert images.describe().endswith("uint8 inputs of the shape of images, divided by 255.")
+    assert "uint8" not in kind(numbers.reshape(40, 4) / 1.0, Y, num_clients=4).describe()
+    flat = kind(np.zeros((40, 64), np.uint8), Y, num_clients=4)  # perhaps images of 8 x 8 pixels
+    with pytest.warns(
+        UserWarning, match=r"uint8 \[N, 64\], are taken for a table, .*\[N, C, H, W\]"
+    ):
+        flat.setup()
 
 
 @pytest.mark.parametrize("kind", [">f4", ">f8", ">f2", "longdouble", ">i4", ">u2", "<u2"])

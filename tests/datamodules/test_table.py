@@ -2,6 +2,7 @@
 
 import sys
 
+import jsonargparse
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -11,6 +12,8 @@ from datamodules import (
     IID,
     LEAF,
     ByValue,
+    FederatedDataModule,
+    FlowerRule,
     Groups,
     Natural,
     SharedTest,
@@ -198,6 +201,13 @@ def test_csv_cells_have_the_kind_of_their_column(tmp_path):
     assert loaded.columns["gap"].tolist() == [1, None]
 
 
+def from_yaml(text):
+    """Builds a data module from YAML, as a Lightning command line does."""
+    parser = jsonargparse.ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(FederatedDataModule, "data")
+    return parser.instantiate(parser.parse_string(text)).data
+
+
 def of_cells(path, cells, targets=("0", "1")):
     """A CSV file with the cells as the column `site`, each in two rows, one of each target."""
     rows = [f"{i},{cell},{target}" for i, cell in enumerate(cells) for target in targets]
@@ -302,3 +312,37 @@ def test_a_column_of_whole_numbers_can_be_of_values(file, one_line):
     data = TableDataModule(path, "z", ["x"], num_clients=1, target_kind="numbers")
     with one_line("target_column: the column 'z' holds 'b'; it must hold numbers (row 2 after"):
         data.setup()
+
+
+@pytest.mark.parametrize("sites", [["007", "7"], ["12", "7"]])
+def test_quoted_ids_of_groups_in_yaml_are_text(sites, tmp_path, one_line):
+    """In quotes, 007 is not the number 7; where the ids of the file are numbers, "12" is 12."""
+    path = of_cells(tmp_path / "a.csv", sites)
+    text = """
+data:
+  class_path: TableDataModule
+  init_args:
+    file: {}
+    target_column: y
+    feature_columns: [a]
+    client_column: site
+    protocol: {{class_path: SplitOwn, init_args: {{test: 0.0, validation: 0.0}}}}
+    partition: {{class_path: Groups, init_args: {{groups: {}}}}}
+"""
+    data = from_yaml(text.format(path, [[site] for site in sites]))
+    assert data.client_names == sites
+    assert [data.partition.train[i].tolist() for i in range(2)] == [[0, 1], [2, 3]]
+    if sites[0] == "007":
+        with one_line("Groups.groups: 7; it must be groups of ids that samples have, such as '0"):
+            from_yaml(text.format(path, "[[007]]")).setup()
+    with one_line("Groups.groups: ", "without ids in two places (['7'])"):
+        Groups([["7"], [7]], "site")
+
+
+def test_flowers_rule_of_natural_ids_takes_text():
+    rule = FlowerRule("NaturalIdPartitioner", {"partition_by": "site"})
+    assert rule.id_columns == ("site",)
+    by_number = FlowerRule("ContinuousPartitioner", {"partition_by": "age"})
+    assert by_number.id_columns == () == ByValue("age").id_columns == IID().id_columns
+    assert Within(Natural("a"), Groups(client_ids="b")).id_columns == ("a", "b")
+    assert Natural(["x", "y"]).id_columns == ()
